@@ -1,0 +1,87 @@
+"""The live view: one line an event, with the seconds since the job was applied."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+
+from holdfast_testbed.drill.sight import JobSight
+from holdfast_testbed.drill.watch import Watcher
+
+NARRATE_SECONDS = 0.5
+HEARTBEAT_SECONDS = 15.0
+
+
+class Teller:
+    """Prints lines from any thread, whole and in order."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._lock = threading.Lock()
+
+    def restart_clock(self) -> None:
+        self._start = time.monotonic()
+
+    def say(self, who: str, text: str) -> None:
+        with self._lock:
+            sys.stdout.write(f"{time.monotonic() - self._start:7.1f} s  {who:<9} {text}\n")
+            sys.stdout.flush()
+
+
+@dataclass
+class Narrator:
+    """Turns what a watcher sees into lines: each transition once."""
+
+    watcher: Watcher
+    teller: Teller
+    _told: JobSight = field(default_factory=JobSight)
+    _world: str = ""
+    _quiet_until: float = 0.0
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def __enter__(self) -> Narrator:
+        self._thread = threading.Thread(target=self._run, name="narrator", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        while not self._stop.wait(NARRATE_SECONDS):
+            self._tell_resource(self.watcher.sight)
+            self._tell_progress()
+
+    def _tell_resource(self, sight: JobSight) -> None:
+        old, self._told = self._told, sight
+        if sight.generation != old.generation and sight.generation:
+            self.teller.say("operator", f"publishes generation {sight.generation}: {', '.join(sight.members)}")
+        seen = {(i.pair, i.resumed is not None) for i in old.incidents}
+        for incident in sight.incidents:
+            if (incident.pair, False) not in seen and (incident.pair, True) not in seen:
+                what = f"{incident.cause}/{incident.reason}: {incident.message}"
+                self.teller.say("noticed", what.splitlines()[0][:150])
+            if incident.resumed and (incident.pair, True) not in seen:
+                lost = "?" if incident.lost_steps is None else incident.lost_steps
+                self.teller.say("resumed", f"incident {incident.number} is over: {lost} steps lost")
+        for name, (status, reason, message) in sight.conditions.items():
+            if (status, reason) != old.conditions.get(name, ("", "", ""))[:2] and status == "True":
+                self.teller.say("status", f"{name}/{reason}: {message}"[:160])
+
+    def _tell_progress(self) -> None:
+        newest = self.watcher.newest()
+        if newest is None or time.monotonic() - newest.at > 2:
+            return
+        world = f"{newest.pair} of {newest.world_size}"
+        now = time.monotonic()
+        if world == self._world and now < self._quiet_until:
+            return
+        self._world, self._quiet_until = world, now + HEARTBEAT_SECONDS
+        text = f"world {newest.pair} with {newest.world_size} ranks, step {newest.step}"
+        loss = f", loss {newest.loss:.3f} bits per byte" if newest.loss is not None else ""
+        self.teller.say("training", text + loss)

@@ -1,0 +1,284 @@
+"""The faults: each does one thing to a running job and says in words what it did.
+
+A fault is a function of the stage; it returns once the harm is done. What the job makes of it is for
+`Drill.run` to watch and for `judge` to decide.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from holdfast_testbed.drill.judge import Outcome, Promise, lost_steps
+from holdfast_testbed.drill.sight import Incident, Pair
+from holdfast_testbed.drill.watch import PodSight, Watcher
+
+if TYPE_CHECKING:
+    from holdfast_testbed.cluster import Cluster
+    from holdfast_testbed.processes import Process
+
+OPERATOR_NAMESPACE = "holdfast-system"
+SETTLE_SECONDS = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """Where the drill takes place."""
+
+    cluster: Cluster
+    watcher: Watcher
+    say: Callable[[str], None]
+
+    @property
+    def checkpoints(self) -> Path:
+        watcher = self.watcher
+        return self.cluster.checkpoint_dir(watcher.namespace) / watcher.namespace / watcher.job
+
+    def workers(self) -> list[PodSight]:
+        """Pods of the present generation that run, by index."""
+        members = self.watcher.sight.members
+        alive = [p for p in self.watcher.pods if p.name in members and p.phase == "Running" and not p.deleting]
+        return sorted(alive, key=lambda pod: members.index(pod.name))
+
+    def launcher(self, pod: PodSight) -> Process:
+        return min(self._trainer_processes(pod), key=lambda process: process.pid)
+
+    def rank_process(self, pod: PodSight) -> Process:
+        launcher = self.launcher(pod)
+        children = [p for p in self._trainer_processes(pod) if p.ppid == launcher.pid]
+        return next(p for p in children if "train.py" in " ".join(p.cmdline))
+
+    def operator(self) -> Process:
+        names = self.cluster.kubectl(
+            "-n", OPERATOR_NAMESPACE, "get", "pods", "-l", "app.kubernetes.io/name=holdfast",
+            "--field-selector=status.phase=Running", "-o", "name",
+        ).split()  # fmt: skip
+        processes = self.cluster.pod_processes(OPERATOR_NAMESPACE, names[0].removeprefix("pod/"))
+        return next(p for p in processes if "holdfast_operator" in " ".join(p.cmdline))
+
+    def node_number(self, pod: PodSight) -> int:
+        return int(pod.node.rsplit("-", 1)[1])
+
+    def _trainer_processes(self, pod: PodSight) -> list[Process]:
+        processes = self.cluster.pod_processes(self.watcher.namespace, pod.name)
+        return [p for p in processes if p.container == "trainer"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drill:
+    """A fault with its promise. `repair` mends the cluster (not the job) afterwards."""
+
+    name: str
+    promise: Promise
+    inflict: Callable[[Stage], None]
+    repair: Callable[[Stage], None] | None = None
+    patience: float = 180.0
+
+    def run(self, stage: Stage) -> Outcome:
+        watcher = stage.watcher
+        before = watcher.newest()
+        if before is None:
+            raise RuntimeError("the job does not train yet: there is nothing to hurt")
+        known = {incident.pair for incident in watcher.sight.incidents}
+        watched_from = time.monotonic() - 5
+        self.inflict(stage)
+        injected = time.monotonic()
+        injected_wall = time.time()
+        resumed = self._await_next_step(watcher, before.pair, injected)
+        if self.repair is not None:
+            self.repair(stage)
+        incidents = _new_incidents(watcher, known)
+        seen = watcher.since(watched_from)
+        detected = [i.detected.timestamp() - injected_wall for i in incidents if i.detected]
+        return Outcome(
+            injected_at=injected,
+            before=before.pair,
+            resumed_seconds=resumed - injected,
+            noticed_seconds=max(0.0, min(detected)) if detected else None,
+            lost_steps=lost_steps(seen, before.pair, incidents),
+            incidents=incidents,
+        )
+
+    def _await_next_step(self, watcher: Watcher, before: Pair, since: float) -> float:
+        """The moment at which a later world was seen to commit a step."""
+        base: dict[Pair, int] = {}
+
+        def stepped() -> bool:
+            later = [p for p in watcher.since(since) if p.pair > before]
+            for p in later:
+                base[p.pair] = min(base.get(p.pair, p.step), p.step)
+            return any(p.step > base[p.pair] for p in later)
+
+        watcher.wait(f"the next step after '{self.name}'", stepped, self.patience)
+        return min(p.at for p in watcher.since(since) if p.pair > before and p.step > base[p.pair])
+
+
+def _new_incidents(watcher: Watcher, known: set[Pair]) -> tuple[Incident, ...]:
+    """Incidents that were not there before, once each has its resumption told."""
+
+    def fresh() -> tuple[Incident, ...]:
+        return tuple(i for i in watcher.sight.incidents if i.pair not in known)
+
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while time.monotonic() < deadline:
+        incidents = fresh()
+        if incidents and all(incident.resumed for incident in incidents):
+            return incidents
+        time.sleep(0.2)
+    return fresh()
+
+
+def kill_rank(stage: Stage) -> None:
+    pod = stage.workers()[1]
+    process = stage.rank_process(pod)
+    stage.cluster.signal(process, signal.SIGKILL)
+    stage.say(f"SIGKILL to the rank process in {pod.name} (pid {process.pid} on {pod.node})")
+
+
+def delete_pod(stage: Stage) -> None:
+    pod = stage.workers()[-1]
+    stage.cluster.kubectl("-n", stage.watcher.namespace, "delete", "pod", pod.name, "--wait=false")
+    stage.say(f"kubectl delete pod {pod.name}")
+
+
+def announce_interruption(stage: Stage) -> None:
+    pod = stage.workers()[0]
+    stage.cluster.notice(stage.node_number(pod), action="terminate", seconds=120)
+    stage.say(f"AWS announces that {pod.node} ends in 120 s ({pod.name} runs there)")
+
+
+def withdraw_notices(stage: Stage) -> None:
+    for number in range(1, stage.cluster.nodes + 1):
+        stage.cluster.clear_notice(number)
+
+
+def kill_launcher_and_operator(stage: Stage) -> None:
+    pod = stage.workers()[1]
+    stage.cluster.signal(stage.launcher(pod), signal.SIGKILL)
+    stage.say(f"SIGKILL to the launcher of {pod.name}: the pod is lost")
+    operator = stage.operator()
+    stage.cluster.signal(operator, signal.SIGKILL)
+    stage.say(f"SIGKILL to the operator in the middle of the recovery (pid {operator.pid})")
+
+
+def kill_all_and_damage(stage: Stage) -> None:
+    operator = stage.operator()
+    stage.cluster.signal(operator, signal.SIGSTOP)
+    stage.say("the operator is stopped (SIGSTOP)")
+    for pod in stage.workers():
+        stage.cluster.signal(stage.launcher(pod), signal.SIGKILL)
+    stage.say("SIGKILL to every launcher: nothing of the job is left running")
+    commit = newest_commit(stage.checkpoints)
+    flip_one_bit(commit / "rank-0.safetensors")
+    stage.say(f"one bit of {commit.name}/rank-0.safetensors is flipped")
+    stage.cluster.signal(operator, signal.SIGCONT)
+    stage.say("the operator goes on (SIGCONT)")
+
+
+def cut_power(stage: Stage) -> None:
+    pod = next(p for p in reversed(stage.workers()) if not _hosts_operator(stage, p.node))
+    stage.cluster.node(stage.node_number(pod)).kill()
+    stage.say(f"power cut on {pod.node} ({pod.name} ran there)")
+
+
+def restore_power(stage: Stage) -> None:
+    for number in range(1, stage.cluster.nodes + 1):
+        node = stage.cluster.node(number)
+        if not node.alive():
+            node.start()
+            stage.say(f"power is back on node {number}")
+
+
+def raise_in_script(stage: Stage) -> None:
+    newest = stage.watcher.newest()
+    step = (newest.step if newest else 0) + 10
+    target = stage.checkpoints / "inject.json"
+    partial = target.with_suffix(".tmp")
+    partial.write_text(json.dumps({"raise_at_step": step}))
+    partial.rename(target)
+    stage.say(f"the script will raise an exception at step {step}")
+    stage.watcher.wait_for_step(step - 2, timeout=60)
+
+
+def newest_commit(folder: Path) -> Path:
+    """The commit that a restore would try first."""
+
+    def order(path: Path) -> tuple[int, int, int]:
+        step, generation, attempt = path.name.split(".")
+        return int(step.removeprefix("step-")), int(generation[1:]), int(attempt[1:])
+
+    commits = [p for p in folder.glob("step-*.g*.a*") if (p / "MANIFEST.json").exists()]
+    if not commits:
+        raise FileNotFoundError(f"no commit in {folder}: the job has not made a checkpoint yet")
+    return max(commits, key=order)
+
+
+def flip_one_bit(path: Path) -> None:
+    """In the middle of the payload: the kind of damage that loads silently without a digest."""
+    with path.open("r+b") as file:
+        middle = path.stat().st_size // 2
+        file.seek(middle)
+        byte = file.read(1)[0]
+        file.seek(middle)
+        file.write(bytes([byte ^ 0x10]))
+
+
+def _hosts_operator(stage: Stage, node: str) -> bool:
+    nodes = stage.cluster.kubectl(
+        "-n", OPERATOR_NAMESPACE, "get", "pods", "-l", "app.kubernetes.io/name=holdfast",
+        "-o", "jsonpath={.items[*].spec.nodeName}",
+    ).split()  # fmt: skip
+    return node in nodes
+
+
+def drills(interval_steps: int) -> list[Drill]:
+    """The promises of the README's table, in the order in which the demo keeps them."""
+
+    def promise(fault: str, seconds: float, intervals: int, cause: str) -> Promise:
+        lost = intervals * interval_steps
+        return Promise(fault=fault, within_seconds=seconds, max_lost_steps=lost, cause=cause)
+
+    return [
+        Drill(
+            name="rank killed",
+            promise=promise("rank process SIGKILLed", 15, 1, "Infrastructure"),
+            inflict=kill_rank,
+        ),
+        Drill(
+            name="pod deleted",
+            promise=promise("pod deleted", 30, 0, "Interruption"),
+            inflict=delete_pod,
+        ),
+        Drill(
+            name="spot notice",
+            promise=promise("spot notice on a node", 30, 0, "Interruption"),
+            inflict=announce_interruption,
+            repair=withdraw_notices,
+        ),
+        Drill(
+            name="operator killed",
+            promise=promise("launcher killed, and the operator in mid-recovery", 45, 1, "Infrastructure"),
+            inflict=kill_launcher_and_operator,
+        ),
+        Drill(
+            name="all killed, commit damaged",
+            promise=promise("all launchers killed, newest commit damaged", 45, 2, "Infrastructure"),
+            inflict=kill_all_and_damage,
+        ),
+        Drill(
+            name="power cut",
+            promise=promise("node's power cut", 60, 1, "Infrastructure"),
+            inflict=cut_power,
+            repair=restore_power,
+        ),
+        Drill(
+            name="exception",
+            promise=promise("exception in the script", 15, 1, "Application"),
+            inflict=raise_in_script,
+        ),
+    ]

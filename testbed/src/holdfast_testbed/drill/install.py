@@ -1,0 +1,54 @@
+"""Holdfast on the testbed: the chart by the real Helm CLI, and the example job by kubectl, as a user would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from holdfast_testbed.drill.faults import OPERATOR_NAMESPACE
+
+if TYPE_CHECKING:
+    from holdfast_testbed.cluster import Cluster
+
+REPOSITORY = Path(__file__).resolve().parents[4]
+CHART = REPOSITORY / "charts" / "holdfast"
+EXAMPLE = REPOSITORY / "trainer_lib" / "examples" / "gpt" / "job.yaml"
+OPERATOR_ADDRESS = "10.96.0.200"
+"""The testbed runs no cluster DNS, so agents are given the operator's cluster IP."""
+
+
+def install_chart(cluster: Cluster, *values: str) -> None:
+    """`helm upgrade --install` into a namespace that enforces the restricted standard; waits until it is ready."""
+    cluster.ensure_namespace(OPERATOR_NAMESPACE)
+    settings = [f"service.clusterIP={cluster.service_address(200)}", *values]
+    flags = [flag for value in settings for flag in ("--set", value)]
+    cluster.helm(
+        "upgrade", "--install", "holdfast", str(CHART), "--namespace", OPERATOR_NAMESPACE, "--wait", "--timeout", "120s", *flags
+    )  # fmt: skip
+
+
+def uninstall_chart(cluster: Cluster) -> None:
+    cluster.helm("uninstall", "holdfast", "--namespace", OPERATOR_NAMESPACE, "--wait", "--timeout", "60s")
+
+
+def example_job(**arguments: str) -> str:
+    """The example's YAML with other arguments for its script (`max_steps="300"` for `--max-steps 300`)."""
+    text = EXAMPLE.read_text()
+    for name, value in arguments.items():
+        flag = "--" + name.replace("_", "-")
+        text = _replace_argument(text, flag, value)
+    return text
+
+
+def _replace_argument(text: str, flag: str, value: str) -> str:
+    lines = text.splitlines(keepends=True)
+    for number, line in enumerate(lines):
+        if f'"{flag}"' in line or line.strip() == f"- {flag}":
+            lines[number] = line.replace(_following(line, flag), f'"{value}"', 1) if "," in line else line
+            return "".join(lines)
+    raise ValueError(f"{EXAMPLE.name} passes no {flag} to its script")
+
+
+def _following(line: str, flag: str) -> str:
+    """The quoted value after a quoted flag in a flow sequence."""
+    return line.split(f'"{flag}"', 1)[1].split('"', 2)[1].join(('"', '"'))

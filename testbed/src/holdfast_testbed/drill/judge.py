@@ -1,0 +1,76 @@
+"""Promises and whether they were kept. Pure: no cluster, no clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast_testbed.drill.sight import Incident, Pair, Progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promise:
+    """What a job owes its user when one thing goes wrong."""
+
+    fault: str
+    within_seconds: float
+    max_lost_steps: int
+    cause: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a fault cost, as seen from outside and as the job itself told it."""
+
+    injected_at: float
+    before: Pair
+    resumed_seconds: float
+    noticed_seconds: float | None
+    lost_steps: int
+    incidents: tuple[Incident, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """One row of the table."""
+
+    promise: Promise
+    outcome: Outcome
+    complaints: tuple[str, ...]
+
+    @property
+    def held(self) -> bool:
+        return not self.complaints
+
+
+def losses_and_causes(promise: Promise, outcome: Outcome) -> tuple[str, ...]:
+    """What a test asserts: everything that was promised except seconds."""
+    complaints = []
+    if outcome.lost_steps > promise.max_lost_steps:
+        complaints.append(f"{outcome.lost_steps} steps lost, {promise.max_lost_steps} promised at most")
+    causes = [incident.cause for incident in outcome.incidents]
+    if causes != [promise.cause]:
+        complaints.append(f"counted as {causes or 'nothing'}, promised: once as {promise.cause}")
+    return tuple(complaints)
+
+
+def judge(promise: Promise, outcome: Outcome) -> Verdict:
+    """What the demo asserts: seconds too."""
+    complaints = losses_and_causes(promise, outcome)
+    if outcome.resumed_seconds > promise.within_seconds:
+        late = f"next step after {outcome.resumed_seconds:.1f} s, promised within {promise.within_seconds:.0f} s"
+        complaints = (late, *complaints)
+    return Verdict(promise=promise, outcome=outcome, complaints=complaints)
+
+
+def lost_steps(seen: list[Progress], before: Pair, incidents: tuple[Incident, ...]) -> int:
+    """Steps committed in the world that ended and made again after it.
+
+    The job's own figure is exact; the onlooker's is a lower bound, for it samples. The larger of both is
+    taken, so that a job which under-reports does not pass.
+    """
+    last = max((p.step for p in seen if p.pair <= before), default=0)
+    after = [p for p in seen if p.pair > before]
+    first = min((p.step for p in after), default=last)
+    told = sum(incident.lost_steps or 0 for incident in incidents)
+    return max(0, last - first, told)

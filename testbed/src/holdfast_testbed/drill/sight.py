@@ -1,0 +1,138 @@
+"""What an onlooker sees of a job, taken from where a user would take it: the resource and the pods' metrics."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+_SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{[^}]*\})?\s+(?P<value>\S+)$")
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Pair:
+    """A world's place in the order of all worlds."""
+
+    generation: int
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"{self.generation}.{self.attempt}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """One pod's word on where training stands, with the time at which it was read (seconds, monotonic)."""
+
+    at: float
+    pod: str
+    pair: Pair
+    step: int
+    world_size: int
+    loss: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Incident:
+    """One entry of `status.incidents`."""
+
+    number: int
+    pair: Pair
+    cause: str
+    action: str
+    reason: str
+    message: str
+    detected: datetime | None
+    resumed: datetime | None
+    lost_steps: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSight:
+    """The parts of a FaultTolerantJob's status that a story needs."""
+
+    phase: str = ""
+    ready: str = ""
+    conditions: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
+    incidents: tuple[Incident, ...] = ()
+    restarts: Mapping[str, int] = field(default_factory=dict)
+    generation: int = 0
+    members: tuple[str, ...] = ()
+    checkpoint_step: int | None = None
+    checkpoint_name: str = ""
+
+    def is_true(self, condition: str) -> bool:
+        return self.conditions.get(condition, ("", "", ""))[0] == "True"
+
+
+def parse_metrics(text: str) -> dict[str, float]:
+    """Prometheus text, names without their labels: a sidecar speaks of one pod only."""
+    samples: dict[str, float] = {}
+    for line in text.splitlines():
+        match = _SAMPLE.match(line)
+        if match:
+            samples[match["name"]] = float(match["value"])
+    return samples
+
+
+def progress_of(pod: str, metrics: Mapping[str, float], at: float) -> Progress | None:
+    """None while the pod takes part in no world."""
+    generation = int(metrics.get("holdfast_world_generation", 0))
+    if generation == 0:
+        return None
+    return Progress(
+        at=at,
+        pod=pod,
+        pair=Pair(generation=generation, attempt=int(metrics.get("holdfast_world_attempt", 0))),
+        step=int(metrics.get("holdfast_committed_step", 0)),
+        world_size=int(metrics.get("holdfast_world_size", 0)),
+        loss=metrics.get("holdfast_loss"),
+    )
+
+
+def parse_job(resource: Mapping[str, Any]) -> JobSight:
+    """Read a FaultTolerantJob as `kubectl get -o json` prints it."""
+    status = resource.get("status") or {}
+    membership = status.get("membership") or {}
+    checkpoint = status.get("lastCheckpoint") or {}
+    return JobSight(
+        phase=status.get("status", ""),
+        ready=status.get("ready", ""),
+        conditions=_conditions(status.get("conditions") or ()),
+        incidents=tuple(_incident(entry) for entry in status.get("incidents") or ()),
+        restarts={entry["cause"]: int(entry["count"]) for entry in status.get("restarts") or ()},
+        generation=int(membership.get("generation", 0)),
+        members=tuple(member["pod"] for member in membership.get("members") or ()),
+        checkpoint_step=checkpoint.get("step"),
+        checkpoint_name=_checkpoint_name(checkpoint),
+    )
+
+
+def _conditions(entries: Iterable[Mapping[str, str]]) -> dict[str, tuple[str, str, str]]:
+    return {e["type"]: (e["status"], e.get("reason", ""), e.get("message", "")) for e in entries}
+
+
+def _checkpoint_name(checkpoint: Mapping[str, Any]) -> str:
+    if "step" not in checkpoint:
+        return ""
+    return f"step-{checkpoint['step']}.g{checkpoint['generation']}.a{checkpoint['attempt']}"
+
+
+def _incident(entry: Mapping[str, Any]) -> Incident:
+    return Incident(
+        number=int(entry.get("number", 0)),
+        pair=Pair(generation=int(entry["generation"]), attempt=int(entry["attempt"])),
+        cause=entry["cause"],
+        action=entry.get("action", ""),
+        reason=entry.get("reason", ""),
+        message=entry.get("message", ""),
+        detected=_time(entry.get("detectedTime")),
+        resumed=_time(entry.get("resumedTime")),
+        lost_steps=entry.get("lostSteps"),
+    )
+
+
+def _time(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None
