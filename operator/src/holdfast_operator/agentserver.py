@@ -1,0 +1,331 @@
+"""The agents' API over HTTPS, in a thread with its own event loop.
+
+It lives outside kopf's loop on purpose: a failed watch ends kopf, and training must not hear of it. Every limit
+is in ``Limits``: a client that is slow, silent or greedy loses its connection and costs nobody else anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import ssl
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from holdfast_operator.errors import AgentRequestError, AuthenticationUnavailableError
+from holdfast_operator.webhook import PROTOCOL_VERSION, AgentHub, PodIdentity
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What one server grants its clients."""
+
+    body_bytes: int = 1024 * 1024
+    header_bytes: int = 8190
+    headers: int = 32
+    token_bytes: int = 8000
+    connections: int = 20_000
+    connections_per_peer: int = 2_000
+    hold_seconds: float = 30.0
+    first_request_seconds: float = 10.0
+    idle_seconds: float = 75.0
+    body_seconds: float = 10.0
+    handshake_seconds: float = 10.0
+    authentications: int = 8
+    authentications_waiting: int = 1_000
+
+    @property
+    def request_seconds(self) -> float:
+        """Longest that one request may keep its connection without an answer taken."""
+        return self.hold_seconds + 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observer:
+    """Counters that the server feeds."""
+
+    answered: Callable[[str, int], None] = lambda _route, _code: None
+    polls: Callable[[int], None] = lambda _held: None
+
+
+class AgentServer:
+    """Serves an ``AgentHub``. ``start`` returns once it listens; ``stop`` once its thread has ended."""
+
+    def __init__(
+        self,
+        hub: AgentHub,
+        context: ssl.SSLContext,
+        *,
+        host: str | None = None,
+        port: int = 8443,
+        limits: Limits | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        self._hub = hub
+        self._context = context
+        self._host, self._port = host, port
+        self._limits = limits or Limits()
+        self._observer = observer or Observer()
+        self._thread = threading.Thread(target=self._run, name="agents-api", daemon=True)
+        self._listening = threading.Event()
+        self._failure: BaseException | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping: asyncio.Event | None = None
+        self.port = port
+
+    def start(self, seconds: float = 30.0) -> None:
+        """Listen. Raises what kept it from listening."""
+        self._thread.start()
+        if not self._listening.wait(seconds):
+            raise TimeoutError("the agents' API did not start to listen in time")
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self, seconds: float = 10.0) -> None:
+        """End all connections and the thread."""
+        loop, stopping = self._loop, self._stopping
+        if loop is not None and stopping is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(stopping.set)
+        self._thread.join(seconds)
+
+    def alive(self) -> bool:
+        """Whether the server's thread still serves."""
+        return self._thread.is_alive() and self._failure is None
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except Exception as error:
+            self._failure = error
+            logger.exception("the agents' API ended")
+        finally:
+            self._hub.listen(None)
+            self._listening.set()
+
+    async def _serve(self) -> None:
+        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
+        with ThreadPoolExecutor(self._limits.authentications, thread_name_prefix="token-review") as threads:
+            site = _Site(self._hub, self._limits, self._observer, threads)
+            listener = await self._loop.create_server(
+                site.guard,
+                self._host,
+                self._port,
+                ssl=self._context,
+                ssl_handshake_timeout=self._limits.handshake_seconds,
+                backlog=1024,
+            )
+            self.port = listener.sockets[0].getsockname()[1]
+            self._listening.set()
+            await self._stopping.wait()
+            listener.close()
+            await site.guard.shutdown(1.0)
+
+
+class _Guard(web.Server):
+    """Counts connections and ends those that keep us waiting."""
+
+    def __init__(self, site: _Site, limits: Limits, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(
+            site.handle,
+            request_factory=_request_factory(limits, loop),
+            handler_cancellation=True,
+            keepalive_timeout=limits.idle_seconds,
+            max_line_size=limits.header_bytes,
+            max_field_size=limits.header_bytes,
+            max_headers=limits.headers,
+            access_log=None,
+            logger=logging.getLogger(f"{__name__}.http"),
+            # A small body must not become a large one.
+            auto_decompress=False,
+        )
+        self._limits = limits
+        self._clock = loop
+        self._deadlines: dict[object, asyncio.TimerHandle] = {}
+        self._peers: Counter[str] = Counter()
+
+    def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        peer = _peer(transport)
+        self._peers[peer] += 1
+        if len(self._deadlines) >= self._limits.connections or self._peers[peer] > self._limits.connections_per_peer:
+            transport.abort()
+            return
+        self.allow(handler, self._limits.first_request_seconds)
+
+    def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
+        deadline = self._deadlines.pop(handler, None)
+        if deadline is not None:
+            deadline.cancel()
+        if handler.transport is not None:
+            peer = _peer(handler.transport)
+            self._peers[peer] -= 1
+            if self._peers[peer] <= 0:
+                del self._peers[peer]
+        super().connection_lost(handler, exc)
+
+    def allow(self, handler: RequestHandler, seconds: float) -> None:
+        """From now on the connection has this long before it is cut."""
+        before = self._deadlines.pop(handler, None)
+        if before is not None:
+            before.cancel()
+        if handler.transport is not None:
+            self._deadlines[handler] = self._clock.call_later(seconds, handler.transport.abort)
+
+
+def _request_factory(limits: Limits, loop: asyncio.AbstractEventLoop) -> Callable[..., web.BaseRequest]:
+    def make(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+        return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=limits.body_bytes + 1)
+
+    return make
+
+
+def _peer(transport: asyncio.BaseTransport) -> str:
+    name = transport.get_extra_info("peername")
+    return str(name[0]) if name else ""
+
+
+class _Site:
+    """The two routes. Runs in the server's loop only."""
+
+    def __init__(self, hub: AgentHub, limits: Limits, observer: Observer, threads: ThreadPoolExecutor) -> None:
+        self._hub = hub
+        self._limits = limits
+        self._observer = observer
+        self._threads = threads
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[str, dict[str, asyncio.Future[bool]]] = {}
+        self._held = 0
+        self._authenticating = 0
+        self.guard = _Guard(self, limits, self._loop)
+        hub.listen(self._call_wake)
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """One request, from its complete head to the answer."""
+        self.guard.allow(request.protocol, self._limits.request_seconds)
+        route = f"{request.method} {request.path}"
+        try:
+            response = await self._route(request)
+        except AgentRequestError as error:
+            response = _json(error.status, {"error": str(error)})
+            route = route if error.status != 404 else "other"
+        self.guard.allow(request.protocol, self._limits.idle_seconds)
+        self._observer.answered(route if route in _ROUTES else "other", response.status)
+        return response
+
+    async def _route(self, request: web.BaseRequest) -> web.Response:
+        if request.path not in _PATHS:
+            raise AgentRequestError(404, "no such path")
+        if f"{request.method} {request.path}" not in _ROUTES:
+            raise AgentRequestError(405, "no such method here")
+        standby, leader = self._hub.standby()
+        if standby:
+            return _json(503, {"leader": leader})
+        try:
+            identity = await self._identity(request)
+        except AuthenticationUnavailableError:
+            return _json(503, {"leader": None})
+        if request.method == "POST":
+            return await self._report(request, identity)
+        return await self._membership(request, identity)
+
+    async def _identity(self, request: web.BaseRequest) -> PodIdentity:
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        token = token.strip()
+        if scheme.lower() != "bearer" or not token or len(token) > self._limits.token_bytes:
+            raise AgentRequestError(401, "a bearer token is needed")
+        if self._authenticating >= self._limits.authentications_waiting:
+            raise AuthenticationUnavailableError("too many tokens wait to be reviewed")
+        self._authenticating += 1
+        try:
+            identity = await self._loop.run_in_executor(self._threads, self._hub.authenticate, token)
+        finally:
+            self._authenticating -= 1
+        if identity is None:
+            raise AgentRequestError(401, "the token is not valid here")
+        return identity
+
+    async def _report(self, request: web.BaseRequest, identity: PodIdentity) -> web.Response:
+        if (request.content_length or 0) > self._limits.body_bytes:
+            raise AgentRequestError(413, f"a report is at most {self._limits.body_bytes} bytes")
+        try:
+            raw = await asyncio.wait_for(request.read(), self._limits.body_seconds)
+        except web.HTTPRequestEntityTooLarge as error:
+            raise AgentRequestError(413, f"a report is at most {self._limits.body_bytes} bytes") from error
+        except TimeoutError as error:
+            raise AgentRequestError(408, "the report did not arrive in time") from error
+        return _json(200, {"revision": self._hub.record(identity, raw)})
+
+    async def _membership(self, request: web.BaseRequest, identity: PodIdentity) -> web.Response:
+        after = _after(request)
+        deadline = self._loop.time() + self._limits.hold_seconds
+        while True:
+            job_uid = self._hub.job_of(identity.pod_uid)
+            if job_uid is None:
+                raise AgentRequestError(404, "this pod belongs to no job")
+            publication = self._hub.publication(job_uid)
+            if publication is not None and publication.revision > after:
+                return web.Response(body=publication.payload, content_type="application/json")
+            if not await self._woken(job_uid, identity.pod_uid, deadline):
+                return web.Response(status=204)
+
+    async def _woken(self, job_uid: str, pod_uid: str, deadline: float) -> bool:
+        """Hold a poll. False: its time is over, or the same pod asks anew on another connection."""
+        waiter: asyncio.Future[bool] = self._loop.create_future()
+        pods = self._waiting.setdefault(job_uid, {})
+        elder = pods.get(pod_uid)
+        if elder is not None and not elder.done():
+            elder.set_result(False)
+        pods[pod_uid] = waiter
+        timer = self._loop.call_at(deadline, _settle, waiter, False)
+        self._count(+1)
+        try:
+            return await waiter
+        finally:
+            timer.cancel()
+            self._count(-1)
+            if pods.get(pod_uid) is waiter:
+                del pods[pod_uid]
+            if not pods and self._waiting.get(job_uid) is pods:
+                del self._waiting[job_uid]
+
+    def _call_wake(self, job_uid: str) -> None:
+        self._loop.call_soon_threadsafe(self._wake, job_uid)
+
+    def _wake(self, job_uid: str) -> None:
+        for waiter in self._waiting.get(job_uid, {}).values():
+            _settle(waiter, True)
+
+    def _count(self, change: int) -> None:
+        self._held += change
+        self._observer.polls(self._held)
+
+
+_PATHS = frozenset({"/v1/report", "/v1/membership"})
+_ROUTES = frozenset({"POST /v1/report", "GET /v1/membership"})
+
+
+def _settle(waiter: asyncio.Future[bool], value: bool) -> None:
+    if not waiter.done():
+        waiter.set_result(value)
+
+
+def _after(request: web.BaseRequest) -> int:
+    text = request.query.get("after", "0")
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise AgentRequestError(400, "after is not a revision")
+    return int(text)
+
+
+def _json(status: int, content: dict[str, Any]) -> web.Response:
+    body = json.dumps({"version": PROTOCOL_VERSION, **content}, separators=(",", ":")).encode()
+    return web.Response(status=status, body=body, content_type="application/json")

@@ -1,0 +1,141 @@
+"""What the operator exports to Prometheus, in a registry of its own.
+
+No counter carries a job's name: counters live as long as the process, jobs do not. The few per-job gauges go
+when their job ends (``forget_job``). Names and meanings are documented in ``docs/reference/metrics.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+
+JOB_STATES = ("Pending", "Ready", "Restarting", "Degraded", "Complete", "Failed")
+CAUSES = ("Application", "Infrastructure", "Interruption", "OOM")
+_RECOVERY_BUCKETS = (0.5, 1, 2, 5, 10, 15, 30, 45, 60, 120, 300, 600, 1800, 3600)
+_RECONCILE_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+class Metrics:
+    """All metrics of one operator process. Thread-safe, as prometheus-client is."""
+
+    def __init__(self, *, version: str = "unknown", process: bool = True) -> None:
+        self.registry = CollectorRegistry(auto_describe=True)
+        if process:
+            ProcessCollector(registry=self.registry)
+            PlatformCollector(registry=self.registry)
+            GCCollector(registry=self.registry)
+        self._jobs = self._gauge("jobs", "Jobs by state.", ["state"])
+        self._restarts = self._counter("restarts", "Incidents counted, by cause.", ["cause"])
+        self._recovery = Histogram(
+            "holdfast_recovery_seconds",
+            "Seconds from the detection of an incident to the first step after it, by cause.",
+            ["cause"],
+            buckets=_RECOVERY_BUCKETS,
+            registry=self.registry,
+        )
+        self._lost_steps = self._counter("lost_steps", "Steps that were made again or lost, by cause.", ["cause"])
+        self._reconcile = Histogram(
+            "holdfast_reconcile_seconds",
+            "Seconds that one pass over one job took, by result (ok, conflict, error).",
+            ["result"],
+            buckets=_RECONCILE_BUCKETS,
+            registry=self.registry,
+        )
+        self._queue_depth = self._gauge("queue_depth", "Jobs that wait for a pass.")
+        self._queue_wait = Histogram(
+            "holdfast_queue_wait_seconds",
+            "Seconds that a job waited for its pass beyond the delay asked for.",
+            buckets=_RECONCILE_BUCKETS,
+            registry=self.registry,
+        )
+        self._requests = self._counter(
+            "agent_requests", "Requests on the agents' API, by route and status code.", ["route", "code"]
+        )
+        self._polls = self._gauge("agent_polls_held", "Long polls that are held now.")
+        self._bundle_expiry = self._gauge("ca_expiry_seconds", "Unix time at which the CA in use expires.")
+        self._workers = self._gauge("job_workers", "Workers that the job asks for.", ["namespace", "job"])
+        self._ready = self._gauge("job_workers_ready", "Workers that train now.", ["namespace", "job"])
+        self._step = self._gauge("job_committed_step", "Newest committed step.", ["namespace", "job"])
+        self._gauge("build_info", "Version of this operator.", ["version"]).labels(version).set(1)
+        self._known_from_the_start()
+
+    def set_jobs(self, by_state: Mapping[str, int]) -> None:
+        """Number of jobs in each state; states not named are 0."""
+        for state in {*JOB_STATES, *by_state}:
+            self._jobs.labels(state).set(by_state.get(state, 0))
+
+    def restart(self, cause: str) -> None:
+        """One incident was counted."""
+        self._restarts.labels(cause).inc()
+
+    def recovered(self, cause: str, seconds: float, lost_steps: int = 0) -> None:
+        """Training went on after an incident."""
+        self._recovery.labels(cause).observe(max(0.0, seconds))
+        self._lost_steps.labels(cause).inc(max(0, lost_steps))
+
+    def set_job(self, namespace: str, job: str, *, workers: int, ready: int, step: int | None) -> None:
+        """The per-job gauges."""
+        self._workers.labels(namespace, job).set(workers)
+        self._ready.labels(namespace, job).set(ready)
+        if step is not None:
+            self._step.labels(namespace, job).set(step)
+
+    def forget_job(self, namespace: str, job: str) -> None:
+        """The job ended or is gone: its gauges go."""
+        for gauge in (self._workers, self._ready, self._step):
+            try:
+                gauge.remove(namespace, job)
+            except KeyError:
+                continue
+
+    def reconciled(self, result: str, seconds: float) -> None:
+        """One pass ended: ``ok``, ``conflict`` or ``error``."""
+        self._reconcile.labels(result).observe(seconds)
+
+    def queue_depth(self, depth: int) -> None:
+        """Jobs that wait for a pass."""
+        self._queue_depth.set(depth)
+
+    def queue_waited(self, seconds: float) -> None:
+        """A job waited this long for its pass."""
+        self._queue_wait.observe(max(0.0, seconds))
+
+    def agent_request(self, route: str, code: int) -> None:
+        """An answer on the agents' API."""
+        self._requests.labels(route, str(code)).inc()
+
+    def polls_held(self, held: int) -> None:
+        """Long polls held now."""
+        self._polls.set(held)
+
+    def ca_expires(self, timestamp: float) -> None:
+        """When the CA in use expires."""
+        self._bundle_expiry.set(timestamp)
+
+    def render(self) -> bytes:
+        """The exposition text."""
+        return generate_latest(self.registry)
+
+    def _known_from_the_start(self) -> None:
+        """A rate over a series that appears with its first event misses that event."""
+        self.set_jobs({})
+        for cause in CAUSES:
+            self._restarts.labels(cause)
+            self._recovery.labels(cause)
+            self._lost_steps.labels(cause)
+
+    def _gauge(self, name: str, text: str, labels: list[str] | None = None) -> Gauge:
+        return Gauge(f"holdfast_{name}", text, labels or [], registry=self.registry)
+
+    def _counter(self, name: str, text: str, labels: list[str]) -> Counter:
+        return Counter(f"holdfast_{name}", text, labels, registry=self.registry)

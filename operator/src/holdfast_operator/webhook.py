@@ -1,0 +1,250 @@
+"""What agents (sidecars) tell the operator and what it tells them.
+
+``AgentHub`` holds the newest report of each pod and the membership document of each job. It knows neither HTTP
+nor an event loop: any thread may call it. ``agentserver.py`` puts it on the network.
+
+Invariants: a report is kept only for a pod that is bound to a job; of one sidecar process only a higher number
+replaces a report, and a report of an earlier process never replaces one of a later process; the revision of
+a published document never falls.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from holdfast_operator.errors import AgentRequestError
+
+logger = logging.getLogger(__name__)
+
+PROTOCOL_VERSION = 1
+SILENT_LAUNCHER_SECONDS = 5.0
+REMEMBERED_STARTS = 8
+# These change with every training step. They are kept, but do not wake a reconciliation.
+_VOLATILE_LAUNCHER_FIELDS = frozenset({"committedStep", "committedAt", "ranks", "loss", "throughput"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodIdentity:
+    """Whom a token belongs to, as the API server says."""
+
+    namespace: str
+    pod: str
+    pod_uid: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentReport:
+    """The newest report of one pod; ``body`` is ``report.json`` as received."""
+
+    received_at: datetime
+    start_id: str
+    number: int
+    body: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Publication:
+    """A membership document, serialized once for all pods of its job."""
+
+    revision: int
+    payload: bytes
+
+
+@dataclass(kw_only=True)
+class _Pod:
+    job_uid: str
+    report: AgentReport | None = None
+    digest: object = None
+    past_starts: list[str] = field(default_factory=list)
+
+
+class AgentHub:
+    """Reports in, memberships out. Thread-safe.
+
+    ``authenticate`` maps a bearer token to a pod, or None; it may block, and raises
+    ``AuthenticationUnavailableError`` when it cannot tell.
+    ``on_report`` gets the UID of a job one of whose pods said something new that a decision may depend on.
+    """
+
+    def __init__(
+        self,
+        authenticate: Callable[[str], PodIdentity | None],
+        on_report: Callable[[str], None],
+        *,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self.authenticate = authenticate
+        self._on_report = on_report
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._pods: dict[str, _Pod] = {}
+        self._publications: dict[str, Publication] = {}
+        self._listener: Callable[[str], None] | None = None
+        self._standby = False
+        self._leader: str | None = None
+
+    def latest(self, pod_uid: str) -> AgentReport | None:
+        """The newest report of a pod, or None."""
+        with self._lock:
+            pod = self._pods.get(pod_uid)
+            return pod.report if pod else None
+
+    def bind(self, pod_uid: str, job_uid: str) -> None:
+        """Accept this pod's reports as those of a worker of this job. Idempotent."""
+        with self._lock:
+            pod = self._pods.get(pod_uid)
+            if pod is None or pod.job_uid != job_uid:
+                self._pods[pod_uid] = _Pod(job_uid=job_uid)
+
+    def forget_pod(self, pod_uid: str) -> None:
+        """The pod is gone: drop its report and refuse further ones."""
+        with self._lock:
+            self._pods.pop(pod_uid, None)
+
+    def forget_job(self, job_uid: str) -> None:
+        """The job is gone: drop its document and all its pods."""
+        with self._lock:
+            self._publications.pop(job_uid, None)
+            self._pods = {uid: pod for uid, pod in self._pods.items() if pod.job_uid != job_uid}
+        self._notify(job_uid)
+
+    def publish(self, job_uid: str, document: Mapping[str, Any]) -> bool:
+        """Serve this document to the job's pods; held polls wake if its revision rose. False: it was older."""
+        publication = Publication(
+            revision=int(document["revision"]),
+            payload=json.dumps(document, separators=(",", ":"), allow_nan=False).encode(),
+        )
+        with self._lock:
+            known = self._publications.get(job_uid)
+            if known is not None and publication.revision < known.revision:
+                logger.warning("membership of job %s not published: its revision fell", job_uid)
+                return False
+            self._publications[job_uid] = publication
+        if known is None or publication.revision > known.revision:
+            self._notify(job_uid)
+        return True
+
+    def stand_by(self, leader: str | None = None) -> None:
+        """Answer agents with 503 and the leader's address: this process does not (yet) decide."""
+        with self._lock:
+            self._standby, self._leader = True, leader
+
+    def take_over(self) -> None:
+        """Answer agents again."""
+        with self._lock:
+            self._standby, self._leader = False, None
+
+    def listen(self, listener: Callable[[str], None] | None) -> None:
+        """Call ``listener(job_uid)``, from any thread, when a held poll may have its answer."""
+        self._listener = listener
+
+    def standby(self) -> tuple[bool, str | None]:
+        """Whether to answer 503, and the leader's address if known."""
+        with self._lock:
+            return self._standby, self._leader
+
+    def job_of(self, pod_uid: str) -> str | None:
+        """UID of the job that the pod belongs to."""
+        with self._lock:
+            pod = self._pods.get(pod_uid)
+            return pod.job_uid if pod else None
+
+    def publication(self, job_uid: str) -> Publication | None:
+        """What is published for a job now."""
+        with self._lock:
+            return self._publications.get(job_uid)
+
+    def record(self, identity: PodIdentity, raw: bytes) -> int:
+        """Take one report; returns the revision that is published. Raises ``AgentRequestError``."""
+        body = parse_report(raw)
+        if body["pod"]["uid"] != identity.pod_uid:
+            raise AgentRequestError(403, "the token belongs to another pod than the report")
+        with self._lock:
+            pod = self._pods.get(identity.pod_uid)
+            if pod is None:
+                raise AgentRequestError(404, "this pod belongs to no job")
+            news = self._keep(pod, body)
+            publication = self._publications.get(pod.job_uid)
+        if news:
+            self._on_report(pod.job_uid)
+        return publication.revision if publication else 0
+
+    def _keep(self, pod: _Pod, body: Mapping[str, Any]) -> bool:
+        """Store the report unless it is a repetition; True when a decision may depend on what changed."""
+        start_id, number = str(body["sidecar"]["startId"]), int(body["sidecar"]["number"])
+        last = pod.report
+        if last is not None and (
+            start_id in pod.past_starts or (start_id == last.start_id and number <= last.number)
+        ):
+            return False
+        if last is not None and start_id != last.start_id:
+            pod.past_starts = [*pod.past_starts, last.start_id][-REMEMBERED_STARTS:]
+        pod.report = AgentReport(received_at=self._clock(), start_id=start_id, number=number, body=body)
+        digest = _decisive(body)
+        changed = last is None or digest != pod.digest
+        pod.digest = digest
+        return changed
+
+    def _notify(self, job_uid: str) -> None:
+        if self._listener is not None:
+            self._listener(job_uid)
+
+
+def _decisive(body: Mapping[str, Any]) -> object:
+    """The part of a report that may change a decision."""
+    launcher = body.get("launcher")
+    silent = body.get("launcherSilentSeconds")
+    steady = (
+        {key: value for key, value in launcher.items() if key not in _VOLATILE_LAUNCHER_FIELDS}
+        if isinstance(launcher, Mapping)
+        else None
+    )
+    return (
+        steady,
+        isinstance(silent, int | float) and silent >= SILENT_LAUNCHER_SECONDS,
+        body.get("notices"),
+        body["sidecar"]["startId"],
+    )
+
+
+def parse_report(raw: bytes) -> dict[str, Any]:
+    """``report.json`` with the fields that routing needs checked. Raises ``AgentRequestError``."""
+    try:
+        # A loss may be NaN. JSON has no such number, and none may reach the resource's status.
+        body = json.loads(raw, parse_constant=lambda _name: None)
+    except (ValueError, RecursionError) as error:
+        raise AgentRequestError(400, "the report is not JSON") from error
+    if not isinstance(body, dict):
+        raise AgentRequestError(400, "the report is not a JSON object")
+    version = body.get("version")
+    if version != PROTOCOL_VERSION:
+        shown = version if isinstance(version, int) else type(version).__name__
+        raise AgentRequestError(
+            400, f"report version {shown} is not known here; this operator knows {PROTOCOL_VERSION}"
+        )
+    _check_shape(body)
+    return body
+
+
+def _check_shape(body: Mapping[str, Any]) -> None:
+    sidecar, pod, launcher = body.get("sidecar"), body.get("pod"), body.get("launcher")
+    if not isinstance(sidecar, dict) or not isinstance(sidecar.get("startId"), str):
+        raise AgentRequestError(400, "sidecar.startId is missing")
+    if not isinstance(sidecar.get("number"), int) or isinstance(sidecar["number"], bool):
+        raise AgentRequestError(400, "sidecar.number is missing")
+    if not isinstance(pod, dict) or not isinstance(pod.get("uid"), str):
+        raise AgentRequestError(400, "pod.uid is missing")
+    if launcher is None:
+        return
+    if not isinstance(launcher, dict):
+        raise AgentRequestError(400, "launcher is neither null nor an object")
+    if launcher.get("version") != PROTOCOL_VERSION:
+        raise AgentRequestError(400, f"launcher.version is not {PROTOCOL_VERSION}")
+    if launcher.get("podUID") != pod["uid"]:
+        raise AgentRequestError(400, "launcher.podUID is another pod's")
