@@ -1,0 +1,93 @@
+"""Every name, path and number that other programs can see, in one place. See `docs/reference/protocol.md`."""
+
+from __future__ import annotations
+
+from enum import IntEnum, StrEnum
+from typing import Final
+
+PROTOCOL_VERSION: Final = 1
+
+# Files in the run directory.
+MEMBERSHIP_FILE: Final = "membership.json"
+STATUS_FILE: Final = "status.json"
+TOUCH_FILE: Final = "emergency_checkpoint"
+TOUCH_ACK_FILE: Final = "emergency_checkpoint.ack"
+AGENT_SOCKET_FILE: Final = "agent.sock"
+
+TERMINATION_LOG: Final = "/dev/termination-log"
+
+# Ports of a launcher in a pod; the membership carries the real ones.
+STORE_PORT: Final = 29400
+CONTROL_PORT: Final = 29401
+
+# Environment of the launcher.
+ENV_RUN_DIR: Final = "HOLDFAST_RUN_DIR"
+ENV_POD_UID: Final = "HOLDFAST_POD_UID"
+ENV_POD_NAME: Final = "HOLDFAST_POD_NAME"
+ENV_POD_NAMESPACE: Final = "HOLDFAST_POD_NAMESPACE"
+ENV_POD_IP: Final = "HOLDFAST_POD_IP"
+ENV_NODE_NAME: Final = "HOLDFAST_NODE_NAME"
+ENV_JOB_NAME: Final = "HOLDFAST_JOB_NAME"
+ENV_CHECKPOINT_DIR: Final = "HOLDFAST_CHECKPOINT_DIR"
+ENV_JOB_KEY_FILE: Final = "HOLDFAST_JOB_KEY_FILE"
+ENV_GRACE_SECONDS: Final = "HOLDFAST_GRACE_SECONDS"
+ENV_CONTROL_PORT: Final = "HOLDFAST_CONTROL_PORT"
+ENV_TERMINATION_LOG: Final = "HOLDFAST_TERMINATION_LOG"
+
+# Environment of a rank process, beside what torchrun sets.
+ENV_AGENT_SOCKET: Final = "HOLDFAST_AGENT_SOCKET"
+ENV_GENERATION: Final = "HOLDFAST_GENERATION"
+ENV_ATTEMPT: Final = "HOLDFAST_ATTEMPT"
+ENV_PUBLICATION: Final = "HOLDFAST_PUBLICATION"
+ENV_JOB_UID: Final = "HOLDFAST_JOB_UID"
+ENV_RUN_ID: Final = "HOLDFAST_RUN_ID"
+ENV_CHECKPOINT_INTERVAL: Final = "HOLDFAST_CHECKPOINT_INTERVAL"
+ENV_CHECKPOINT_KEEP: Final = "HOLDFAST_CHECKPOINT_KEEP"
+ENV_RESUME: Final = "HOLDFAST_RESUME"
+
+# Bounds on what one side may send the other.
+MAX_LINE_BYTES: Final = 1 << 20
+MAX_DOCUMENT_BYTES: Final = 1 << 20
+
+
+class ExitCode(IntEnum):
+    """Exit codes of the launcher; anything else is the application's own, and a signal is 128 + n."""
+
+    COMPLETE = 0
+    USAGE = 2
+    LAUNCHER_FAULT = 70
+    LEFT_ON_REQUEST = 75
+
+
+class Cause(StrEnum):
+    """Why a world ended; decided once, at detection."""
+
+    APPLICATION = "Application"
+    INFRASTRUCTURE = "Infrastructure"
+    INTERRUPTION = "Interruption"
+    OOM = "OOM"
+
+
+class Phase(StrEnum):
+    """What the launcher is doing, as its status says it."""
+
+    STARTING = "Starting"
+    WAITING = "Waiting"
+    AWAITING_FENCE = "AwaitingFence"
+    FORMING = "Forming"
+    RUNNING = "Running"
+    DRAINING = "Draining"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+class RankPhase(StrEnum):
+    """What a rank process is doing, as it tells its launcher."""
+
+    STARTUP = "startup"
+    RESTORE = "restore"
+    STEP = "step"
+    DATA = "data"
+    CHECKPOINT = "checkpoint"
+    EVALUATION = "evaluation"
+    DONE = "done"

@@ -1,0 +1,113 @@
+"""The one place where this package reads the process environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast import constants as c
+from holdfast.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """What the environment says, to a launcher or to a rank process; empty or None where it says nothing."""
+
+    # Both sides.
+    checkpoint_dir: Path | None
+    # The launcher.
+    run_dir: Path | None
+    pod_uid: str
+    pod_name: str
+    pod_namespace: str
+    pod_ip: str
+    node_name: str
+    job_name: str
+    job_key_file: Path | None
+    grace_seconds: float
+    control_port: int | None
+    termination_log: Path
+    omp_threads_set: bool
+    # A rank process.
+    agent_socket: Path | None
+    generation: int | None
+    attempt: int | None
+    publication: str
+    job_uid: str
+    run_id: str
+    checkpoint_interval: str
+    checkpoint_keep: int | None
+    resume: str
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    master_addr: str
+    master_port: int | None
+
+    @property
+    def under_operator(self) -> bool:
+        """Whether the membership comes from a file that a sidecar writes."""
+        return self.run_dir is not None and bool(self.pod_uid)
+
+
+def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
+    """Read and check every variable that this package knows."""
+    source = os.environ if environ is None else environ
+    return Environment(
+        checkpoint_dir=_path(source, c.ENV_CHECKPOINT_DIR),
+        run_dir=_path(source, c.ENV_RUN_DIR),
+        pod_uid=source.get(c.ENV_POD_UID, ""),
+        pod_name=source.get(c.ENV_POD_NAME, ""),
+        pod_namespace=source.get(c.ENV_POD_NAMESPACE, ""),
+        pod_ip=source.get(c.ENV_POD_IP, ""),
+        node_name=source.get(c.ENV_NODE_NAME, ""),
+        job_name=source.get(c.ENV_JOB_NAME, ""),
+        job_key_file=_path(source, c.ENV_JOB_KEY_FILE),
+        grace_seconds=_float(source, c.ENV_GRACE_SECONDS, 30.0),
+        control_port=_optional_int(source, c.ENV_CONTROL_PORT),
+        termination_log=Path(source.get(c.ENV_TERMINATION_LOG) or c.TERMINATION_LOG),
+        omp_threads_set=bool(source.get("OMP_NUM_THREADS")),
+        agent_socket=_path(source, c.ENV_AGENT_SOCKET),
+        generation=_optional_int(source, c.ENV_GENERATION),
+        attempt=_optional_int(source, c.ENV_ATTEMPT),
+        publication=source.get(c.ENV_PUBLICATION, ""),
+        job_uid=source.get(c.ENV_JOB_UID, ""),
+        run_id=source.get(c.ENV_RUN_ID, ""),
+        checkpoint_interval=source.get(c.ENV_CHECKPOINT_INTERVAL, ""),
+        checkpoint_keep=_optional_int(source, c.ENV_CHECKPOINT_KEEP),
+        resume=source.get(c.ENV_RESUME, ""),
+        rank=_optional_int(source, "RANK") or 0,
+        local_rank=_optional_int(source, "LOCAL_RANK") or 0,
+        world_size=_optional_int(source, "WORLD_SIZE") or 1,
+        local_world_size=_optional_int(source, "LOCAL_WORLD_SIZE") or 1,
+        master_addr=source.get("MASTER_ADDR", ""),
+        master_port=_optional_int(source, "MASTER_PORT"),
+    )
+
+
+def _path(source: Mapping[str, str], name: str) -> Path | None:
+    value = source.get(name)
+    return Path(value) if value else None
+
+
+def _optional_int(source: Mapping[str, str], name: str) -> int | None:
+    value = source.get(name)
+    if not value:
+        return None
+    try:
+        return int(value)
+    except ValueError:
+        raise UsageError(f"{name} is {value!r}, which is not a whole number: correct or unset it") from None
+
+
+def _float(source: Mapping[str, str], name: str, default: float) -> float:
+    value = source.get(name)
+    if not value:
+        return default
+    try:
+        return float(value)
+    except ValueError:
+        raise UsageError(f"{name} is {value!r}, which is not a number: correct or unset it") from None

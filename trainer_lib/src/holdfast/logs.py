@@ -1,0 +1,91 @@
+"""Logs: for people on a terminal, JSON in a container. Transitions are logged, ticks are not."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+LOGGER_NAME = "holdfast"
+
+
+def rfc3339(moment: float) -> str:
+    """A Unix time as the protocol writes it: UTC, microseconds, trailing Z."""
+    return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+@dataclass(kw_only=True)
+class LogContext:
+    """What every line of this process carries; the owner moves it on as the world changes."""
+
+    fields: dict[str, Any] = field(default_factory=dict)
+
+    def update(self, **values: Any) -> None:
+        """Set fields for all lines from now on."""
+        self.fields.update(values)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: ts, level, msg, the context, then the line's own fields."""
+
+    def __init__(self, context: LogContext) -> None:
+        super().__init__()
+        self._context = context
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format one record."""
+        line: dict[str, Any] = {
+            "ts": rfc3339(record.created),
+            "level": record.levelname.lower(),
+            "msg": record.getMessage(),
+            **self._context.fields,
+            **_own_fields(record),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+class PeopleFormatter(logging.Formatter):
+    """`12:00:00.123 holdfast gpt-w0 g2.a1  the message  key=value`."""
+
+    def __init__(self, context: LogContext) -> None:
+        super().__init__()
+        self._context = context
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format one record."""
+        moment = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S.%f")[:-3]
+        level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
+        extra = "".join(f"  {key}={value}" for key, value in _own_fields(record).items())
+        text = f"{moment} holdfast{_where(self._context.fields)}  {level}{record.getMessage()}{extra}"
+        if record.exc_info:
+            text += "\n" + self.formatException(record.exc_info)
+        return text
+
+
+def _where(fields: Mapping[str, Any]) -> str:
+    pair = f" g{fields['generation']}.a{fields['attempt']}" if fields.get("attempt") else ""
+    rank = f" rank {fields['rank']}" if "rank" in fields else ""
+    return f" {fields['pod']}{pair}{rank}" if fields.get("pod") else f"{pair}{rank}"
+
+
+def _own_fields(record: logging.LogRecord) -> dict[str, Any]:
+    own = getattr(record, "fields", None)
+    return dict(own) if isinstance(own, Mapping) else {}
+
+
+def configure(context: LogContext, *, level: int = logging.INFO, stream: TextIO | None = None) -> logging.Logger:
+    """Send the package's log to `stream` (standard error), in the form that suits who reads it."""
+    target = sys.stderr if stream is None else stream
+    handler = logging.StreamHandler(target)
+    handler.setFormatter(PeopleFormatter(context) if target.isatty() else JsonFormatter(context))
+    logger = logging.getLogger(LOGGER_NAME)
+    logger.handlers[:] = [handler]
+    logger.setLevel(level)
+    logger.propagate = False
+    return logger
