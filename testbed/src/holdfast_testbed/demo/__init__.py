@@ -1,1 +1,1 @@
-"""`make demo`: a FaultTolerantJob on a local real Kubernetes, hurt on purpose, with the story printed as it happens."""
+"""`make demo`: a FaultTolerantJob on a local real Kubernetes, hurt on purpose, its story told as it happens."""

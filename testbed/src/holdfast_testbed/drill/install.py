@@ -22,9 +22,8 @@ def install_chart(cluster: Cluster, *values: str) -> None:
     cluster.ensure_namespace(OPERATOR_NAMESPACE)
     settings = [f"service.clusterIP={cluster.service_address(200)}", *values]
     flags = [flag for value in settings for flag in ("--set", value)]
-    cluster.helm(
-        "upgrade", "--install", "holdfast", str(CHART), "--namespace", OPERATOR_NAMESPACE, "--wait", "--timeout", "120s", *flags
-    )  # fmt: skip
+    where = ("--namespace", OPERATOR_NAMESPACE, "--wait", "--timeout", "120s")
+    cluster.helm("upgrade", "--install", "holdfast", str(CHART), *where, *flags)
 
 
 def uninstall_chart(cluster: Cluster) -> None:

@@ -140,7 +140,10 @@ class Watcher:
 
     def _read_pods(self) -> tuple[PodSight, ...]:
         response = self._core.list_namespaced_pod(
-            self.namespace, label_selector=f"{JOB_LABEL}={self.job}", _preload_content=False, _request_timeout=5
+            self.namespace,
+            label_selector=f"{JOB_LABEL}={self.job}",
+            _preload_content=False,
+            _request_timeout=5,
         )
         return tuple(_pod(item) for item in json.loads(response.data)["items"])
 
@@ -162,7 +165,7 @@ def _pod(item: dict[str, Any]) -> PodSight:
 def _read_progress(pod: PodSight) -> Progress | None:
     url = f"http://{pod.ip}:{METRICS_PORT}/metrics"
     try:
-        with urllib.request.urlopen(url, timeout=0.5) as response:  # noqa: S310 - a pod's own address
+        with urllib.request.urlopen(url, timeout=0.5) as response:
             text = response.read().decode()
     except (OSError, urllib.error.URLError, ValueError):
         return None
