@@ -1,0 +1,34 @@
+"""The chart by the real Helm CLI: upgraded and uninstalled under a running job, which does not notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from holdfast_testbed.cluster import Cluster
+from holdfast_testbed.drill.faults import Stage
+from holdfast_testbed.drill.install import install_chart, uninstall_chart
+
+pytestmark = pytest.mark.e2e
+
+
+def test_upgrade_and_uninstall_leave_the_jobs_pods_alone(cluster: Cluster, running_job: Callable[..., Stage]) -> None:
+    watcher = running_job(max_steps=100_000).watcher
+    pods = {pod.uid for pod in watcher.pods}
+    world = watcher.newest()
+    assert world is not None
+    try:
+        install_chart(cluster, "logLevel=DEBUG")
+        watcher.wait_for_step(world.step + 5, timeout=60)
+        uninstall_chart(cluster)
+        after = watcher.newest()
+        assert after is not None
+        watcher.wait_for_step(after.step + 5, timeout=60)
+    finally:
+        install_chart(cluster)
+
+    newest = watcher.newest()
+    assert newest is not None
+    assert newest.pair == world.pair, "the job was restarted"
+    assert {pod.uid for pod in watcher.pods} == pods

@@ -1,0 +1,50 @@
+"""Each promise of the README's table, on real nodes with real training: what was lost, and why it was counted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from holdfast_testbed.drill.faults import Drill, Stage, drills
+from holdfast_testbed.drill.judge import losses_and_causes
+from holdfast_testbed.drill.watch import Watcher
+
+pytestmark = pytest.mark.e2e
+
+INTERVAL_STEPS = 50
+ENOUGH_STEPS = 100_000
+FEW_STEPS = 120
+
+
+@pytest.mark.parametrize("drill", drills(INTERVAL_STEPS), ids=lambda drill: drill.name.replace(" ", "-"))
+def test_a_fault_costs_no_more_than_promised(drill: Drill, running_job: Callable[..., Stage]) -> None:
+    stage = running_job(max_steps=ENOUGH_STEPS)
+    stage.watcher.wait("a first checkpoint", lambda: _has_commit(stage), timeout=120)
+
+    outcome = drill.run(stage)
+
+    assert losses_and_causes(drill.promise, outcome) == ()
+    stage.watcher.wait_for_world(3, steps=2, timeout=180)
+    counted = sum(stage.watcher.sight.restarts.values())
+    assert counted == 1, f"one fault was counted {counted} times: {stage.watcher.sight.restarts}"
+
+
+def test_a_job_that_is_left_alone_completes_with_each_sample_seen_once(running_job: Callable[..., Stage]) -> None:
+    stage = running_job(max_steps=FEW_STEPS)
+
+    stage.watcher.wait("completion", lambda: stage.watcher.sight.is_true("Complete"), timeout=180)
+
+    logs = "".join(_logs(stage, pod.name) for pod in stage.watcher.pods)
+    assert re.search(r"audit: exactly once", logs)
+    assert stage.watcher.sight.restarts == {}
+
+
+def _has_commit(stage: Stage) -> bool:
+    return any((path / "MANIFEST.json").exists() for path in stage.checkpoints.glob("step-*"))
+
+
+def _logs(stage: Stage, pod: str) -> str:
+    watcher: Watcher = stage.watcher
+    return stage.cluster.kubectl("-n", watcher.namespace, "logs", pod, "-c", "trainer", "--tail=200", check=False)
