@@ -20,8 +20,9 @@ from typing import Any
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
+from holdfast_operator.constants import PROTOCOL_VERSION
 from holdfast_operator.errors import AgentRequestError, AuthenticationUnavailableError
-from holdfast_operator.webhook import PROTOCOL_VERSION, AgentHub, PodIdentity
+from holdfast_operator.webhook import AgentHub, PodIdentity
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,13 @@
 OperatorError
 ├── AgentRequestError           an agent's request cannot be served; carries the HTTP status
 ├── AuthenticationUnavailableError   the API server could not say whose token it is
-└── RotationError               a certificate or key Secret of ours cannot be read
+├── RotationError               a certificate or key Secret of ours cannot be read
+├── UnreadableError             a resource that this version does not understand
+├── SettingsError               the operator's own environment is wrong
+└── ClusterError                the API server refused or could not answer
+    ├── ConflictError           what was read has changed since: plan again
+    ├── NotFoundError           the object is not there (any more)
+    └── RejectedError           an object of ours was refused (quota, admission, validation)
 """
 
 from __future__ import annotations
@@ -27,3 +33,33 @@ class AuthenticationUnavailableError(OperatorError):
 
 class RotationError(OperatorError):
     """A Secret of ours (CA, operator key) is there but cannot be used."""
+
+
+class UnreadableError(OperatorError):
+    """A resource that this version does not understand; the message names the field."""
+
+
+class SettingsError(OperatorError):
+    """The operator's own environment is wrong."""
+
+
+class ClusterError(OperatorError):
+    """The API server refused or could not answer."""
+
+
+class ConflictError(ClusterError):
+    """What was read has changed since: plan again."""
+
+
+class NotFoundError(ClusterError):
+    """The object is not there (any more)."""
+
+
+class RejectedError(ClusterError):
+    """An object of ours was refused; trying again helps only once something else changed."""
+
+    def __init__(self, subject: str, reason: str, message: str) -> None:
+        super().__init__(f"{subject} was refused: {message}")
+        self.subject = subject
+        self.reason = reason
+        self.message = message

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from holdfast_operator.constants import PROTOCOL_VERSION
 from holdfast_operator.errors import AgentRequestError
 
 logger = logging.getLogger(__name__)
 
-PROTOCOL_VERSION = 1
 SILENT_LAUNCHER_SECONDS = 5.0
 REMEMBERED_STARTS = 8
 # These change with every training step. They are kept, but do not wake a reconciliation.
