@@ -1,0 +1,315 @@
+"""The resource as frozen dataclasses: what a user asked for, and the names that follow from it.
+
+Parsing refuses by name what it does not understand (``UnreadableError``); the API server's schema has
+refused most of it before. ``status.py`` holds what the operator itself wrote.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from holdfast_operator import constants as c
+from holdfast_operator.errors import UnreadableError
+
+Json = Mapping[str, Any]
+
+_DURATION = re.compile(r"^([1-9][0-9]{0,6})(s|m|h)$")
+_UNIT = {"s": 1, "m": 60, "h": 3600}
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Pair:
+    """(generation, attempt): orders all worlds of a job."""
+
+    generation: int
+    attempt: int
+
+    def to_json(self) -> dict[str, int]:
+        """As in the contract."""
+        return {"generation": self.generation, "attempt": self.attempt}
+
+    def __str__(self) -> str:
+        return f"{self.generation}.{self.attempt}"
+
+
+def parse_pair(value: Any) -> Pair | None:
+    """A pair of the contract, or None for null and for what is none."""
+    if not isinstance(value, Mapping):
+        return None
+    generation, attempt = value.get("generation"), value.get("attempt")
+    if not isinstance(generation, int) or not isinstance(attempt, int):
+        return None
+    return Pair(generation=generation, attempt=attempt)
+
+
+def parse_time(value: Any) -> datetime | None:
+    """RFC 3339 in UTC, or None."""
+    if not isinstance(value, str) or not value:
+        return None
+    try:
+        parsed = datetime.fromisoformat(value)
+    except ValueError:
+        return None
+    return parsed.astimezone(UTC) if parsed.tzinfo else parsed.replace(tzinfo=UTC)
+
+
+def format_time(value: datetime) -> str:
+    """As in the contract: UTC, microseconds, ``Z``."""
+    return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def format_seconds(value: datetime) -> str:
+    """As Kubernetes' own times: UTC, whole seconds, ``Z``."""
+    return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """How many incidents of one cause a job may have within a window."""
+
+    cause: str
+    max_restarts: int
+    window_seconds: int = c.DEFAULT_WINDOW_SECONDS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backoff:
+    """Wait before the n-th restart: initial · 2^(n-1), at most max."""
+
+    initial_seconds: int = 5
+    max_seconds: int = 300
+
+    def seconds(self, count: int) -> float:
+        """Wait before restart number ``count`` (from 1)."""
+        if count <= 0:
+            return 0.0
+        return float(min(self.max_seconds, self.initial_seconds * 2 ** min(count - 1, 20)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSpec:
+    """Where and how often training state is committed."""
+
+    claim_name: str | None = None
+    interval: str = "300s"
+    keep_last: int = 3
+    resume: str = c.RESUME_ALWAYS
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """What the user asked for."""
+
+    replicas: int
+    template: Json = field(hash=False)
+    processes_per_worker: int = 1
+    min_replicas: int = 1
+    replica_step: int = 1
+    on_failure: str = c.SHRINK
+    budgets: tuple[Budget, ...] = (Budget(cause=c.CAUSE_APPLICATION, max_restarts=3),)
+    backoff: Backoff = Backoff()
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    startup_deadline_seconds: int = 1200
+    providers: tuple[str, ...] = ("AWS",)
+    checkpoint_deadline_seconds: int = 25
+
+    @property
+    def shrinkable(self) -> bool:
+        """Whether a smaller world than all of a generation may train."""
+        return self.on_failure == c.SHRINK
+
+    @property
+    def pod_spec(self) -> Json:
+        """The user's pod spec."""
+        spec: Json = self.template["spec"]
+        return spec
+
+    def budget(self, cause: str) -> Budget | None:
+        """The budget of a cause; None: without limit."""
+        return next((budget for budget in self.budgets if budget.cause == cause), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One resource as read: identity, what was asked for, what was written before."""
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int
+    resource_version: str
+    created: datetime
+    deleting: bool = False
+    spec: JobSpec | None = None
+    unreadable: str = ""
+    raw_status: Json = field(default_factory=dict, hash=False)
+
+    @property
+    def key(self) -> str:
+        """Key in queue and caches."""
+        return f"{self.namespace}/{self.name}"
+
+
+def parse_job(body: Json) -> Job:
+    """A resource; never raises on a spec that cannot be read: ``unreadable`` then says why."""
+    meta = body.get("metadata") or {}
+    spec: JobSpec | None = None
+    unreadable = ""
+    try:
+        spec = parse_spec(body.get("spec"))
+    except UnreadableError as error:
+        unreadable = str(error)
+    raw_status = body.get("status")
+    return Job(
+        namespace=str(meta.get("namespace", "")),
+        name=str(meta.get("name", "")),
+        uid=str(meta.get("uid", "")),
+        generation=int(meta.get("generation") or 0),
+        resource_version=str(meta.get("resourceVersion", "")),
+        created=parse_time(meta.get("creationTimestamp")) or datetime.fromtimestamp(0, UTC),
+        deleting=bool(meta.get("deletionTimestamp")),
+        spec=spec,
+        unreadable=unreadable,
+        raw_status=raw_status if isinstance(raw_status, Mapping) else {},
+    )
+
+
+def parse_spec(value: Any) -> JobSpec:
+    """The spec of a resource. Raises ``UnreadableError`` with the path of what is wrong."""
+    spec = _mapping(value, "spec")
+    workers = _mapping(spec.get("workers"), "spec.workers")
+    elasticity = _mapping(spec.get("elasticity", {}), "spec.elasticity")
+    recovery = _mapping(spec.get("recovery", {}), "spec.recovery")
+    interruption = _mapping(spec.get("interruption", {}), "spec.interruption")
+    replicas = _integer(workers, "replicas", "spec.workers", minimum=1)
+    return JobSpec(
+        replicas=replicas,
+        template=_template(workers.get("template")),
+        processes_per_worker=_integer(workers, "processesPerWorker", "spec.workers", 1, minimum=1),
+        min_replicas=_integer(elasticity, "minReplicas", "spec.elasticity", replicas, minimum=1),
+        replica_step=_integer(elasticity, "replicaStep", "spec.elasticity", 1, minimum=1),
+        on_failure=_choice(elasticity, "onFailure", "spec.elasticity", (c.SHRINK, c.REPLACE), c.SHRINK),
+        budgets=_budgets(recovery),
+        backoff=_backoff(recovery),
+        checkpoint=_checkpoint(_mapping(spec.get("checkpoint", {}), "spec.checkpoint")),
+        startup_deadline_seconds=_integer(spec, "startupDeadlineSeconds", "spec", 1200, minimum=1),
+        providers=tuple(map(str, _list(interruption.get("providers", ["AWS"]), "spec.interruption.providers"))),
+        checkpoint_deadline_seconds=_integer(
+            interruption, "checkpointDeadlineSeconds", "spec.interruption", 25, minimum=1
+        ),
+    )
+
+
+def _template(value: Any) -> Json:
+    template = _mapping(value, "spec.workers.template")
+    pod = _mapping(template.get("spec"), "spec.workers.template.spec")
+    containers = _list(pod.get("containers"), "spec.workers.template.spec.containers")
+    if not containers:
+        raise UnreadableError("spec.workers.template.spec.containers is empty")
+    for number, container in enumerate(containers):
+        path = f"spec.workers.template.spec.containers[{number}]"
+        if not isinstance(_mapping(container, path).get("name"), str):
+            raise UnreadableError(f"{path}.name is missing")
+    _mapping(template.get("metadata") or {}, "spec.workers.template.metadata")
+    return template
+
+
+def _budgets(recovery: Json) -> tuple[Budget, ...]:
+    default = [{"cause": c.CAUSE_APPLICATION, "maxRestarts": 3}]
+    path = "spec.recovery.budgets"
+    return tuple(
+        Budget(
+            cause=_choice(_mapping(item, path), "cause", path, c.CAUSES, None),
+            max_restarts=_integer(item, "maxRestarts", path, minimum=0),
+            window_seconds=_integer(item, "windowSeconds", path, c.DEFAULT_WINDOW_SECONDS, minimum=1),
+        )
+        for item in _list(recovery.get("budgets", default), path)
+    )
+
+
+def _backoff(recovery: Json) -> Backoff:
+    path = "spec.recovery.backoff"
+    value = _mapping(recovery.get("backoff", {}), path)
+    return Backoff(
+        initial_seconds=_integer(value, "initialSeconds", path, 5, minimum=0),
+        max_seconds=_integer(value, "maxSeconds", path, 300, minimum=0),
+    )
+
+
+def _checkpoint(value: Json) -> CheckpointSpec:
+    volume = _mapping(value.get("volume", {}), "spec.checkpoint.volume")
+    retention = _mapping(value.get("retention", {}), "spec.checkpoint.retention")
+    claim = volume.get("claimName")
+    return CheckpointSpec(
+        claim_name=str(claim) if claim else None,
+        interval=_interval(value.get("interval", "5m")),
+        keep_last=_integer(retention, "keepLast", "spec.checkpoint.retention", 3, minimum=1),
+        resume=_choice(value, "resume", "spec.checkpoint", ("Always", "Never"), c.RESUME_ALWAYS),
+    )
+
+
+def _interval(value: Any) -> str:
+    """``50`` (steps) stays, durations become seconds: ``5m`` is ``300s``."""
+    text = str(value)
+    if text.isdigit() and int(text) >= 1:
+        return str(int(text))
+    match = _DURATION.match(text)
+    if match is None:
+        raise UnreadableError(f"spec.checkpoint.interval is neither steps nor a duration: {text!r}")
+    return f"{int(match[1]) * _UNIT[match[2]]}s"
+
+
+def _mapping(value: Any, path: str) -> Json:
+    if not isinstance(value, Mapping):
+        raise UnreadableError(f"{path} is missing or no object")
+    return value
+
+
+def _list(value: Any, path: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise UnreadableError(f"{path} is missing or no list")
+    return value
+
+
+def _integer(value: Json, key: str, path: str, default: int | None = None, *, minimum: int) -> int:
+    found = value.get(key, default)
+    if not isinstance(found, int) or isinstance(found, bool) or found < minimum:
+        raise UnreadableError(f"{path}.{key} must be a whole number of at least {minimum}, not {found!r}")
+    return found
+
+
+def _choice(value: Json, key: str, path: str, known: tuple[str, ...], default: str | None) -> str:
+    found = value.get(key, default)
+    if found not in known:
+        raise UnreadableError(f"{path}.{key} must be one of {', '.join(known)}, not {found!r}")
+    return str(found)
+
+
+def pod_name(job: str, incarnation: int) -> str:
+    """Name of a worker's pod; never used twice."""
+    return f"{job}-w{incarnation}"
+
+
+def ca_config_map(job: str) -> str:
+    """Name of the ConfigMap with the operator's CA bundle."""
+    return f"{job}-holdfast-ca"
+
+
+def run_id(job: Job) -> str:
+    """Id that torch's rendezvous and logs show."""
+    return f"{job.name}-{job.uid[:8]}"
+
+
+def trainer_container(pod_spec: Json) -> str:
+    """Name of the supervised container: ``trainer``, or the first."""
+    names = [str(container.get("name", "")) for container in pod_spec.get("containers") or []]
+    return c.TRAINER_CONTAINER if c.TRAINER_CONTAINER in names else names[0]
+
+
+def shorten(text: str, limit: int = c.MAX_MESSAGE) -> str:
+    """At most ``limit`` characters, the end kept: the last lines of a traceback say most."""
+    return text if len(text) <= limit else "…" + text[-(limit - 1) :]

@@ -1,0 +1,126 @@
+"""Names that are part of the contract with users, pods and the API server (docs/reference/protocol.md)."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+GROUP = "holdfast.dev"
+API_VERSION = "v1alpha1"
+PLURAL = "faulttolerantjobs"
+KIND = "FaultTolerantJob"
+PROTOCOL_VERSION = 1
+
+FIELD_MANAGER = "holdfast-operator"
+MANAGED_BY = "holdfast"
+REPORTING_CONTROLLER = "holdfast.dev/operator"
+
+LABEL_JOB = "holdfast.dev/job-name"
+LABEL_INCARNATION = "holdfast.dev/incarnation"
+LABEL_INDEX = "holdfast.dev/worker-index"
+LABEL_APP_NAME = "app.kubernetes.io/name"
+LABEL_APP_INSTANCE = "app.kubernetes.io/instance"
+LABEL_APP_MANAGED_BY = "app.kubernetes.io/managed-by"
+LABEL_APP_COMPONENT = "app.kubernetes.io/component"
+COMPONENT_WORKER = "worker"
+POD_SELECTOR = f"{LABEL_APP_MANAGED_BY}={MANAGED_BY},{LABEL_APP_COMPONENT}={COMPONENT_WORKER}"
+
+GANG_GATE = "holdfast.dev/gang"
+
+TRAINER_CONTAINER = "trainer"
+SIDECAR_CONTAINER = "holdfast-sidecar"
+VOLUME_RUN = "holdfast-run"
+VOLUME_AGENT = "holdfast-agent"
+VOLUME_SHM = "holdfast-shm"
+VOLUME_CHECKPOINTS = "holdfast-checkpoints"
+
+RUN_DIR = "/var/run/holdfast"
+AGENT_DIR = "/var/run/secrets/holdfast"
+TOKEN_FILE = f"{AGENT_DIR}/token"
+CA_KEY = "ca.crt"
+CA_FILE = f"{AGENT_DIR}/{CA_KEY}"
+CHECKPOINT_DIR = "/var/lib/holdfast/checkpoints"
+SHM_DIR = "/dev/shm"  # noqa: S108 - a mount point inside pods
+TOKEN_AUDIENCE = "holdfast"  # noqa: S105 - an audience
+TOKEN_SECONDS = 3600
+SIDECAR_UID = 65532
+
+PORT_STORE = 29400
+PORT_CONTROL = 29401
+PORT_SIDECAR = 9464
+PORT_AGENTS = 8443
+PORT_HTTP = 8080
+
+EXIT_COMPLETE = 0
+EXIT_LEFT = 75
+EXIT_NOT_FOUND = 127
+EXIT_START_ERROR = 128
+EXIT_SIGKILL = 137
+
+TAINT_NOT_READY = "node.kubernetes.io/not-ready"
+TAINT_UNREACHABLE = "node.kubernetes.io/unreachable"
+TAINT_OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+# Taints by which a cloud, an autoscaler or a notice handler says that the node will go.
+TAINTS_LEAVING = frozenset(
+    {
+        "ToBeDeletedByClusterAutoscaler",
+        "karpenter.sh/disrupted",
+        "karpenter.sh/disruption",
+        "aws-node-termination-handler/spot-itn",
+        "aws-node-termination-handler/asg-lifecycle-termination",
+        "cloud.google.com/impending-node-termination",
+        "node.cloudprovider.kubernetes.io/shutdown",
+    }
+)
+NOTICE_ACTIONS_LEAVING = frozenset({"terminate", "stop", "hibernate", "shutdown", "preempt"})
+TOLERATION_SECONDS = 2
+
+HEARTBEAT_SECONDS = 0.25
+DEAD_AFTER_SECONDS = 1.0
+FIRST_ATTEMPT_WAIT_SECONDS = 30.0
+
+# How long all pods of a gang have to be bound once their gates are lifted.
+GANG_BIND = timedelta(seconds=60)
+GANG_BACKOFF_INITIAL = timedelta(seconds=10)
+GANG_BACKOFF_MAX = timedelta(minutes=5)
+# Launchers that live on report a failure themselves; the operator counts it alone only after this.
+INCIDENT_GRACE = timedelta(seconds=10)
+# A template problem is shown at once and re-tried this often.
+TEMPLATE_RETRY = timedelta(seconds=20)
+# Reports older than this say nothing about now.
+REPORT_FRESH = timedelta(seconds=20)
+# After a start of the operator: until then missing reports mean nothing.
+START_GRACE = timedelta(seconds=30)
+# An absent pod whose node was alive this long past its grace period was ended by its kubelet.
+GONE_MARGIN = timedelta(seconds=30)
+AVOID_DEAD = timedelta(minutes=10)
+AVOID_NOTICED = timedelta(hours=1)
+# Launchers end by themselves once the job is complete.
+COMPLETE_GRACE = timedelta(seconds=60)
+DEFAULT_WINDOW_SECONDS = 21600
+PROGRESS_EVERY = timedelta(seconds=5)
+POLL = timedelta(seconds=10)
+POLL_STUCK = timedelta(seconds=5)
+
+MAX_INCIDENTS = 10
+KEEP_ENDED_PODS = 3
+MAX_MESSAGE = 1024
+CLAIMS_KEPT = 64
+
+CAUSE_APPLICATION = "Application"
+CAUSE_INFRASTRUCTURE = "Infrastructure"
+CAUSE_INTERRUPTION = "Interruption"
+CAUSE_OOM = "OOM"
+CAUSES = (CAUSE_APPLICATION, CAUSE_INFRASTRUCTURE, CAUSE_INTERRUPTION, CAUSE_OOM)
+# Causes that come back at once when tried again: their replacements wait.
+CAUSES_WITH_BACKOFF = frozenset({CAUSE_APPLICATION, CAUSE_OOM})
+
+SHRINK = "Shrink"
+REPLACE = "Replace"
+RESUME_ALWAYS = "Always"
+
+READY = "Ready"
+RESTARTING = "Restarting"
+DEGRADED = "Degraded"
+COMPLETE = "Complete"
+FAILED = "Failed"
+CONDITIONS = (READY, RESTARTING, DEGRADED, COMPLETE, FAILED)

@@ -1,0 +1,450 @@
+"""What one pass sees: a frozen snapshot, parsed once from the API's and the agents' JSON.
+
+Nothing here reads a cluster or a clock; ``observe.py`` does, and fills ``Observed``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from holdfast_operator import constants as c
+from holdfast_operator.api import Job, Json, Pair, parse_pair, parse_time, trainer_container
+from holdfast_operator.status import Status
+
+_EMPTY: Mapping[str, Any] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exit:
+    """How a trainer container, or the launcher in it, ended."""
+
+    code: int
+    reason: str = ""
+    cause: str = ""
+    message: str = ""
+    traceback: tuple[str, ...] = ()
+    final: bool = False
+
+    def words(self) -> str:
+        """The message with the traceback's last lines."""
+        return "\n".join(part for part in (self.message, *self.traceback) if part)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodView:
+    """A worker's pod."""
+
+    name: str
+    uid: str
+    incarnation: int
+    created: datetime | None = None
+    deleted_at: datetime | None = None
+    absent: bool = False  # the object is gone; this is what was last seen of it
+    phase: str = "Pending"
+    node: str = ""
+    ip: str = ""
+    gated: bool = False
+    unschedulable: str = ""  # the scheduler's message
+    disruption: str = ""  # reason of the condition DisruptionTarget
+    waiting: tuple[tuple[str, str, str], ...] = ()  # (container, reason, message)
+    exit: Exit | None = None  # the trainer container's
+    containers_ended: bool = False
+    grace_seconds: int = 30
+    index_label: str = ""
+    warnings: tuple[tuple[str, str], ...] = ()  # (reason, note) of its warning events
+
+    @property
+    def bound(self) -> bool:
+        """Whether it has a node."""
+        return bool(self.node)
+
+    @property
+    def terminal(self) -> bool:
+        """The kubelet reported that all its containers ended, or it never had a node to run on."""
+        return self.phase in ("Failed", "Succeeded") and (self.containers_ended or not self.node)
+
+    @property
+    def leaving(self) -> bool:
+        """Somebody asked for its deletion or announced its disruption."""
+        return self.deleted_at is not None or bool(self.disruption)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeView:
+    """A node, as far as workers depend on it."""
+
+    name: str
+    ready: bool = True
+    unschedulable: bool = False
+    taints: tuple[tuple[str, str, str], ...] = ()  # (key, value, effect)
+    boot_id: str = ""
+    labels: Json = field(default_factory=dict, hash=False)
+    allocatable: Json = field(default_factory=dict, hash=False)
+    lease_renewed: datetime | None = None
+    lease_seconds: int = 40
+
+    def lease_stale(self, now: datetime) -> bool:
+        """Its kubelet has been silent for longer than its lease."""
+        return self.lease_renewed is not None and now - self.lease_renewed > timedelta(seconds=self.lease_seconds)
+
+    def dead(self, now: datetime) -> bool:
+        """Not heard of: silent, which proves nothing about its processes."""
+        return not self.ready or self.lease_stale(now) or self.out_of_service
+
+    @property
+    def out_of_service(self) -> bool:
+        """An administrator vouches that it is off."""
+        return any(key == c.TAINT_OUT_OF_SERVICE for key, _, _ in self.taints)
+
+    @property
+    def announced(self) -> str:
+        """The taint that says it will go, or empty."""
+        return next((key for key, _, _ in self.taints if key in c.TAINTS_LEAVING), "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice:
+    """A cloud's announcement, as a sidecar saw it."""
+
+    id: str
+    reason: str
+    source: str
+    action: str
+
+    @property
+    def leaves(self) -> bool:
+        """Whether the node will be taken; a mere recommendation is not."""
+        return self.action in c.NOTICE_ACTIONS_LEAVING
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """A running world, as a launcher tells."""
+
+    pair: Pair
+    publication: str
+    members: tuple[str, ...]
+    coordinator: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The newest report of one pod."""
+
+    pod_uid: str
+    received_at: datetime
+    has_launcher: bool = False
+    silent_seconds: float | None = None
+    ready: bool = False
+    store: int = c.PORT_STORE
+    control: int = c.PORT_CONTROL
+    accepted: Pair | None = None
+    started: Pair | None = None
+    world: World | None = None
+    phase: str = ""
+    message: str = ""
+    committed_step: int | None = None
+    committed_at: datetime | None = None
+    checkpoints: Json = field(default_factory=dict, hash=False)
+    highest_claim: Json | None = field(default=None, hash=False)
+    foreign_claims: tuple[Json, ...] = field(default=(), hash=False)
+    quarantined: tuple[Json, ...] = field(default=(), hash=False)
+    loss: float | None = None
+    throughput: float | None = None
+    incidents: tuple[Json, ...] = field(default=(), hash=False)
+    notices: tuple[Notice, ...] = ()
+    lost_members: tuple[str, ...] = ()
+    exit: Exit | None = None
+
+    def fresh(self, now: datetime) -> bool:
+        """Young enough to speak about now."""
+        return now - self.received_at <= c.REPORT_FRESH
+
+    @property
+    def highest_pair(self) -> Pair | None:
+        """The highest world that it knows to have started."""
+        pairs = [pair for pair in (self.started, self.world.pair if self.world else None) if pair]
+        return max(pairs, default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """The API server's answer to the last creation of a child."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rival:
+    """Another job whose gang waits, or whose lifted pods have no node yet."""
+
+    key: str
+    uid: str
+    created: datetime
+    lifted: bool
+    pods: int
+    pod_spec: Json = field(hash=False)
+    retry_at: datetime | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What a pod of ours takes from a node."""
+
+    node: str
+    requests: Json = field(hash=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Platform:
+    """What this installation is: the same for all jobs."""
+
+    sidecar_image: str
+    agents_url: str
+    ca_bundle: str
+    sidecar_pull_policy: str = "IfNotPresent"
+    metadata_url: str = ""
+    image_pull_secrets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """All that one decision depends on, besides the time."""
+
+    job: Job
+    status: Status
+    platform: Platform
+    job_key: str = ""
+    nonce: str = ""  # a fresh publication id, should one be needed
+    started_at: datetime | None = None  # this operator's own start
+    pods: tuple[PodView, ...] = ()
+    nodes: tuple[NodeView, ...] = ()
+    reports: tuple[Report, ...] = ()
+    rivals: tuple[Rival, ...] = ()
+    usage: tuple[Usage, ...] = ()
+    refusal: Refusal | None = None
+    applied: str = ""  # digest of the children that this process applied last
+    published: int = -1  # revision that this process published last
+
+    def pod(self, uid: str) -> PodView | None:
+        """The pod of this UID."""
+        return next((pod for pod in self.pods if pod.uid == uid), None) if uid else None
+
+    def pod_named(self, name: str) -> PodView | None:
+        """The existing pod of this name."""
+        return next((pod for pod in self.pods if pod.name == name and not pod.absent), None)
+
+    def node(self, name: str) -> NodeView | None:
+        """The node of this name."""
+        return next((node for node in self.nodes if node.name == name), None) if name else None
+
+    def report(self, uid: str) -> Report | None:
+        """The newest report of this pod."""
+        return next((report for report in self.reports if report.pod_uid == uid), None) if uid else None
+
+    def warmed_up(self, now: datetime) -> bool:
+        """Whether missing reports mean anything yet."""
+        return self.started_at is None or now - self.started_at >= c.START_GRACE
+
+
+def parse_pod(body: Json, *, absent: bool = False) -> PodView:
+    """A pod of ours from the API's JSON."""
+    meta, spec, status = _part(body, "metadata"), _part(body, "spec"), _part(body, "status")
+    labels = meta.get("labels") or _EMPTY
+    conditions = {str(item.get("type")): item for item in status.get("conditions") or ()}
+    trainer = trainer_container(spec) if spec.get("containers") else ""
+    statuses = list(status.get("containerStatuses") or ())
+    own = next((item for item in statuses if item.get("name") == trainer), _EMPTY)
+    return PodView(
+        name=str(meta.get("name", "")),
+        uid=str(meta.get("uid", "")),
+        incarnation=_number(labels.get(c.LABEL_INCARNATION)),
+        created=parse_time(meta.get("creationTimestamp")),
+        deleted_at=parse_time(meta.get("deletionTimestamp")),
+        absent=absent,
+        phase=str(status.get("phase", "Pending")),
+        node=str(spec.get("nodeName") or ""),
+        ip=str(status.get("podIP") or ""),
+        gated=any(gate.get("name") == c.GANG_GATE for gate in spec.get("schedulingGates") or ()),
+        unschedulable=_unschedulable(conditions.get("PodScheduled", _EMPTY)),
+        disruption=_true_reason(conditions.get("DisruptionTarget", _EMPTY)),
+        waiting=_waiting([*(status.get("initContainerStatuses") or ()), *statuses]),
+        exit=_exit(_part(_part(own, "state"), "terminated")),
+        containers_ended=bool(statuses) and all(_part(item, "state").get("terminated") for item in statuses),
+        grace_seconds=int(spec.get("terminationGracePeriodSeconds") or 30),
+        index_label=str(labels.get(c.LABEL_INDEX, "")),
+    )
+
+
+def _unschedulable(condition: Json) -> str:
+    failed = condition.get("status") == "False" and condition.get("reason") == "Unschedulable"
+    return str(condition.get("message") or "") if failed else ""
+
+
+def _true_reason(condition: Json) -> str:
+    return str(condition.get("reason") or "Unknown") if condition.get("status") == "True" else ""
+
+
+def _waiting(statuses: Iterable[Json]) -> tuple[tuple[str, str, str], ...]:
+    found = []
+    for status in statuses:
+        waiting = _part(_part(status, "state"), "waiting")
+        if waiting.get("reason"):
+            found.append((str(status.get("name", "")), str(waiting["reason"]), str(waiting.get("message") or "")))
+    return tuple(found)
+
+
+def _exit(terminated: Json) -> Exit | None:
+    """The container's end, with what the launcher left in the termination log where it did."""
+    if not terminated:
+        return None
+    code, reason = int(terminated.get("exitCode") or 0), str(terminated.get("reason") or "")
+    left = _termination_log(str(terminated.get("message") or ""))
+    if left is None:
+        return Exit(code=code, reason=reason, message=str(terminated.get("message") or ""))
+    return Exit(
+        code=code,
+        reason=reason if reason == "OOMKilled" else str(left.get("reason") or reason),
+        cause=str(left.get("cause") or ""),
+        message=str(left.get("message") or ""),
+        traceback=tuple(map(str, left.get("traceback") or ())),
+        final=bool(left.get("final")),
+    )
+
+
+def _termination_log(message: str) -> Json | None:
+    try:
+        left = json.loads(message)
+    except ValueError:
+        return None
+    known = isinstance(left, dict) and left.get("version") == c.PROTOCOL_VERSION
+    return left if known else None
+
+
+def parse_node(body: Json, lease: Json | None = None) -> NodeView:
+    """A node from the API's JSON, with its lease where it was read."""
+    meta, spec, status = _part(body, "metadata"), _part(body, "spec"), _part(body, "status")
+    ready = next((item for item in status.get("conditions") or () if item.get("type") == "Ready"), _EMPTY)
+    lease_spec = _part(lease or _EMPTY, "spec")
+    return NodeView(
+        name=str(meta.get("name", "")),
+        ready=ready.get("status") == "True",
+        unschedulable=bool(spec.get("unschedulable")),
+        taints=tuple(
+            (str(taint.get("key", "")), str(taint.get("value") or ""), str(taint.get("effect", "")))
+            for taint in spec.get("taints") or ()
+        ),
+        boot_id=str(_part(status, "nodeInfo").get("bootID") or ""),
+        labels=meta.get("labels") or {},
+        allocatable=status.get("allocatable") or {},
+        lease_renewed=parse_time(lease_spec.get("renewTime")),
+        lease_seconds=int(lease_spec.get("leaseDurationSeconds") or 40),
+    )
+
+
+def parse_report(body: Json, received_at: datetime) -> Report | None:
+    """``report.json``; None for a version that is not known here."""
+    pod, launcher = _part(body, "pod"), body.get("launcher")
+    if body.get("version") != c.PROTOCOL_VERSION or not pod.get("uid"):
+        return None
+    notices = list(body.get("notices") or ())
+    base = Report(
+        pod_uid=str(pod["uid"]),
+        received_at=received_at,
+        silent_seconds=_float(body.get("launcherSilentSeconds")),
+        notices=tuple(map(_notice, notices)),
+    )
+    if not isinstance(launcher, Mapping) or launcher.get("version") != c.PROTOCOL_VERSION:
+        return base
+    return _with_launcher(base, launcher)
+
+
+def _with_launcher(base: Report, launcher: Json) -> Report:
+    ports = _part(launcher, "ports")
+    seen = {notice.id: notice for notice in (*base.notices, *map(_notice, launcher.get("notices") or ()))}
+    return Report(
+        pod_uid=base.pod_uid,
+        received_at=base.received_at,
+        has_launcher=True,
+        silent_seconds=base.silent_seconds,
+        ready=launcher.get("ready") is True,
+        store=int(ports.get("store") or c.PORT_STORE),
+        control=int(ports.get("control") or c.PORT_CONTROL),
+        accepted=parse_pair(launcher.get("accepted")),
+        started=parse_pair(launcher.get("started")),
+        world=_world(launcher.get("world")),
+        phase=str(launcher.get("phase") or ""),
+        message=str(launcher.get("message") or ""),
+        committed_step=_int(launcher.get("committedStep")),
+        committed_at=parse_time(launcher.get("committedAt")),
+        checkpoints=_part(launcher, "checkpoints"),
+        highest_claim=launcher.get("highestClaim") if isinstance(launcher.get("highestClaim"), Mapping) else None,
+        foreign_claims=_objects(launcher.get("foreignClaims")),
+        quarantined=_objects(launcher.get("quarantined")),
+        loss=_float(launcher.get("loss")),
+        throughput=_float(launcher.get("throughput")),
+        incidents=_objects(launcher.get("incidents")),
+        notices=tuple(seen.values()),
+        lost_members=tuple(str(item.get("podUID", "")) for item in _objects(launcher.get("lostMembers"))),
+        exit=_launcher_exit(launcher.get("exit")),
+    )
+
+
+def _world(value: Any) -> World | None:
+    pair = parse_pair(value)
+    if pair is None:
+        return None
+    return World(
+        pair=pair,
+        publication=str(value.get("publication") or ""),
+        members=tuple(map(str, value.get("members") or ())),
+        coordinator=str(value.get("coordinator") or ""),
+    )
+
+
+def _launcher_exit(value: Any) -> Exit | None:
+    if not isinstance(value, Mapping) or _int(value.get("code")) is None:
+        return None
+    return Exit(
+        code=int(value["code"]),
+        cause=str(value.get("cause") or ""),
+        reason=str(value.get("reason") or ""),
+        message=str(value.get("message") or ""),
+        final=bool(value.get("final")),
+    )
+
+
+def _notice(value: Any) -> Notice:
+    value = value if isinstance(value, Mapping) else _EMPTY
+    return Notice(
+        id=str(value.get("id") or ""),
+        reason=str(value.get("reason") or ""),
+        source=str(value.get("source") or ""),
+        action=str(value.get("action") or ("terminate" if value.get("drain") else "")),
+    )
+
+
+def _objects(value: Any) -> tuple[Json, ...]:
+    return tuple(item for item in value or () if isinstance(item, Mapping)) if isinstance(value, list) else ()
+
+
+def _part(value: Json, key: str) -> Json:
+    found = value.get(key)
+    return found if isinstance(found, Mapping) else _EMPTY
+
+
+def _int(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _float(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _number(value: Any) -> int:
+    return int(value) if str(value).isdigit() else -1
