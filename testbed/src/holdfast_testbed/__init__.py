@@ -1,0 +1,19 @@
+"""A real Kubernetes on one Linux machine, without Docker: for tests, for the demo and for a person."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from holdfast_testbed.cluster import Cluster
+
+__all__ = ["Cluster"]
+
+
+def __getattr__(name: str) -> object:
+    """Import the cluster only when asked for: the set-up imports this package before any dependency is there."""
+    if name != "Cluster":
+        raise AttributeError(name)
+    from holdfast_testbed.cluster import Cluster
+
+    return Cluster

@@ -1,0 +1,208 @@
+"""A cluster: the typed interface that tests and the demo use."""
+
+from __future__ import annotations
+
+import random
+import signal
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from holdfast_testbed import network, processes, removal
+from holdfast_testbed.addresses import Plan, free_number, make_plan
+from holdfast_testbed.commands import run
+from holdfast_testbed.constants import DEFAULT_CLUSTER, MACHINE_LOCK, NODE_MONITOR_GRACE_SECONDS
+from holdfast_testbed.controlplane import PARTS, ControlPlane
+from holdfast_testbed.errors import AlreadyUp, NoSuchCluster, TestbedError
+from holdfast_testbed.kubeconfig import certificate_user, token_user, write_kubeconfig
+from holdfast_testbed.locks import locked
+from holdfast_testbed.programs import program
+from holdfast_testbed.say import say
+from holdfast_testbed.settings import settings
+from holdfast_testbed.state import Ports, State, load_state
+from holdfast_testbed.waiting import wait_for
+
+if TYPE_CHECKING:
+    from kubernetes.client import ApiClient
+
+_CONTROL_PLANE_ONLY = 63
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """A running Kubernetes. Make one with `Cluster.up`, find one with `Cluster.load`."""
+
+    state: State
+
+    @classmethod
+    def up(
+        cls,
+        *,
+        name: str = DEFAULT_CLUSTER,
+        nodes: int = 3,
+        node_monitor_grace_seconds: int = NODE_MONITOR_GRACE_SECONDS,
+        state_dir: Path | None = None,
+    ) -> Cluster:
+        """Bring a cluster up; it is usable when this returns. With no nodes: only the control plane.
+
+        What an earlier run left half-way under this name is removed first.
+        """
+        clusters = state_dir or settings().clusters
+        with locked(clusters / f"{name}.lock", what=f"cluster '{name}'"):
+            _clear_the_way(clusters / name)
+            state = _reserve(clusters / name, nodes, node_monitor_grace_seconds)
+            cluster = cls(state=state)
+            try:
+                cluster._start()
+            except BaseException:
+                removal.remove(state)
+                raise
+            state.complete_file.touch()
+        return cluster
+
+    @classmethod
+    def load(cls, name: str = DEFAULT_CLUSTER, *, state_dir: Path | None = None) -> Cluster:
+        """The cluster of this name that was brought up before."""
+        state = load_state((state_dir or settings().clusters) / name)
+        if not state.complete_file.exists():
+            raise NoSuchCluster(f"cluster '{name}' never came up wholly: remove it with 'down --name {name}'")
+        return cls(state=state)
+
+    def _start(self) -> None:
+        self.control_plane.prepare()
+        self.control_plane.start()
+        wait_for(self._usable, what="namespace 'default' has its service account", seconds=60, every=0.1)
+
+    def _usable(self) -> bool:
+        return "default" in self.kubectl("get", "serviceaccounts", "-o", "name")
+
+    def down(self) -> None:
+        """Remove the cluster without a trace."""
+        remove_cluster(self.name, state_dir=self.state.folder.parent)
+
+    @property
+    def name(self) -> str:
+        """The cluster's name."""
+        return self.state.name
+
+    @property
+    def control_plane(self) -> ControlPlane:
+        """The control plane's processes."""
+        return ControlPlane(state=self.state)
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The administrator's kubeconfig."""
+        return self.state.kubeconfig
+
+    def kubectl(self, *words: str, input: str | None = None, timeout: float = 120.0) -> str:  # noqa: A002
+        """Run kubectl as the administrator and return what it printed."""
+        return run([program("kubectl"), *words], stdin=input, timeout=timeout, KUBECONFIG=str(self.kubeconfig))
+
+    def helm(self, *words: str, timeout: float = 300.0) -> str:
+        """Run the Helm CLI as the administrator and return what it printed."""
+        home = self.state.folder / "helm"
+        folders = {f"HELM_{kind}_HOME": str(home / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")}
+        return run([program("helm"), *words], timeout=timeout, KUBECONFIG=str(self.kubeconfig), **folders)
+
+    def api_client(self, kubeconfig: Path | None = None) -> ApiClient:
+        """A client of the official Python library: as the administrator, or as whom `kubeconfig` names."""
+        from kubernetes import config
+
+        return config.new_client_from_config(config_file=str(kubeconfig or self.kubeconfig))
+
+    def kubeconfig_for(
+        self, *, user: str = "", groups: Sequence[str] = (), service_account: str = "", namespace: str = "default"
+    ) -> Path:
+        """A kubeconfig for a user with a client certificate, or for a service account of `namespace` with a token."""
+        if bool(user) == bool(service_account):
+            raise TestbedError("say either user or service_account")
+        stem = f"user-{user}" if user else f"service-account-{namespace}-{service_account}"
+        if user:
+            credentials = certificate_user(*self.state.pki.issue(stem.replace(":", "-"), user=user, groups=groups))
+        else:
+            words = ["create", "token", service_account, "-n", namespace, "--duration=24h"]
+            credentials = token_user(self.kubectl(*words).strip())
+        return write_kubeconfig(
+            self.state.pki.folder / f"{stem.replace(':', '-')}.kubeconfig",
+            server=self.state.server,
+            authority=self.state.pki.certificate_file,
+            user=credentials,
+            namespace=namespace,
+        )
+
+    def pause(self, part: str) -> None:
+        """Stop a part without ending it (SIGSTOP): `etcd`, `kube-apiserver`, …"""
+        self._signal_part(part, signal.SIGSTOP)
+
+    def resume(self, part: str) -> None:
+        """Let a paused part go on."""
+        self._signal_part(part, signal.SIGCONT)
+
+    def _signal_part(self, part: str, number: int) -> None:
+        name = part if part in PARTS else f"kube-{part}"
+        if name not in PARTS:
+            raise TestbedError(f"'{part}' is no part of the cluster: say one of {', '.join(PARTS)}")
+        if not processes.send(self.control_plane.identity(name), number):
+            raise TestbedError(f"{name} does not run")
+
+
+def remove_cluster(name: str, *, state_dir: Path | None = None) -> None:
+    """Remove what there is of a cluster, wholly up or not. Nothing recorded is an error."""
+    clusters = state_dir or settings().clusters
+    with locked(clusters / f"{name}.lock", what=f"cluster '{name}'"):
+        removal.remove(load_state(clusters / name))
+
+
+def recorded_clusters(state_dir: Path | None = None) -> list[str]:
+    """Names of all clusters with a record, wholly up or not."""
+    folder = state_dir or settings().clusters
+    return sorted(path.parent.name for path in folder.glob("*/cluster.json"))
+
+
+def _clear_the_way(folder: Path) -> None:
+    """Remove a leftover of this name; refuse to touch a cluster that runs."""
+    try:
+        state = load_state(folder)
+    except NoSuchCluster:
+        return
+    if state.complete_file.exists() and processes.alive(ControlPlane(state=state).identity("kube-apiserver")):
+        raise AlreadyUp(f"cluster '{state.name}' is up already")
+    say(f"removing what is left of an earlier cluster '{state.name}'")
+    removal.remove(state)
+
+
+def _reserve(folder: Path, nodes: int, grace: int) -> State:
+    """Choose free addresses, write them down, and take them, before another cluster can."""
+    with locked(Path(MACHINE_LOCK), what="choosing addresses"):
+        plan = _choose_plan(nodes)
+        ports = Ports(
+            api=6443 if nodes else _free_port(),
+            etcd=_free_port(),
+            etcd_peer=_free_port(),
+        )
+        state = State(folder=folder, name=folder.name, plan=plan, ports=ports, node_monitor_grace_seconds=grace)
+        state.save()
+        if plan.nodes:
+            network.make_switch(plan)
+    return state
+
+
+def _choose_plan(nodes: int) -> Plan:
+    if not nodes:
+        return make_plan(_CONTROL_PLANE_ONLY, 0)
+    return make_plan(free_number(networks=network.networks_in_use(), taken_tags=network.tags_in_use()), nodes)
+
+
+def _free_port() -> int:
+    """A port that nobody listens on, below those that the kernel gives to outgoing connections."""
+    while True:
+        port = random.SystemRandom().randrange(20000, 32000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port

@@ -1,0 +1,41 @@
+"""Running short programs."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from holdfast_testbed.errors import CommandFailed, MissingProgram
+from holdfast_testbed.settings import child_environment
+
+
+def run(
+    argv: Sequence[str | Path],
+    *,
+    stdin: str | None = None,
+    cwd: Path | None = None,
+    timeout: float = 120.0,
+    **environment: str,
+) -> str:
+    """Run a program to its end and return its standard output; a failure carries what it said."""
+    words = [str(word) for word in argv]
+    try:
+        done = subprocess.run(
+            words,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=cwd,
+            timeout=timeout,
+            env=child_environment(**environment),
+        )
+    except FileNotFoundError as error:
+        raise MissingProgram(f"{words[0]} is not installed") from error
+    except subprocess.TimeoutExpired as error:
+        raise CommandFailed(f"{' '.join(words)}: not done after {timeout:.0f} s") from error
+    if done.returncode != 0:
+        said = (done.stderr.strip() or done.stdout.strip())[-4000:]
+        raise CommandFailed(f"{' '.join(words)} ended with {done.returncode}: {said}")
+    return done.stdout

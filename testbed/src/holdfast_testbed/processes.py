@@ -1,0 +1,156 @@
+"""Processes that are recorded before they run, and the only ones that are ever killed.
+
+Invariant: a process of ours that runs has a record of its PID and start time. It holds even if we are killed at any
+point, because the process writes its own record and only then becomes the program (`exec` keeps both values).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast_testbed.errors import NotReady
+from holdfast_testbed.settings import child_environment
+from holdfast_testbed.waiting import wait_for
+
+_PROC = Path("/proc")
+# $1 is the record, $2 the log. A missing folder (the cluster is being removed) ends it before the program starts.
+_STUB = (
+    'IFS= read -r stat </proc/$$/stat && printf "%s\\n" "$stat" >"$1" || exit 1; '
+    'exec </dev/null >>"$2" 2>&1; shift 2; exec "$@"'
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """One process of this boot: a PID alone may be another process later."""
+
+    pid: int
+    start: int
+    """Clock ticks since boot, field 22 of `/proc/PID/stat`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stat:
+    """The fields of `/proc/PID/stat` that matter here."""
+
+    pid: int
+    state: str
+    parent: int
+    start: int
+
+    @property
+    def identity(self) -> Identity:
+        """Who this is."""
+        return Identity(pid=self.pid, start=self.start)
+
+
+def parse_stat(line: str) -> Stat:
+    """Parse a line of `/proc/PID/stat`; the command in brackets may hold spaces and brackets itself."""
+    pid, rest = line.split(" (", 1)
+    fields = rest.rsplit(") ", 1)[1].split()
+    return Stat(pid=int(pid), state=fields[0], parent=int(fields[1]), start=int(fields[19]))
+
+
+def look(pid: int) -> Stat | None:
+    """The process with this PID, or None."""
+    try:
+        return parse_stat((_PROC / str(pid) / "stat").read_text())
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def alive(identity: Identity | None) -> bool:
+    """Whether this very process still runs; a zombie does not."""
+    if identity is None:
+        return False
+    stat = look(identity.pid)
+    return stat is not None and stat.start == identity.start and stat.state not in "ZX"
+
+
+def send(identity: Identity | None, number: int) -> bool:
+    """Signal this very process; False when it is gone."""
+    if identity is None or not alive(identity):
+        return False
+    try:
+        os.kill(identity.pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def read_record(path: Path) -> Identity | None:
+    """The process recorded in a file; None while there is none."""
+    try:
+        line = path.read_text()
+    except FileNotFoundError:
+        return None
+    return parse_stat(line).identity if line.endswith("\n") else None
+
+
+def start(
+    name: str,
+    argv: Sequence[str | Path],
+    *,
+    records: Path,
+    logs: Path,
+    environment: Mapping[str, str] | None = None,
+) -> Identity:
+    """Start a daemon in its own session, not our child, with its record in `records` and its output in `logs`."""
+    record = records / name
+    record.unlink(missing_ok=True)
+    log = logs / f"{name}.log"
+    words = [str(word) for word in argv]
+    subprocess.run(
+        ["setsid", "--fork", "/bin/sh", "-c", _STUB, "holdfast-testbed", str(record), str(log), *words],
+        check=True,
+        env=child_environment(**(environment or {})),
+    )
+    wait_for(lambda: read_record(record) is not None, what=f"{name} is started", seconds=20, every=0.005)
+    identity = read_record(record)
+    if identity is None:
+        raise NotReady(f"{name} has no record")
+    return identity
+
+
+def kill_all(identities: Sequence[Identity], *, seconds: float = 30.0) -> None:
+    """SIGKILL each of these and wait until all are gone."""
+    for identity in identities:
+        send(identity, signal.SIGKILL)
+    wait_for(
+        lambda: not any(alive(identity) for identity in identities),
+        what=f"killed processes {[i.pid for i in identities if alive(i)]} are gone",
+        seconds=seconds,
+    )
+
+
+def children(identity: Identity) -> list[Identity]:
+    """The living children of a process."""
+    found = []
+    for entry in _PROC.iterdir():
+        stat = look(int(entry.name)) if entry.name.isdigit() else None
+        if stat is not None and stat.parent == identity.pid and stat.state not in "ZX":
+            found.append(stat.identity)
+    return found
+
+
+def command_line(pid: int) -> list[str]:
+    """The words with which a process was started; empty when it is gone."""
+    try:
+        raw = (_PROC / str(pid) / "cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    return [word.decode(errors="replace") for word in raw.split(b"\0")[:-1]]
+
+
+def tail(log: Path, lines: int = 15) -> str:
+    """The end of a log, for an error message."""
+    try:
+        text = log.read_text(errors="replace")
+    except FileNotFoundError:
+        return f"({log} does not exist)"
+    return "\n".join([f"the end of {log}:", *text.splitlines()[-lines:]])

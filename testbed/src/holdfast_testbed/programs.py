@@ -1,0 +1,60 @@
+"""Where each program is: `KUBEBUILDER_ASSETS` first, then the cache, and for Debian's parts PATH."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from holdfast_testbed.constants import CNI, CONTAINERD, ETCD, HELM, KUBERNETES
+from holdfast_testbed.errors import MissingProgram
+from holdfast_testbed.settings import settings
+
+FOLDERS = {
+    "etcd": f"etcd-{ETCD}",
+    **{
+        name: f"kubernetes-{KUBERNETES}"
+        for name in (
+            "kube-apiserver",
+            "kube-controller-manager",
+            "kube-scheduler",
+            "kubelet",
+            "kubectl",
+            "kube-proxy",
+        )
+    },
+    **{name: f"containerd-{CONTAINERD}" for name in ("containerd", "containerd-shim-runc-v2", "ctr")},
+    **{name: f"cni-{CNI}" for name in ("bridge", "loopback", "host-local")},
+    "helm": f"helm-{HELM}",
+    "pause": "pause-1",
+    "runc": "debian",
+    "nft": "debian",
+}
+"""Program → folder under the cache's `bin`."""
+
+FROM_PATH = frozenset({"runc", "nft"})
+"""Programs of the distribution, as good from PATH."""
+
+
+def find(name: str) -> Path | None:
+    """The program, or None."""
+    here = settings()
+    candidates = [here.assets / name] if here.assets else []
+    candidates.append(here.bin / FOLDERS[name] / name)
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    if name in FROM_PATH:
+        found = shutil.which(name, path=here.search_path)
+        return Path(found) if found else None
+    return None
+
+
+def program(name: str) -> Path:
+    """The program; without it an error that says how to get it."""
+    found = find(name)
+    if found is None:
+        option = " --with helm" if name == "helm" else ""
+        raise MissingProgram(
+            f"{name} is not there: run 'make setup' (PYTHONPATH=testbed/src python3 -m holdfast_testbed.bootstrap{option})"
+        )
+    return found
