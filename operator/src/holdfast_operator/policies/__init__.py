@@ -1,0 +1,1 @@
+"""One pure policy per file; `decide` calls them in order."""

@@ -1,0 +1,113 @@
+"""Which commits count. Pure: no files, no clock.
+
+Invariant: of everything that stands on the tiers, only one line of steps is ever read. A commit is ignored when
+it is older (by pair) than some claim and its step lies beyond that claim's `from_step`, or its pair above that
+claim's `from_pair`: what an attempt writes after its successor claimed is never read, and never blocks or
+overwrites the successor.
+
+A job's first claim voids what others wrote above it: another job's claim or commit whose pair is above the job's
+own first claim counts for nothing. Below it, it counts as history, so that a job applied again on an old folder
+resumes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from holdfast.worlds import Claim, Pair
+
+
+class Resume(StrEnum):
+    """What a job that is applied again on an old folder does."""
+
+    ALWAYS = "Always"
+    NEVER = "Never"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commit:
+    """A folder `step-<step>.g<generation>.a<attempt>`; owner as its manifest names it, None if it names none."""
+
+    step: int
+    pair: Pair
+    job_uid: str | None = None
+    publication: str | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a commit may be read, and why not."""
+
+    ok: bool
+    reason: str = ""
+
+
+def first_own(claims: Iterable[Claim], job_uid: str) -> Pair | None:
+    """The pair of the job's first claim: what others have above it is void."""
+    return min((claim.pair for claim in claims if claim.job_uid == job_uid), default=None)
+
+
+def binding(claims: Iterable[Claim], job_uid: str) -> tuple[Claim, ...]:
+    """The claims that count for this job: all but those of others above the job's own first claim."""
+    claims = tuple(claims)
+    first = first_own(claims, job_uid)
+    return tuple(c for c in claims if c.job_uid == job_uid or first is None or c.pair < first)
+
+
+def cuts(claim: Claim, commit: Commit) -> bool:
+    """Whether the claim makes an older commit unreadable."""
+    if commit.pair >= claim.pair:
+        return False
+    return commit.step > claim.from_step or claim.from_pair is None or commit.pair > claim.from_pair
+
+
+def readable(commit: Commit, claims: Iterable[Claim], *, job_uid: str, resume: Resume = Resume.ALWAYS) -> Verdict:
+    """Whether the job may restore the commit; `claims` is the union over all tiers and the membership."""
+    claims = tuple(claims)
+    first = first_own(claims, job_uid)
+    own = _is_own(commit, claims, job_uid)
+    if not own and first is not None and commit.pair >= first:
+        return Verdict(False, f"written by another job above this job's first claim {first}")
+    if not own and resume is Resume.NEVER:
+        return Verdict(False, "written by another job, and resume is Never")
+    for claim in binding(claims, job_uid):
+        if cuts(claim, commit):
+            return Verdict(False, f"fenced by claim {claim.pair} from step {claim.from_step}")
+    return Verdict(True)
+
+
+def _is_own(commit: Commit, claims: Sequence[Claim], job_uid: str) -> bool:
+    if commit.job_uid is not None:
+        return commit.job_uid == job_uid
+    return any(claim.pair == commit.pair and claim.job_uid == job_uid for claim in claims)
+
+
+def order(
+    commits: Iterable[Commit], claims: Iterable[Claim], *, job_uid: str, resume: Resume = Resume.ALWAYS
+) -> list[Commit]:
+    """The readable commits, newest first; of one step the highest pair first."""
+    claims = tuple(claims)
+    kept = (c for c in commits if readable(c, claims, job_uid=job_uid, resume=resume).ok)
+    return sorted(kept, key=lambda commit: (commit.step, commit.pair), reverse=True)
+
+
+def foreign(
+    claims: Iterable[Claim], *, known: Iterable[Claim], job_uid: str, pair: Pair, publication: str
+) -> tuple[Claim, ...]:
+    """Claims on a tier that stop the attempt `pair` of `publication`; `known` are those of its membership.
+
+    Another job's claim is foreign until the operator has published a generation above it. One of the same job is
+    foreign when its generation is above ours, or is ours under another publication: the operator's status was
+    restored from an old backup. A lower one of the same job is history.
+    """
+    known = frozenset(known)
+
+    def stops(claim: Claim) -> bool:
+        if claim.job_uid != job_uid:
+            return True
+        ours = claim.pair.generation == pair.generation
+        return claim.pair.generation > pair.generation or (ours and claim.publication != publication)
+
+    return tuple(claim for claim in claims if claim not in known and stops(claim))

@@ -1,0 +1,1 @@
+"""The launcher: rules of membership (`core`) and the shell around them."""
