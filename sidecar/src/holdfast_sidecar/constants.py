@@ -1,0 +1,87 @@
+"""Names, paths, times and limits of the sidecar. The reader's side of each is in `docs/reference/sidecar.md`."""
+
+from typing import Final
+
+VERSION: Final = 1
+"""The version of every JSON object in `docs/reference/protocol.md`."""
+
+# Files in the run directory.
+MEMBERSHIP_FILE: Final = "membership.json"
+STATUS_FILE: Final = "status.json"
+TOUCH_FILE: Final = "emergency_checkpoint"
+ACK_FILE: Final = "emergency_checkpoint.ack"
+NOTICES_FILE: Final = "sidecar-notices.json"
+"""The sidecar's own memory of the notices that it has passed on."""
+
+# Environment.
+ENV_RUN_DIR: Final = "HOLDFAST_RUN_DIR"
+ENV_POD_UID: Final = "HOLDFAST_POD_UID"
+ENV_POD_NAME: Final = "HOLDFAST_POD_NAME"
+ENV_POD_NAMESPACE: Final = "HOLDFAST_POD_NAMESPACE"
+ENV_NODE_NAME: Final = "HOLDFAST_NODE_NAME"
+ENV_OPERATOR_URL: Final = "HOLDFAST_OPERATOR_URL"
+ENV_TOKEN_FILE: Final = "HOLDFAST_TOKEN_FILE"  # noqa: S105 - a name
+ENV_CA_FILE: Final = "HOLDFAST_CA_FILE"
+ENV_NOTICE_PROVIDERS: Final = "HOLDFAST_NOTICE_PROVIDERS"
+ENV_CHECKPOINT_DEADLINE: Final = "HOLDFAST_CHECKPOINT_DEADLINE_SECONDS"
+ENV_METADATA_URL: Final = "HOLDFAST_METADATA_URL"
+ENV_SIDECAR_PORT: Final = "HOLDFAST_SIDECAR_PORT"
+ENV_SIDECAR_ADDRESS: Final = "HOLDFAST_SIDECAR_ADDRESS"
+
+DEFAULT_RUN_DIR: Final = "/var/run/holdfast"
+DEFAULT_TOKEN_FILE: Final = "/var/run/secrets/holdfast/token"  # noqa: S105 - a path
+DEFAULT_CA_FILE: Final = "/var/run/secrets/holdfast/ca.crt"
+DEFAULT_METADATA_URL: Final = "http://169.254.169.254"
+DEFAULT_CHECKPOINT_DEADLINE_SECONDS: Final = 25.0
+DEFAULT_PORT: Final = 9464
+
+PROVIDER_AWS: Final = "AWS"
+
+# The operator's API for agents.
+REPORT_PATH: Final = "/v1/report"
+MEMBERSHIP_PATH: Final = "/v1/membership"
+
+# Heartbeat and reports.
+STATUS_POLL_SECONDS: Final = 0.1
+REPORT_MOVING_SECONDS: Final = 1.0
+"""Between two reports while only steps move."""
+REPORT_IDLE_SECONDS: Final = 5.0
+"""The longest time between two reports."""
+REPORT_TIMEOUT_SECONDS: Final = 10.0
+FINAL_REPORT_SECONDS: Final = 5.0
+"""What the last report may take, after SIGTERM."""
+BACKOFF_FIRST_SECONDS: Final = 0.2
+BACKOFF_MAX_SECONDS: Final = 3.0
+
+# Long poll.
+HOLD_SECONDS: Final = 30.0
+MEMBERSHIP_TIMEOUT_SECONDS: Final = HOLD_SECONDS + 10.0
+REVISION_MISMATCH_SECONDS: Final = 1.0
+"""How long a report's answer may name another revision than the stored one before the long poll is begun again."""
+KEEPALIVE_IDLE_SECONDS: Final = 5
+KEEPALIVE_INTERVAL_SECONDS: Final = 2
+KEEPALIVE_COUNT: Final = 3
+"""A peer that vanished without a goodbye is noticed after 5 + 2 × 3 s, not after the long poll's time."""
+
+# Sources of notices.
+SOURCE_POLL_SECONDS: Final = 2.0
+"""The longest time between two polls of a source that answers; the shortest is half of it."""
+SOURCE_BACKOFF_KNOWN_SECONDS: Final = 5.0
+"""Longest pause after errors of a source that has answered before: a notice is too short to wait longer."""
+SOURCE_BACKOFF_ABSENT_SECONDS: Final = 60.0
+"""The same for a source that never answered: it probably does not exist here."""
+METADATA_TIMEOUT_SECONDS: Final = 1.0
+METADATA_TOKEN_TTL_SECONDS: Final = 21600
+
+# Limits.
+MAX_FILE_BYTES: Final = 1 << 20
+MAX_RESPONSE_BYTES: Final = 8 << 20
+"""A membership of thousands of members with their claims stays far below it."""
+MAX_METADATA_BYTES: Final = 64 << 10
+MAX_NOTICES: Final = 16
+MAX_SCRAPES: Final = 4
+"""Connections that the metrics endpoint serves at once."""
+SCRAPE_TIMEOUT_SECONDS: Final = 5.0
+
+EXIT_SETTINGS: Final = 78
+EXIT_FAULT: Final = 70

@@ -1,0 +1,64 @@
+"""Reading and writing in the run directory, which is shared with the trainer's container."""
+
+import os
+import stat
+from pathlib import Path
+
+from holdfast_sidecar.constants import MAX_FILE_BYTES
+from holdfast_sidecar.errors import MalformedError
+
+Stamp = tuple[int, int, int]
+"""What changes when a file is replaced: inode, time of modification in ns, size."""
+
+
+def stamp(path: Path) -> Stamp | None:
+    """The file's stamp, or None when there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return (found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+def read_small(path: Path) -> bytes | None:
+    """A regular file's bytes, None when there is none. The trainer's container may put anything there, so
+    neither a FIFO nor a link nor an endless file is followed."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise MalformedError(f"{path.name} is not a regular file")
+        data = file.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        raise MalformedError(f"{path.name} is larger than {MAX_FILE_BYTES} bytes")
+    return data
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace a file by rename. The launcher may run as another user, so the file is readable by all in the pod."""
+    _write_beside(path, data).replace(path)
+
+
+def create_atomically(path: Path, data: bytes) -> bool:
+    """Make a whole file that is not there yet; False when one is."""
+    beside = _write_beside(path, data)
+    try:
+        os.link(beside, path)
+    except FileExistsError:
+        return False
+    finally:
+        beside.unlink()
+    return True
+
+
+def _write_beside(path: Path, data: bytes) -> Path:
+    beside = path.with_name(f".{path.name}.sidecar")
+    # One writer for each name, so what a killed predecessor left behind is simply taken over.
+    beside.unlink(missing_ok=True)
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(descriptor, 0o644)
+        file.write(data)
+    return beside

@@ -1,0 +1,148 @@
+"""Watches the launcher's `status.json`: what it says, when it last said anything, and when that is worth a report."""
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from holdfast_sidecar import constants as c
+from holdfast_sidecar.clock import Clock
+from holdfast_sidecar.contract import Document, parse_document, significant
+from holdfast_sidecar.errors import ContractError
+from holdfast_sidecar.files import Stamp, read_small, stamp
+from holdfast_sidecar.logs import Transitions
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beat:
+    """What is known of the launcher at one moment."""
+
+    status: Document | None
+    """Its last readable status; None until there is one."""
+    changed_at: float
+    """Monotonic time of the last change of the file (of the sidecar's start, while there is none)."""
+    significance: bytes
+    sequence: int
+    """Rises with every status that was read."""
+
+    def silent_seconds(self, monotonic: float) -> float:
+        """How long the launcher has said nothing."""
+        return max(0.0, monotonic - self.changed_at)
+
+
+class Heartbeat:
+    """Reads the status when its stamp changes. `poll` belongs to one thread, `current` to all."""
+
+    def __init__(self, run_dir: Path, clock: Clock) -> None:
+        self._path = run_dir / c.STATUS_FILE
+        self._clock = clock
+        self._stamp: Stamp | None = None
+        self._lock = threading.Lock()
+        self._beat = Beat(status=None, changed_at=clock.monotonic(), significance=b"", sequence=0)
+        self._state = Transitions(_log)
+
+    def current(self) -> Beat:
+        """The newest beat."""
+        with self._lock:
+            return self._beat
+
+    def poll(self) -> bool:
+        """Look at the file once; True when it has changed."""
+        with self._lock:
+            found = stamp(self._path)
+            if found is None or found == self._stamp:
+                return False
+            before, self._stamp = self._stamp, found
+            changed_at = self._clock.monotonic()
+            if before is None:
+                changed_at -= self._age(found)
+            status = self._read()
+            self._beat = Beat(
+                status=status,
+                changed_at=changed_at,
+                significance=significant(status),
+                sequence=self._beat.sequence + 1,
+            )
+            return True
+
+    def _age(self, found: Stamp) -> float:
+        """Age of a status that was there before the sidecar was."""
+        written = datetime.fromtimestamp(found[1] / 1e9, UTC)
+        return max(0.0, (self._clock.now() - written).total_seconds())
+
+    def _read(self) -> Document | None:
+        try:
+            data = read_small(self._path)
+            status = None if data is None else parse_document(data, c.STATUS_FILE)
+        except (ContractError, OSError) as error:
+            self._state(logging.ERROR, "unreadable", f"the launcher's status cannot be read: {error}")
+            return None
+        self._state(logging.INFO, "readable", "the launcher's status can be read")
+        return status
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportState:
+    """What the next report is measured against."""
+
+    accepted_at: float | None
+    """Monotonic time of the last report that the operator took; None before the first."""
+    attempted_at: float | None
+    failures: int
+    """Failed attempts since then."""
+    pause: float
+    """Wait after the last failure."""
+    significance: bytes
+    """Of the last accepted report."""
+    notices: int
+    """Notices in the last accepted report."""
+    sequence: int
+
+
+NOTHING_REPORTED = ReportState(
+    accepted_at=None, attempted_at=None, failures=0, pause=0.0, significance=b"", notices=0, sequence=0
+)
+
+
+def report_due(state: ReportState, beat: Beat, notices: int) -> tuple[float, str]:
+    """The monotonic time from which a report is due, and why then. A time in the past means now."""
+    if state.failures and state.attempted_at is not None:
+        return state.attempted_at + state.pause, "Retry"
+    if state.accepted_at is None:
+        return 0.0, "First"
+    if beat.significance != state.significance or notices != state.notices:
+        return 0.0, "Changed"
+    if beat.sequence != state.sequence:
+        return state.accepted_at + c.REPORT_MOVING_SECONDS, "Moving"
+    return state.accepted_at + c.REPORT_IDLE_SECONDS, "Idle"
+
+
+def accepted(beat: Beat, notices: int, monotonic: float) -> ReportState:
+    """The state after the operator took a report of this."""
+    return ReportState(
+        accepted_at=monotonic,
+        attempted_at=monotonic,
+        failures=0,
+        pause=0.0,
+        significance=beat.significance,
+        notices=notices,
+        sequence=beat.sequence,
+    )
+
+
+def failed(state: ReportState, monotonic: float, pause: Callable[[int], float]) -> ReportState:
+    """The state after a report was not taken."""
+    failures = state.failures + 1
+    return ReportState(
+        accepted_at=state.accepted_at,
+        attempted_at=monotonic,
+        failures=failures,
+        pause=pause(failures),
+        significance=state.significance,
+        notices=state.notices,
+        sequence=state.sequence,
+    )

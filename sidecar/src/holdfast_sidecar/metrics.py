@@ -1,0 +1,144 @@
+"""What the sidecar exports. Names are documented in `docs/reference/sidecar.md`."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import Any
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from holdfast_sidecar import __version__
+from holdfast_sidecar.clock import Clock
+from holdfast_sidecar.contract import Document, Notice, parse_time
+from holdfast_sidecar.errors import MalformedError
+from holdfast_sidecar.heartbeat import Beat
+
+
+class Metrics:
+    """Counts what happens and turns it, with the newest beat, into Prometheus's text."""
+
+    def __init__(self, clock: Clock, beat: Callable[[], Beat]) -> None:
+        self._clock = clock
+        self._beat = beat
+        self._lock = threading.Lock()
+        self._reports: Counter[str] = Counter({"ok": 0, "failed": 0})
+        self._notices: Counter[tuple[str, str]] = Counter()
+        self._errors: Counter[str] = Counter()
+        self._accepted_at: float | None = None
+        self._revision = 0
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+
+    def report(self, ok: bool) -> None:
+        """A report was taken, or not."""
+        with self._lock:
+            self._reports["ok" if ok else "failed"] += 1
+            if ok:
+                self._accepted_at = self._clock.monotonic()
+
+    def notice(self, notice: Notice) -> None:
+        """A notice was passed on."""
+        with self._lock:
+            self._notices[notice.source, notice.action] += 1
+
+    def poll_error(self, source: str) -> None:
+        """A source gave no usable answer."""
+        with self._lock:
+            self._errors[source] += 1
+
+    def stored(self, revision: int) -> None:
+        """A membership was stored."""
+        with self._lock:
+            self._revision = revision
+
+    def render(self) -> bytes:
+        """The text that Prometheus reads."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by the registry for each scrape."""
+        with self._lock:
+            yield from self._own()
+        beat = self._beat()
+        silent = beat.silent_seconds(self._clock.monotonic())
+        yield _gauge("holdfast_launcher_silent_seconds", "Seconds since the launcher last wrote its status", silent)
+        if beat.status is not None:
+            yield from _launcher(beat.status, self._clock.now())
+
+    def _own(self) -> Iterator[Metric]:
+        info = GaugeMetricFamily("holdfast_sidecar_info", "The sidecar's version", labels=["version"])
+        info.add_metric([__version__], 1)
+        yield info
+        reports = CounterMetricFamily(
+            "holdfast_sidecar_reports", "Reports to the operator by result", labels=["result"]
+        )
+        for result, count in self._reports.items():
+            reports.add_metric([result], count)
+        yield reports
+        notices = CounterMetricFamily(
+            "holdfast_sidecar_notices", "Notices passed on to the launcher", labels=["source", "action"]
+        )
+        for (source, action), count in self._notices.items():
+            notices.add_metric([source, action], count)
+        yield notices
+        errors = CounterMetricFamily(
+            "holdfast_sidecar_poll_errors", "Polls of a source without a usable answer", labels=["source"]
+        )
+        for source, count in self._errors.items():
+            errors.add_metric([source], count)
+        yield errors
+        yield _gauge("holdfast_membership_revision", "Revision of the stored membership", self._revision)
+        if self._accepted_at is not None:
+            age = self._clock.monotonic() - self._accepted_at
+            yield _gauge("holdfast_sidecar_report_age_seconds", "Seconds since the operator took a report", age)
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, value=value)
+
+
+def _launcher(status: Document, now: datetime) -> Iterator[Metric]:
+    """Gauges of the launcher's status; what the status does not say, or says strangely, is left out."""
+    ranks = [rank for rank in _list(status.get("ranks")) if isinstance(rank, dict)]
+    steps = [float(rank["step"]) for rank in ranks if _number(rank.get("step"))]
+    numbers: dict[str, tuple[str, Any]] = {
+        "holdfast_step": ("The highest step of a rank process here", max(steps, default=None)),
+        "holdfast_committed_step": ("The last committed step", status.get("committedStep")),
+        "holdfast_loss": ("The loss of the last committed step", status.get("loss")),
+        "holdfast_samples_per_second": ("Samples a second", status.get("throughput")),
+    }
+    for name, (text, value) in numbers.items():
+        if _number(value):
+            yield _gauge(name, text, float(value))
+    if isinstance(phase := status.get("phase"), str):
+        family = GaugeMetricFamily("holdfast_launcher_phase", "1 for the launcher's phase", labels=["phase"])
+        family.add_metric([phase], 1)
+        yield family
+    yield from _checkpoints(status.get("checkpoints"), now)
+
+
+def _checkpoints(checkpoints: object, now: datetime) -> Iterator[Metric]:
+    step = GaugeMetricFamily("holdfast_checkpoint_step", "Step of the newest durable commit", labels=["tier"])
+    age = GaugeMetricFamily("holdfast_checkpoint_age_seconds", "Age of the newest durable commit", labels=["tier"])
+    for tier, commit in checkpoints.items() if isinstance(checkpoints, dict) else ():
+        if not isinstance(commit, dict):
+            continue
+        if _number(commit.get("step")):
+            step.add_metric([tier], commit["step"])
+        try:
+            age.add_metric([tier], (now - parse_time(str(commit.get("time")))).total_seconds())
+        except MalformedError:
+            continue
+    yield step
+    yield age
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -1,0 +1,75 @@
+"""The sidecar's settings. The environment is read here and nowhere else."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from holdfast_sidecar import constants as c
+from holdfast_sidecar.contract import Pod
+from holdfast_sidecar.errors import SettingsError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """All that a sidecar is told from outside."""
+
+    pod: Pod
+    run_dir: Path
+    operator_url: str
+    token_file: Path
+    ca_file: Path
+    providers: tuple[str, ...]
+    checkpoint_deadline_seconds: float
+    metadata_url: str
+    address: str
+    port: int
+
+    def __post_init__(self) -> None:
+        url = urlsplit(self.operator_url)
+        if url.scheme != "https" or not url.hostname:
+            raise SettingsError(f"{c.ENV_OPERATOR_URL} must be an https:// address, not {self.operator_url!r}")
+        if urlsplit(self.metadata_url).scheme != "http":
+            raise SettingsError(f"{c.ENV_METADATA_URL} must be an http:// address, not {self.metadata_url!r}")
+        if not 0 <= self.port < 65536:
+            raise SettingsError(f"{c.ENV_SIDECAR_PORT} must be a port, not {self.port}")
+        if not 0 < self.checkpoint_deadline_seconds < 86400:
+            raise SettingsError(f"{c.ENV_CHECKPOINT_DEADLINE} must be seconds within a day")
+
+
+def read_environment(environment: Mapping[str, str] | None = None) -> Settings:
+    """Settings from the process's environment."""
+    env = os.environ if environment is None else environment
+    return Settings(
+        pod=Pod(
+            namespace=_required(env, c.ENV_POD_NAMESPACE),
+            name=_required(env, c.ENV_POD_NAME),
+            uid=_required(env, c.ENV_POD_UID),
+            node=env.get(c.ENV_NODE_NAME, ""),
+        ),
+        run_dir=Path(env.get(c.ENV_RUN_DIR) or c.DEFAULT_RUN_DIR),
+        operator_url=_required(env, c.ENV_OPERATOR_URL).rstrip("/"),
+        token_file=Path(env.get(c.ENV_TOKEN_FILE) or c.DEFAULT_TOKEN_FILE),
+        ca_file=Path(env.get(c.ENV_CA_FILE) or c.DEFAULT_CA_FILE),
+        providers=tuple(name.strip() for name in env.get(c.ENV_NOTICE_PROVIDERS, "").split(",") if name.strip()),
+        checkpoint_deadline_seconds=_number(env, c.ENV_CHECKPOINT_DEADLINE, c.DEFAULT_CHECKPOINT_DEADLINE_SECONDS),
+        metadata_url=(env.get(c.ENV_METADATA_URL) or c.DEFAULT_METADATA_URL).rstrip("/"),
+        address=env.get(c.ENV_SIDECAR_ADDRESS, ""),
+        port=int(_number(env, c.ENV_SIDECAR_PORT, c.DEFAULT_PORT)),
+    )
+
+
+def _required(env: Mapping[str, str], name: str) -> str:
+    value = env.get(name, "").strip()
+    if not value:
+        raise SettingsError(f"{name} is not set")
+    return value
+
+
+def _number(env: Mapping[str, str], name: str, default: float) -> float:
+    text = env.get(name, "").strip()
+    try:
+        return float(text) if text else float(default)
+    except ValueError as error:
+        raise SettingsError(f"{name} must be a number, not {text!r}") from error

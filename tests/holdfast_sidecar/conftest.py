@@ -1,0 +1,511 @@
+"""Real servers that fail on command: an operator over TLS with its own CA, and an EC2 metadata service."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import ipaddress
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from socketserver import TCPServer, ThreadingMixIn
+from typing import Any, TypeVar
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+GOLDEN = Path(__file__).parent.parent / "contract"
+DEADLINE = 20.0
+
+Document = dict[str, Any]
+Got = TypeVar("Got")
+
+
+def wait_until(condition: Callable[[], Got], what: str, *, deadline: float = DEADLINE) -> Got:
+    """The condition's first true value."""
+    end = time.monotonic() + deadline
+    while not (value := condition()):
+        assert time.monotonic() < end, f"never came: {what}"
+        time.sleep(0.01)
+    return value
+
+
+def golden(name: str) -> Document:
+    document: Document = json.loads((GOLDEN / name).read_text())
+    return document
+
+
+# Clocks ----------------------------------------------------------------------------------------------------------
+
+
+class FakeClock:
+    """Time that moves when a test says so."""
+
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+        self.start = dt.datetime(2026, 1, 31, 12, tzinfo=dt.UTC)
+
+    def now(self) -> dt.datetime:
+        return self.start + dt.timedelta(seconds=self.seconds - 1000.0)
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def forward(self, seconds: float) -> None:
+        self.seconds += seconds
+
+
+# Certificates ----------------------------------------------------------------------------------------------------
+
+
+class Authority:
+    """A certificate authority of the test's own."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder = folder
+        self._name = name
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self.certificate = self._sign(self._subject(f"{name} CA"), self._key.public_key(), authority=True)
+        self.file = folder / f"{name}-ca.crt"
+        self.file.write_bytes(self.certificate.public_bytes(serialization.Encoding.PEM))
+
+    def server_context(self, address: str = "127.0.0.1") -> ssl.SSLContext:
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate = self._sign(self._subject(address), key.public_key(), address=address)
+        file = self._folder / f"{self._name}-{address}.pem"
+        file.write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+            + certificate.public_bytes(serialization.Encoding.PEM)
+        )
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(file)
+        return context
+
+    @staticmethod
+    def _subject(name: str) -> x509.Name:
+        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+    def _sign(
+        self, subject: x509.Name, key: ec.EllipticCurvePublicKey, *, authority: bool = False, address: str = ""
+    ) -> x509.Certificate:
+        now = dt.datetime.now(dt.UTC)
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._subject(f"{self._name} CA"))
+            .public_key(key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - dt.timedelta(hours=1))
+            .not_valid_after(now + dt.timedelta(days=1))
+            .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
+        )
+        if address:
+            names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))])
+            builder = builder.add_extension(names, critical=False)
+        return builder.sign(self._key, hashes.SHA256())
+
+
+# Servers ---------------------------------------------------------------------------------------------------------
+
+
+class _Threaded(ThreadingMixIn, TCPServer):
+    allow_reuse_address = True
+    daemon_threads = True
+    owner: Any = None
+    context: ssl.SSLContext | None = None
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.open: set[socket.socket] = set()
+        super().__init__(address, handler)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        with contextlib.suppress(OSError):
+            if self.context is not None:
+                request = self.context.wrap_socket(request, server_side=True)
+            self.open.add(request)
+            super().process_request_thread(request, client_address)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Clients are killed and connections cut on purpose."""
+
+
+class _Quiet(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+    def answer(self, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        if status != 204:
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if status != 204:
+            self.wfile.write(body)
+
+
+class ServerBase:
+    """Starts, cuts and restarts a server on one port."""
+
+    handler: type[BaseHTTPRequestHandler]
+
+    def __init__(self, context: ssl.SSLContext | None = None) -> None:
+        self.context = context
+        self.port = 0
+        self.connections = 0
+        self._server: _Threaded | None = None
+
+    def start(self) -> None:
+        self._server = _Threaded(("127.0.0.1", self.port), self.handler)
+        self._server.owner = self
+        self._server.context = self.context
+        self.port = int(self._server.server_address[1])
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def stop(self) -> None:
+        """As if its process were killed: the port refuses and every open connection ends."""
+        if self._server is None:
+            return
+        self._server.shutdown()
+        self._server.server_close()
+        for sock in list(self._server.open):
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+        self._server = None
+
+
+class _OperatorHandler(_Quiet):
+    def do_POST(self) -> None:
+        operator: FakeOperator = self.server.owner  # type: ignore[attr-defined]
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if operator.refuses(self):
+            return
+        with operator.changed:
+            operator.reports.append(body)
+            answer = {"version": 1, "revision": operator.revision}
+            operator.changed.notify_all()
+        if operator.lose_answers:
+            self.close_connection = True
+            return
+        self.answer(200, json.dumps(answer).encode())
+
+    def do_GET(self) -> None:
+        operator: FakeOperator = self.server.owner  # type: ignore[attr-defined]
+        if operator.refuses(self):
+            return
+        after = int(self.path.partition("after=")[2])
+        with operator.changed:
+            operator.polls.append(after)
+            operator.changed.wait_for(lambda: operator.revision > after, timeout=operator.hold)
+            found = operator.document if operator.revision > after else None
+        self.answer(204) if found is None else self.answer(200, found)
+
+
+class FakeOperator(ServerBase):
+    """The agents' API of `protocol.md`, with faults."""
+
+    handler = _OperatorHandler
+
+    def __init__(self, authority: Authority) -> None:
+        super().__init__(authority.server_context())
+        self.changed = threading.Condition()
+        self.reports: list[Document] = []
+        self.polls: list[int] = []
+        self.tries: list[str] = []
+        self.tokens = {"first-token"}
+        self.seen_tokens: set[str] = set()
+        self.document = b""
+        self.revision = 0
+        self.hold = 30.0
+        self.status: int | None = None
+        self.lose_answers = False
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self.port}"
+
+    def publish(self, data: bytes, revision: int) -> None:
+        with self.changed:
+            self.document, self.revision = data, revision
+            self.changed.notify_all()
+
+    def membership(self, revision: int, **changes: Any) -> bytes:
+        """Publish the golden membership with another revision; returns its bytes."""
+        data = json.dumps({**golden("membership.json"), "revision": revision, **changes}, indent=3).encode()
+        self.publish(data, revision)
+        return data
+
+    def refuses(self, handler: _Quiet) -> bool:
+        self.tries.append(handler.path)
+        token = handler.headers.get("Authorization", "").removeprefix("Bearer ")
+        self.seen_tokens.add(token)
+        if token not in self.tokens:
+            handler.answer(401, b"{}")
+            return True
+        if self.status is not None:
+            handler.answer(self.status, b'{"version": 1, "leader": "https://other:8443"}')
+            return True
+        return False
+
+    def latest(self) -> Document:
+        return self.reports[-1] if self.reports else {}
+
+
+class _MetadataHandler(_Quiet):
+    def do_PUT(self) -> None:
+        metadata: FakeMetadata = self.server.owner  # type: ignore[attr-defined]
+        metadata.token_requests += 1
+        if metadata.spoil(self):
+            return
+        lifetime = self.headers.get("X-aws-ec2-metadata-token-ttl-seconds")
+        if self.path != "/latest/api/token" or lifetime is None:
+            self.answer(400)
+            return
+        token = f"token-{metadata.token_requests}=="
+        metadata.valid = {token}
+        self.answer(200, token.encode(), {"X-aws-ec2-metadata-token-ttl-seconds": str(metadata.ttl)})
+
+    def do_GET(self) -> None:
+        metadata: FakeMetadata = self.server.owner  # type: ignore[attr-defined]
+        metadata.gets += 1
+        if metadata.spoil(self):
+            return
+        if self.headers.get("X-aws-ec2-metadata-token") not in metadata.valid:
+            self.answer(401)
+            return
+        body = metadata.answers.get(self.path)
+        self.answer(404, b"<html>404</html>") if body is None else self.answer(200, body)
+
+
+class FakeMetadata(ServerBase):
+    """IMDSv2: a token by PUT, 401 without one, 404 when there is nothing to tell. `fault` spoils every answer."""
+
+    handler = _MetadataHandler
+    SPOT = "/latest/meta-data/spot/instance-action"
+    REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers: dict[str, bytes] = {}
+        self.valid: set[str] = set()
+        self.ttl = 21600
+        self.token_requests = 0
+        self.gets = 0
+        self.fault = ""
+        self.release = threading.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def interrupt(self, action: str = "terminate", when: str = "2026-01-31T12:02:00Z") -> None:
+        self.answers[self.SPOT] = json.dumps({"action": action, "time": when}).encode()
+
+    def recommend(self, when: str = "2026-01-31T11:59:00Z") -> None:
+        self.answers[self.REBALANCE] = json.dumps({"noticeTime": when}).encode()
+
+    def spoil(self, handler: _Quiet) -> bool:
+        """Answer in the way of the current fault; False when there is none."""
+        if not self.fault:
+            return False
+        if self.fault.isdigit():
+            handler.answer(int(self.fault))
+        elif self.fault == "garbage":
+            handler.wfile.write(b"\x00\xff this is not HTTP \r\n\r\n" * 10)
+        elif self.fault == "html":
+            handler.answer(200, b"<html>log in to the network</html>")
+        elif self.fault == "redirect":
+            handler.answer(302, b"", {"Location": "http://127.0.0.1:9/elsewhere"})
+        elif self.fault == "endless":
+            handler.answer(200, b"x" * (1 << 20))
+        elif self.fault == "cut":
+            handler.send_response(200)
+            handler.send_header("Content-Length", "100")
+            handler.end_headers()
+            handler.wfile.write(b'{"action": "terminate", ')
+        elif self.fault == "hang":
+            self.release.wait(DEADLINE)
+        elif self.fault == "drip":
+            for letter in b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\nX-Slow: " + b"x" * 1000:
+                handler.wfile.write(bytes([letter]))
+                handler.wfile.flush()
+                if self.release.wait(0.05):
+                    break
+        handler.close_connection = True
+        return True
+
+
+# The process -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class SidecarProcess:
+    """The real `python -m holdfast_sidecar`."""
+
+    environment: dict[str, str]
+    run_dir: Path
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+    port: int = 0
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start(self) -> None:
+        before = len(self.lines())
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "holdfast_sidecar"], env=self.environment, stderr=log, stdout=log
+            )
+        self.started.append(self.process)
+        line = wait_until(
+            lambda: next((line for line in self.lines()[before:] if "metrics on port" in line["message"]), None),
+            f"the sidecar's start: {self.log}",
+        )
+        self.port = int(line["message"].rpartition(" ")[2])
+
+    def run(self) -> int:
+        """Start it where it cannot work; its exit code."""
+        with self.log.open("ab") as log:
+            command = [sys.executable, "-m", "holdfast_sidecar"]
+            return subprocess.run(command, env=self.environment, stderr=log, stdout=log, timeout=DEADLINE).returncode
+
+    def lines(self) -> list[Document]:
+        """The log's complete lines."""
+        if not self.log.exists():
+            return []
+        whole = self.log.read_text().rpartition("\n")[0]
+        return [json.loads(line) for line in whole.splitlines()]
+
+    def says(self, text: str) -> int:
+        """How many log lines hold the text."""
+        return sum(text in line["message"] for line in self.lines())
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait(DEADLINE)
+
+    def terminate(self) -> int:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(DEADLINE)
+
+    def get(self, path: str, method: str = "GET") -> tuple[int, str]:
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def write_status(self, **changes: Any) -> Document:
+        """What the launcher would do."""
+        status = {**golden("status.json"), **changes}
+        beside = self.run_dir / ".status.json.test"
+        beside.write_text(json.dumps(status))
+        beside.rename(self.run_dir / "status.json")
+        return status
+
+
+# Fixtures --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def wait() -> Callable[..., Any]:
+    return wait_until
+
+
+@pytest.fixture(name="golden")
+def golden_fixture() -> Callable[[str], Document]:
+    return golden
+
+
+@pytest.fixture
+def authority_named(tmp_path: Path) -> Callable[[str], Authority]:
+    return lambda name: Authority(tmp_path, name)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    path = tmp_path / "run"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path, "first")
+
+
+@pytest.fixture
+def operator(authority: Authority) -> Iterator[FakeOperator]:
+    server = FakeOperator(authority)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def metadata() -> Iterator[FakeMetadata]:
+    server = FakeMetadata()
+    server.start()
+    yield server
+    server.release.set()
+    server.stop()
+
+
+@pytest.fixture
+def sidecar(
+    tmp_path: Path, run_dir: Path, authority: Authority, operator: FakeOperator, metadata: FakeMetadata
+) -> Iterator[SidecarProcess]:
+    """Set up, not started."""
+    token, bundle = tmp_path / "token", tmp_path / "ca.crt"
+    token.write_text("first-token")
+    bundle.write_bytes(authority.file.read_bytes())
+    pod = golden("report.json")["pod"]
+    found = SidecarProcess(
+        environment={
+            **{name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")},
+            "HOLDFAST_RUN_DIR": str(run_dir),
+            "HOLDFAST_POD_UID": pod["uid"],
+            "HOLDFAST_POD_NAME": pod["name"],
+            "HOLDFAST_POD_NAMESPACE": pod["namespace"],
+            "HOLDFAST_NODE_NAME": pod["node"],
+            "HOLDFAST_OPERATOR_URL": operator.url,
+            "HOLDFAST_TOKEN_FILE": str(token),
+            "HOLDFAST_CA_FILE": str(bundle),
+            "HOLDFAST_NOTICE_PROVIDERS": "AWS",
+            "HOLDFAST_METADATA_URL": metadata.url,
+            "HOLDFAST_SIDECAR_PORT": "0",
+            "HOLDFAST_SIDECAR_ADDRESS": "127.0.0.1",
+        },
+        run_dir=run_dir,
+        log=tmp_path / "sidecar.log",
+    )
+    yield found
+    for process in found.started:
+        process.kill()
+        process.wait(DEADLINE)

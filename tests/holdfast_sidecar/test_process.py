@@ -1,0 +1,298 @@
+"""The real process against a real operator over TLS and a real metadata service, both hurt on purpose."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def shape(value: Any) -> Any:
+    """The names in a document, without its values."""
+    if isinstance(value, dict):
+        return {name: shape(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [shape(value[0])] if value else []
+    return None
+
+
+def test_a_report_has_the_golden_shape_and_carries_the_status_unchanged(sidecar, operator, metadata, golden, wait):
+    status = sidecar.write_status()
+    metadata.interrupt()
+    sidecar.start()
+    report = wait(lambda: next((r for r in operator.reports if r["notices"]), None), "a report with the notice")
+    expected = golden("report.json")
+    assert shape(report) == shape(expected)
+    assert report["launcher"] == status
+    assert report["pod"] == expected["pod"]
+    assert {**report["notices"][0], "observedAt": ""} == {**expected["notices"][0], "observedAt": ""}
+
+
+def test_the_membership_is_stored_byte_for_byte(sidecar, operator, run_dir, wait):
+    first = operator.membership(7)
+    sidecar.start()
+    wait(lambda: (run_dir / "membership.json").exists(), "the first membership")
+    assert (run_dir / "membership.json").read_bytes() == first
+    second = operator.membership(8)
+    wait(lambda: (run_dir / "membership.json").read_bytes() == second, "the second membership")
+
+
+def test_each_significant_change_is_reported_although_the_last_report_is_young(sidecar, operator, wait):
+    sidecar.start()
+    for phase in ("Starting", "Forming", "Running", "Draining"):
+        sidecar.write_status(phase=phase)
+        wait(lambda phase=phase: _phase(operator) == phase, f"the report of {phase}", deadline=3)
+
+
+def _phase(operator: Any) -> str:
+    return ((operator.latest().get("launcher") or {}).get("phase")) or ""
+
+
+def test_a_killed_sidecar_passes_no_notice_on_twice_and_keeps_reporting_it(
+    sidecar, operator, metadata, run_dir, wait
+):
+    metadata.interrupt()
+    sidecar.start()
+    wait(lambda: (run_dir / "emergency_checkpoint").exists(), "the touch-file")
+    (run_dir / "emergency_checkpoint").rename(run_dir / "taken")  # the launcher consumes it
+    wait(lambda: operator.latest().get("notices"), "the notice's report")
+    sidecar.kill()
+    seen, polled = len(operator.reports), metadata.gets
+    sidecar.start()
+    wait(lambda: metadata.gets >= polled + 3, "three more polls")
+    wait(lambda: len(operator.reports) > seen, "a report of the new process")
+    assert not (run_dir / "emergency_checkpoint").exists()
+    assert [notice["id"] for notice in operator.latest()["notices"]] == ["aws-spot-2026-01-31T12:02:00Z"]
+    starts = {report["sidecar"]["startId"] for report in operator.reports}
+    assert len(starts) == 2
+
+
+def test_a_killed_sidecar_takes_up_the_stored_membership(sidecar, operator, run_dir, wait):
+    operator.membership(7)
+    sidecar.start()
+    wait(lambda: (run_dir / "membership.json").exists(), "the membership")
+    sidecar.kill()
+    before = (run_dir / "membership.json").stat().st_ino
+    asked = len(operator.polls)
+    sidecar.start()
+    wait(lambda: len(operator.polls) > asked, "a poll of the new process")
+    assert operator.polls[-1] == 7
+    assert (run_dir / "membership.json").stat().st_ino == before
+
+
+def test_an_operator_that_was_away_is_told_everything(sidecar, operator, run_dir, wait):
+    operator.membership(1)
+    sidecar.start()
+    wait(lambda: operator.reports, "a first report")
+    operator.stop()
+    incident = {"generation": 2, "attempt": 1, "cause": "Application"}
+    sidecar.write_status(phase="Forming", incidents=[incident])
+    sidecar.write_status(phase="Running", incidents=[incident])
+    wait(lambda: sidecar.says("reports do not reach the operator"), "the line that says so")
+    latest = operator.membership(2)
+    operator.start()
+    wait(lambda: _phase(operator) == "Running", "the report after the return")
+    assert operator.latest()["launcher"]["incidents"] == [incident]
+    wait(lambda: (run_dir / "membership.json").read_bytes() == latest, "the membership that was missed")
+    assert sidecar.says("reports do not reach the operator") == 1, "a fault is one line, not one a try"
+
+
+def test_a_report_whose_answer_was_lost_is_made_good(sidecar, operator, wait):
+    operator.lose_answers = True
+    sidecar.write_status()
+    sidecar.start()
+    wait(lambda: len(operator.reports) >= 2, "a second try")
+    operator.lose_answers = False
+    wait(lambda: sidecar.says("reports reach the operator"), "an accepted report")
+    pairs = [(r["sidecar"]["startId"], r["sidecar"]["number"]) for r in operator.reports]
+    bodies = {pair: report for pair, report in zip(pairs, operator.reports, strict=True)}
+    assert all(bodies[pair] == report for pair, report in zip(pairs, operator.reports, strict=True)), (
+        "two reports of one number must be the same report"
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "line"),
+    [
+        (401, "does not accept this pod's token"),
+        (403, "another pod's"),
+        (404, "no job that this pod belongs to"),
+        (413, "too large"),
+        (503, "its leader is https://other:8443"),
+        (500, "answered 500"),
+    ],
+)
+def test_each_refusal_is_one_clear_line_and_ends_by_itself(sidecar, operator, run_dir, wait, status, line):
+    operator.status = status
+    sidecar.start()
+    wait(lambda: sidecar.says(line), f"a line about {status}")
+    wait(lambda: len(operator.tries) >= 6, "some more tries")
+    said = sidecar.says(line)
+    assert said <= 2, "one line of the reports and one of the membership"
+    operator.status = None
+    data = operator.membership(1)
+    wait(lambda: operator.reports, "a report")
+    wait(lambda: (run_dir / "membership.json").exists(), "the membership")
+    assert (run_dir / "membership.json").read_bytes() == data
+
+
+def test_a_rotated_token_is_used_at_once_and_none_is_ever_logged(sidecar, operator, tmp_path, wait):
+    sidecar.start()
+    wait(lambda: operator.reports, "a report")
+    operator.tokens = {"second-token"}
+    sidecar.write_status(phase="Forming")
+    wait(lambda: sidecar.says("does not accept this pod's token"), "the refusal")
+    beside = tmp_path / "token.new"
+    beside.write_text("second-token")
+    beside.rename(tmp_path / "token")
+    wait(lambda: _phase(operator) == "Forming", "a report with the new token")
+    assert "first-token" not in sidecar.log.read_text()
+    assert "second-token" not in sidecar.log.read_text()
+
+
+def test_a_rotated_ca_is_trusted_and_a_foreign_one_never(sidecar, operator, tmp_path, authority_named, wait):
+    sidecar.start()
+    wait(lambda: operator.reports, "a report")
+    other = authority_named("second")
+    operator.stop()
+    operator.context = other.server_context()
+    operator.start()
+    sidecar.write_status(phase="Forming")
+    wait(lambda: sidecar.says("certificate refused"), "the refusal of a foreign certificate")
+    assert _phase(operator) != "Forming"
+    (tmp_path / "bundle.new").write_bytes(other.file.read_bytes())
+    (tmp_path / "bundle.new").rename(tmp_path / "ca.crt")
+    wait(lambda: _phase(operator) == "Forming", "a report over the new trust")
+
+
+def test_a_certificate_of_another_name_is_refused(sidecar, operator, authority, wait):
+    operator.stop()
+    operator.context = authority.server_context("127.0.0.2")
+    operator.start()
+    sidecar.start()
+    wait(lambda: sidecar.says("certificate refused"), "the refusal")
+    assert operator.reports == []
+
+
+def test_a_membership_of_an_unknown_version_is_refused_by_name(sidecar, operator, run_dir, wait):
+    kept = operator.membership(1)
+    sidecar.start()
+    wait(lambda: (run_dir / "membership.json").exists(), "the first membership")
+    operator.membership(2, version=2)
+    wait(lambda: sidecar.says("membership has version 2; this sidecar understands 1"), "the refusal")
+    assert (run_dir / "membership.json").read_bytes() == kept
+    wanted = operator.membership(3)
+    wait(lambda: (run_dir / "membership.json").read_bytes() == wanted, "the next good one")
+
+
+def test_a_revision_that_fell_is_followed(sidecar, operator, run_dir, wait):
+    operator.membership(9)
+    sidecar.start()
+    wait(lambda: (run_dir / "membership.json").exists(), "the membership")
+    restored = operator.membership(4)
+    wait(lambda: (run_dir / "membership.json").read_bytes() == restored, "the restored one")
+    assert sidecar.says("revision fell from 9 to 4") == 1
+
+
+def test_sigterm_brings_the_exit_to_the_operator_and_ends_promptly(sidecar, operator, wait):
+    sidecar.write_status()
+    sidecar.start()
+    wait(lambda: operator.reports, "a report")
+    leaving = {"code": 0, "cause": None, "reason": "Complete", "message": "all done", "final": True}
+    sidecar.write_status(phase="Complete", exit=leaving)
+    assert sidecar.terminate() == 0
+    assert operator.latest()["launcher"]["exit"] == leaving
+
+
+def test_sigterm_ends_it_while_the_operator_is_away(sidecar, operator, wait):
+    sidecar.start()
+    operator.stop()
+    sidecar.write_status(exit={"code": 75})
+    assert sidecar.terminate() == 0
+    assert sidecar.says("the last report did not reach the operator") == 1
+
+
+def test_sigterm_during_an_absence_still_tells_when_the_operator_returns(sidecar, operator, wait):
+    operator.stop()
+    sidecar.write_status(exit={"code": 75})
+    sidecar.start()
+    wait(lambda: sidecar.says("reports do not reach the operator"), "the absence")
+    returning = threading.Timer(1.0, operator.start)
+    returning.start()
+    assert sidecar.terminate() == 0
+    returning.join()
+    assert operator.latest()["launcher"]["exit"] == {"code": 75}
+
+
+def test_no_launcher_yet_is_told_as_such(sidecar, operator, wait):
+    sidecar.start()
+    report = wait(lambda: operator.latest(), "a report")
+    assert report["launcher"] is None
+    sidecar.write_status(ready=True)
+    wait(lambda: (operator.latest()["launcher"] or {}).get("ready"), "the launcher's first status")
+
+
+def test_probes_and_metrics_answer_and_change_nothing(sidecar, operator, metadata, wait):
+    metadata.recommend()
+    sidecar.write_status(committedStep=412)
+    sidecar.start()
+    wait(lambda: operator.latest().get("notices"), "the notice")
+    wait(lambda: sidecar.get("/readyz")[0] == 200, "readiness")
+    assert sidecar.get("/healthz") == (200, "ok\n")
+    text = sidecar.get("/metrics")[1]
+    assert "holdfast_committed_step 412.0" in text
+    assert 'holdfast_sidecar_notices_total{action="rebalance",source="AWS"} 1.0' in text
+    assert 'holdfast_checkpoint_step{tier="shared"} 400.0' in text
+    assert sidecar.get("/")[0] == 404
+    assert sidecar.get("/healthz", "POST")[0] == 501
+
+
+def test_an_absent_metadata_service_is_one_line(sidecar, operator, metadata, wait):
+    metadata.stop()
+    sidecar.start()
+    wait(lambda: sidecar.says("AWS: no notices for now"), "the line")
+    wait(lambda: 'poll_errors_total{source="AWS"} 2.0' in sidecar.get("/metrics")[1], "a second poll")
+    assert sidecar.says("AWS: no notices for now") == 1
+    assert sidecar.get("/healthz")[0] == 200
+
+
+def test_without_its_settings_it_says_what_is_missing(sidecar, tmp_path: Path):
+    del sidecar.environment["HOLDFAST_OPERATOR_URL"]
+    assert sidecar.run() == 78
+    assert sidecar.says("HOLDFAST_OPERATOR_URL is not set") == 1
+
+
+def test_an_operator_without_tls_is_refused(sidecar):
+    sidecar.environment["HOLDFAST_OPERATOR_URL"] = "http://127.0.0.1:1"
+    assert sidecar.run() == 78
+    assert sidecar.says("must be an https:// address") == 1
+
+
+def test_it_stays_within_its_memory(sidecar, operator, metadata, run_dir, wait):
+    """All on: both connections to the operator open, notices polled, metrics scraped, memberships coming."""
+    operator.membership(1)
+    metadata.interrupt()
+    sidecar.start()
+    for revision in range(2, 12):
+        sidecar.write_status(committedStep=revision)
+        data = operator.membership(revision)
+        wait(lambda data=data: _content(run_dir) == data, "the membership")
+        assert sidecar.get("/metrics")[0] == 200
+    wait(lambda: operator.latest().get("notices"), "the notice")
+    rollup = Path(f"/proc/{sidecar.process.pid}/smaps_rollup").read_text()
+    kib = {line.split(":")[0]: int(line.split()[1]) for line in rollup.splitlines()[1:]}
+    assert kib["Rss"] <= 60 * 1024, f"resident set of {kib['Rss']} KiB"
+    assert kib["Pss"] <= 60 * 1024
+
+
+def _content(run_dir: Path) -> bytes:
+    path = run_dir / "membership.json"
+    return path.read_bytes() if path.exists() else b""
+
+
+def test_its_log_is_json_with_the_pod_in_each_line(sidecar, wait):
+    sidecar.start()
+    lines = [line for line in sidecar.lines() if line["logger"].startswith("holdfast_sidecar")]
+    assert lines
+    assert all(line["pod"] == "gpt-w0" for line in lines), json.dumps(lines)
