@@ -1,0 +1,146 @@
+"""Why a rank process ended, decided once from what was seen of it. Pure."""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+
+from holdfast.constants import Cause
+from holdfast.launch.messages import Failure, Priority
+
+_LOST_PEER = re.compile(
+    r"(?i)connection (?:closed|reset|refused)|broken pipe|\bgloo\b.*(?:timed? ?out|timeout)|socket timeout|"
+    r"NCCL (?:remote process|communicator was aborted|system) error|store.*(?:closed|broken)"
+)
+_STOPPED_BY_US = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEnd:
+    """Everything that was seen of a rank process that ended."""
+
+    rank: int
+    pid: int
+    returncode: int  # negative: the signal
+    sent: frozenset[int] = frozenset()
+    oom: bool = False  # the cgroup counted a kill for memory
+    greeted: bool = False  # it runs Holdfast's loop
+    done: bool = False
+    peer_lost: str = ""
+    exception: str = ""  # as it said over the socket or in torch's error file
+    traceback: tuple[str, ...] = ()
+    step: int | None = None
+
+    @property
+    def ended_well(self) -> bool:
+        """It returned normally: after its loop was done, or without ever having had Holdfast's loop."""
+        return self.returncode == 0 and (self.done or not self.greeted)
+
+    @property
+    def ended_by_us(self) -> bool:
+        """This launcher sent the signal that ended it, or asked it to leave and it did."""
+        return bool(self.sent & _STOPPED_BY_US) and (self.returncode >= 0 or -self.returncode in self.sent)
+
+    @property
+    def exit_code(self) -> int:
+        """As a shell would say it."""
+        return 128 - self.returncode if self.returncode < 0 else self.returncode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where it happened."""
+
+    pod: str
+    node: str
+    at: float
+
+
+def judge(end: RankEnd, place: Place) -> Failure | None:
+    """The failure that this end is, or None if it is none."""
+    if end.ended_by_us or end.ended_well:
+        return None
+    who = f"rank {end.rank} (pid {end.pid})"
+    if end.oom and end.returncode == -signal.SIGKILL:
+        return _failure(
+            end, place, Cause.OOM, "OutOfMemory", Priority.OOM, f"{who} was ended by the kernel: out of memory"
+        )
+    if end.returncode == -signal.SIGKILL:
+        return _failure(
+            end, place, Cause.INFRASTRUCTURE, "RankKilled", Priority.KILLED, f"{who} was ended by SIGKILL"
+        )
+    if end.returncode == 0:
+        text = f"{who} ended with 0 at step {end.step or 0} while others still have steps to make"
+        return _failure(end, place, Cause.APPLICATION, "EndedEarly", Priority.ENDED_EARLY, text)
+    return _died(end, place, who)
+
+
+def _died(end: RankEnd, place: Place, who: str) -> Failure:
+    if end.peer_lost:
+        return peer_lost(end.rank, end.peer_lost, place, step=end.step)
+    last = end.exception or (end.traceback[-1].strip() if end.traceback else "")
+    if end.returncode < 0:
+        name = _signal_name(-end.returncode)
+        text = f"{who} was ended by {name}" + (f": {last}" if last else "")
+        return _failure(end, place, Cause.APPLICATION, "Signal", Priority.EXCEPTION, text)
+    if not end.exception and _LOST_PEER.search(last):
+        return _failure(end, place, Cause.INFRASTRUCTURE, "PeerLost", Priority.PEER_LOST, f"{who}: {last}")
+    reason, text = ("Exception", last) if last else ("ExitCode", f"{who} ended with {end.returncode}")
+    return _failure(end, place, Cause.APPLICATION, reason, Priority.EXCEPTION, text)
+
+
+def peer_lost(rank: int, message: str, place: Place, *, step: int | None) -> Failure:
+    """A collective failed: somebody else's fault, and only the root if nobody tells a better one."""
+    return Failure(
+        cause=Cause.INFRASTRUCTURE,
+        reason="PeerLost",
+        message=f"rank {rank} lost its peers: {message}",
+        priority=Priority.PEER_LOST,
+        at=place.at,
+        pod=place.pod,
+        node=place.node,
+        rank=rank,
+        step=step,
+    )
+
+
+def not_started(program: str, message: str, place: Place) -> Failure:
+    """The command could not be started at all."""
+    code = 127 if "No such file" in message else 126
+    return Failure(
+        cause=Cause.APPLICATION,
+        reason="CannotStart",
+        message=message or f"cannot start {program!r}",
+        priority=Priority.EXCEPTION,
+        at=place.at,
+        pod=place.pod,
+        node=place.node,
+        exit_code=code,
+        traceback=(message,),
+    )
+
+
+def _failure(  # noqa: PLR0917  (a table of causes reads best in columns)
+    end: RankEnd, place: Place, cause: Cause, reason: str, priority: Priority, message: str
+) -> Failure:
+    return Failure(
+        cause=cause,
+        reason=reason,
+        message=message,
+        priority=priority,
+        at=place.at,
+        pod=place.pod,
+        node=place.node,
+        rank=end.rank,
+        exit_code=end.exit_code or 1,
+        traceback=end.traceback,
+        step=end.step,
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,193 @@
+"""One child process of the launcher: its own process group, a pidfd, a bounded memory of what it said last.
+
+A child dies with its launcher (PR_SET_PDEATHSIG), and what is left of its group is killed before it is reaped,
+while the zombie still keeps the process id from being used again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import io
+import os
+import signal
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, cast
+
+from holdfast.errors import SpawnError
+
+_PR_SET_PDEATHSIG = 1
+_TAIL_LINES = 40
+_TAIL_LINE_BYTES = 2000
+_PIECE_BYTES = 1 << 16
+_DRAIN_SECONDS = 0.5
+
+# PyDLL keeps the interpreter's lock: between fork and exec nothing else may run.
+_prctl = ctypes.PyDLL(None).prctl
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessExit:
+    """How a child ended."""
+
+    pid: int
+    returncode: int  # negative: the signal
+    sent: frozenset[int]  # signals that this launcher sent to it
+    stderr_tail: tuple[str, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """The code as a shell would say it: a signal is 128 + n."""
+        return 128 - self.returncode if self.returncode < 0 else self.returncode
+
+
+class ChildProcess:
+    """A running child. `on_exit` is called once, on the event loop, when the child and its group are gone."""
+
+    def __init__(
+        self,
+        *,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        on_exit: Callable[[ProcessExit], None],
+        prefix: str = "",
+        pass_fds: Sequence[int] = (),
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_exit = on_exit
+        self._sent: set[int] = set()
+        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._pumps: list[threading.Thread] = []
+        self._popen = _start(argv, environ, piped_stdout=bool(prefix), pass_fds=pass_fds)
+        self.pid = self._popen.pid
+        self.reaped = asyncio.Event()
+        self._pidfd = os.pidfd_open(self.pid)
+        self._loop.add_reader(self._pidfd, self._ended)
+        self._pump(self._popen.stderr, 2, prefix, self._tail)
+        self._pump(self._popen.stdout, 1, prefix, None)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the child has not been reaped yet."""
+        return not self.reaped.is_set()
+
+    def send(self, number: int) -> None:
+        """Send a signal to the whole process group."""
+        if self.alive:
+            self._sent.add(number)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, number)
+
+    def kill(self) -> None:
+        """End the whole group now."""
+        self.send(signal.SIGKILL)
+
+    def _pump(self, source: IO[bytes] | None, target: int, prefix: str, tail: deque[str] | None) -> None:
+        if source is None:
+            return
+        reader = cast(io.BufferedReader, source)
+        thread = threading.Thread(target=_copy, args=(reader, target, prefix, tail), daemon=True)
+        thread.start()
+        self._pumps.append(thread)
+
+    def _ended(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        returncode = self._popen.wait()
+        self.reaped.set()
+        self._loop.create_task(self._report(returncode))
+
+    async def _report(self, returncode: int) -> None:
+        await asyncio.to_thread(_join, self._pumps)
+        self._on_exit(
+            ProcessExit(
+                pid=self.pid,
+                returncode=returncode,
+                sent=frozenset(self._sent),
+                stderr_tail=tuple(self._tail),
+            )
+        )
+
+
+def _start(
+    argv: Sequence[str], environ: Mapping[str, str], *, piped_stdout: bool, pass_fds: Sequence[int]
+) -> subprocess.Popen[bytes]:
+    parent = os.getpid()
+
+    def die_with_parent() -> None:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # the launcher died before the line above
+            os._exit(1)
+
+    try:
+        return subprocess.Popen(
+            argv,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if piped_stdout else None,
+            stderr=subprocess.PIPE,
+            process_group=0,
+            pass_fds=pass_fds,
+            preexec_fn=die_with_parent,  # noqa: PLW1509  (one call into libc, prepared before the fork)
+        )
+    except OSError as error:
+        raise SpawnError(f"cannot start {argv[0]!r}: {error.strerror}; give a program after '--'") from error
+
+
+def _copy(source: io.BufferedReader, target: int, prefix: str, tail: deque[str] | None) -> None:
+    """Copy on a thread of its own: a slow reader of our output must not stop the event loop."""
+    mark, rest = prefix.encode(), b""
+    with source, contextlib.suppress(OSError, ValueError):
+        while piece := source.readline(_PIECE_BYTES) if mark else source.read1(_PIECE_BYTES):
+            _write_all(target, mark + piece)
+            if tail is not None:
+                *lines, rest = (rest + piece).split(b"\n")
+                tail.extend(_readable(line) for line in lines)
+                rest = rest[-_TAIL_LINE_BYTES:]
+    if tail is not None and rest:
+        tail.append(_readable(rest))
+
+
+def _readable(line: bytes) -> str:
+    return line[:_TAIL_LINE_BYTES].decode(errors="replace").rstrip("\r")
+
+
+def _write_all(target: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(target, data) :]
+
+
+def _join(threads: Sequence[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join(_DRAIN_SECONDS)
+
+
+class Reaper:
+    """Reaps orphans that were handed to this process as PID 1 (or subreaper); never a child of our own.
+
+    It looks before it takes (WNOWAIT): a child of our own is left to its `ChildProcess`.
+    """
+
+    def __init__(self, is_ours: Callable[[int], bool]) -> None:
+        self._is_ours = is_ours
+
+    def reap(self) -> list[int]:
+        """Take every orphan that waits; stop at a child of our own, which has a reader of its own."""
+        reaped: list[int] = []
+        while True:
+            try:
+                info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return reaped
+            if info is None or self._is_ours(info.si_pid):
+                return reaped
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(info.si_pid, os.WNOHANG)
+                reaped.append(info.si_pid)

@@ -1,0 +1,50 @@
+"""Emits `status.json`: only what changed, at most about five times a second, and at once on a transition."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from holdfast.constants import STATUS_FILE
+from holdfast.launch.files import write_json
+
+_log = logging.getLogger("holdfast.launch.status_file")
+_INTERVAL_SECONDS = 0.2
+
+
+class StatusFile:
+    """Writes the document that `build` makes, whenever it differs from the last one written."""
+
+    def __init__(self, run_dir: Path, build: Callable[[], dict[str, Any]]) -> None:
+        self._path = run_dir / STATUS_FILE
+        self._build = build
+        self._written: dict[str, Any] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._failed = False
+
+    def changed(self) -> None:
+        """Something changed that may wait for the next beat."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_INTERVAL_SECONDS, self.flush)
+
+    def flush(self) -> None:
+        """Write now, if there is something new."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        document = self._build()
+        if document == self._written:
+            return
+        try:
+            write_json(self._path, document)
+        except OSError as error:
+            if not self._failed:
+                _log.error(
+                    "cannot write %s: %s; the operator sees nothing of this worker", self._path, error.strerror
+                )
+            self._failed = True
+            return
+        self._written, self._failed = document, False

@@ -1,0 +1,106 @@
+"""The store behind MASTER_ADDR and MASTER_PORT: a fresh one for each attempt, served on this pod.
+
+It runs in a child of the launcher that outlives every rank process: torch stays out of the launcher itself, which
+must answer heartbeats while half a gigabyte of libraries loads. The port listens at once, so ranks may connect
+while the child still imports torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable
+
+from holdfast.errors import StoreError
+from holdfast.launch.messages import Master
+from holdfast.launch.process import ChildProcess, ProcessExit
+from holdfast.worlds import Pair
+
+_log = logging.getLogger("holdfast.launch.store")
+_BACKLOG = 4096
+
+
+class StoreHost:
+    """Opens stores in its child; `on_lost` is told the pair whose store died or could not be served."""
+
+    def __init__(self, on_lost: Callable[[Pair, str], None]) -> None:
+        self._on_lost = on_lost
+        self._child: ChildProcess | None = None
+        self._line: socket.socket | None = None
+        self._pair: Pair | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id."""
+        return None if self._child is None else self._child.pid
+
+    def warm(self) -> socket.socket:
+        """Start the child now, so that it has imported torch by the time a store is wanted."""
+        if self._line is not None:
+            return self._line
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        argv = [sys.executable, "-m", "holdfast.launch.store_host", str(theirs.fileno())]
+        with theirs:
+            self._child = ChildProcess(
+                argv=argv, environ=_environ(), on_exit=self._ended, pass_fds=(theirs.fileno(),)
+            )
+        self._line = ours
+        asyncio.get_running_loop().add_reader(ours, self._heard, ours)
+        return ours
+
+    def open(self, pair: Pair, host: str) -> Master:
+        """Listen on a free port of `host` and hand the socket to the child; older stores close."""
+        try:
+            line = self.warm()
+            with socket.create_server((host, 0), family=_family(host), backlog=_BACKLOG) as listener:
+                port = int(listener.getsockname()[1])
+                order = json.dumps({"pair": pair.to_json(), "host": host, "port": port}).encode() + b"\n"
+                socket.send_fds(line, [order], [listener.fileno()])
+        except OSError as error:
+            raise StoreError(f"cannot open a store on {host}: {error.strerror}") from error
+        self._pair = pair
+        return Master(host=host, port=port)
+
+    def close(self) -> None:
+        """End the child and with it every store."""
+        self._pair = None
+        if self._child is not None:
+            self._child.kill()
+
+    def _heard(self, line: socket.socket) -> None:
+        data = b""
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            data = line.recv(65536)
+        if not data:
+            asyncio.get_running_loop().remove_reader(line)
+        for answer in data.splitlines():
+            self._problem(json.loads(answer))
+
+    def _problem(self, answer: dict[str, object]) -> None:
+        if self._pair is not None and answer.get("pair") == self._pair.to_json() and answer.get("error"):
+            self._on_lost(self._pair, str(answer["error"]))
+
+    def _ended(self, ended: ProcessExit) -> None:
+        if self._line is not None:
+            asyncio.get_running_loop().remove_reader(self._line)
+            self._line.close()
+        self._child = self._line = None
+        pair, self._pair = self._pair, None
+        if pair is not None:
+            tail = ended.stderr_tail[-1] if ended.stderr_tail else ""
+            self._on_lost(pair, f"the store's process ended with {ended.exit_code} {tail}".rstrip())
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _environ() -> dict[str, str]:
+    """The store needs no thread pool and no GPU."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

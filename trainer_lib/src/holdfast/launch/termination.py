@@ -1,0 +1,74 @@
+"""What the container leaves behind in `/dev/termination-log`: why it ended. Never a secret, at most 4 KiB."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.constants import PROTOCOL_VERSION
+
+_log = logging.getLogger("holdfast.launch.termination")
+_MAX_BYTES = 4000  # the kubelet cuts at 4096
+_MAX_LINES = 12
+_MAX_LINE = 300
+_SECRET = re.compile(
+    r"(?i)((?:token|secret|password|passwd|api[_-]?key|authorization|credential)\w*[\"']?\s*[=:]\s*)(?:bearer\s+)?\S+"
+)
+_URL_USER = re.compile(r"(://)[^/\s:@]+:[^/\s@]+@")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How and why a launcher ends."""
+
+    code: int
+    cause: str = ""
+    reason: str = ""
+    message: str = ""
+    traceback: tuple[str, ...] = ()
+    final: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Wire form of `termination.json`."""
+        return {
+            "version": PROTOCOL_VERSION,
+            "code": self.code,
+            "cause": self.cause,
+            "reason": self.reason,
+            "message": redact(self.message)[:_MAX_LINE],
+            "traceback": [redact(line)[:_MAX_LINE] for line in self.traceback[-_MAX_LINES:]],
+            "final": self.final,
+        }
+
+    def to_status(self) -> dict[str, Any]:
+        """Wire form of the status's `exit`."""
+        body = self.to_json()
+        return {key: body[key] for key in ("code", "cause", "reason", "message", "final")}
+
+
+def redact(text: str) -> str:
+    """Take out what looks like a credential: the termination log is visible to whoever may see the pod."""
+    return _URL_USER.sub(r"\1***@", _SECRET.sub(r"\1***", text))
+
+
+def last_lines(lines: Sequence[str]) -> tuple[str, ...]:
+    """The last lines that say something."""
+    return tuple(line.rstrip() for line in lines if line.strip())[-_MAX_LINES:]
+
+
+def write(path: Path, ending: Ending) -> None:
+    """Write the termination log where there is one: the kubelet made the file, elsewhere there is none."""
+    if not path.exists() and not path.parent.is_dir():
+        return
+    body = ending.to_json()
+    while len(data := json.dumps(body).encode()) > _MAX_BYTES and body["traceback"]:
+        body["traceback"] = body["traceback"][1:]
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        _log.warning("cannot write %s: %s", path, error.strerror)

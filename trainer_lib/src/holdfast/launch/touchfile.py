@@ -1,0 +1,85 @@
+"""The touch-file: whoever creates `emergency_checkpoint` asks for a commit, and with `drain` for leaving after it.
+
+It is consumed by rename, so it fires once; the answer is `emergency_checkpoint.ack`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from holdfast.constants import PROTOCOL_VERSION, TOUCH_ACK_FILE, TOUCH_FILE
+from holdfast.errors import DocumentError
+from holdfast.launch.files import read_json, write_json
+from holdfast.worlds import check_version
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A wish for an agreed commit."""
+
+    id: str
+    reason: str
+    drain: bool = False
+    source: str = ""
+    deadline: str | None = None
+    requested_at: str | None = None
+    document: dict[str, Any] = field(default_factory=dict, compare=False)
+
+
+class TouchFile:
+    """Consumes requests and acknowledges them."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._file = run_dir / TOUCH_FILE
+        self._taken = run_dir / f".{TOUCH_FILE}.taken"
+        self._ack = run_dir / TOUCH_ACK_FILE
+        self._numbers = itertools.count(1)
+
+    def take(self) -> Request | None:
+        """The waiting request, or None. A content that cannot be read is still a request for a commit."""
+        try:
+            self._file.rename(self._taken)
+        except FileNotFoundError:
+            return None
+        number = f"touch-{os.getpid()}-{next(self._numbers)}"
+        if self._taken.stat().st_size == 0:
+            return Request(id=number, reason="touch-file")
+        try:
+            return _parse(read_json(self._taken), number)
+        except DocumentError as error:
+            return Request(id=number, reason=f"touch-file ({error})")
+
+    def acknowledge(self, *, request_id: str, step: int, tier: str, result: str, seconds: float) -> None:
+        """Say that the commit which answers a request is durable, or that it failed."""
+        write_json(
+            self._ack,
+            {
+                "version": PROTOCOL_VERSION,
+                "id": request_id,
+                "step": step,
+                "tier": tier,
+                "result": result,
+                "seconds": seconds,
+            },
+        )
+
+
+def _parse(value: dict[str, Any], number: str) -> Request:
+    check_version(value, TOUCH_FILE)
+    return Request(
+        id=str(value.get("id") or number),
+        reason=str(value.get("reason") or "touch-file"),
+        drain=value.get("drain") is True,
+        source=str(value.get("source") or ""),
+        deadline=_text(value.get("deadline")),
+        requested_at=_text(value.get("requestedAt")),
+        document=value,
+    )
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
