@@ -1,7 +1,15 @@
 """The exception tree of `holdfast`. Each message says what happened and what to do next.
 
 HoldfastError
-├── UsageError               the command line or the environment cannot work as given
+├── UsageError               the command line, the environment or a call cannot work as given
+├── StateError               what `manage` was given cannot be saved, or does not fit what was saved
+├── DataError                the dataset is not the one whose position was saved
+├── NonFiniteError           loss or gradients were not finite too many steps in a row
+├── PeerLostError            a collective failed: another rank is gone
+├── CheckpointError          a checkpoint cannot be written or read
+│   ├── DamagedError         ... because its bytes are not those that were written
+│   ├── UnknownFormatError   ... because another program or a newer release wrote it
+│   └── ClaimError           the right to commit could not be had
 └── LaunchError              the launcher cannot do its part
     ├── DocumentError        a file or message of the protocol cannot be read
     │   └── VersionError     ... because it is of a version that this release does not know
@@ -19,7 +27,39 @@ class HoldfastError(Exception):
 
 
 class UsageError(HoldfastError):
-    """The command line or the environment cannot work as given."""
+    """The command line, the environment or a call cannot work as given."""
+
+
+class StateError(HoldfastError):
+    """What `manage` was given cannot be saved, or does not fit what was saved."""
+
+
+class DataError(HoldfastError):
+    """The dataset is not the one whose position was saved."""
+
+
+class NonFiniteError(HoldfastError):
+    """Loss or gradients were not finite too many steps in a row."""
+
+
+class PeerLostError(HoldfastError):
+    """A collective failed: another rank is gone. Not this process's fault."""
+
+
+class CheckpointError(HoldfastError):
+    """A checkpoint cannot be written or read."""
+
+
+class DamagedError(CheckpointError):
+    """The bytes of a checkpoint are not those that were written."""
+
+
+class UnknownFormatError(CheckpointError):
+    """Another program or a newer release wrote the checkpoint; it is left alone."""
+
+
+class ClaimError(CheckpointError):
+    """The right to commit could not be had."""
 
 
 class LaunchError(HoldfastError):

@@ -1,0 +1,76 @@
+"""Claims on a tier: an attempt's right to commit, written before its first step."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+from pathlib import Path
+from uuid import uuid4
+
+from holdfast.errors import ClaimError, DocumentError
+from holdfast.worlds import Claim, Pair
+
+from .files import create_durably, encode_json, sync_folder
+from .names import CLAIMS, claim_file, parse_claim
+
+_log = logging.getLogger("holdfast.checkpoint.claims")
+
+
+def list_claims(root: Path) -> tuple[Claim, ...]:
+    """Every claim on the tier, in order. A file that cannot be read is an error: a fence must not be overlooked."""
+    try:
+        names = [path.name for path in (root / CLAIMS).iterdir()]
+    except FileNotFoundError:
+        return ()
+    pairs = sorted(parsed[0] for name in names if (parsed := parse_claim(name)) is not None and not parsed[1])
+    return tuple(_read(root / CLAIMS / claim_file(pair), pair) for pair in pairs)
+
+
+def _read(path: Path, pair: Pair) -> Claim:
+    try:
+        claim = Claim.from_json(json.loads(path.read_bytes()))
+    except (ValueError, DocumentError) as error:
+        raise ClaimError(
+            f"{path} is not a claim that this release can read ({error}): nothing was changed; "
+            "put the file back as it was, or move the whole folder away to start afresh"
+        ) from error
+    if claim.pair != pair:
+        raise ClaimError(f"{path} claims {claim.pair}: put the file back as it was; nothing was changed")
+    return claim
+
+
+def write_claim(root: Path, claim: Claim) -> None:
+    """Make the claim durable under its own name, exclusively."""
+    folder = root / CLAIMS
+    target = folder / claim_file(claim.pair)
+    fresh = folder / f"{claim_file(claim.pair)}.tmp-{uuid4().hex}"
+    try:
+        folder.mkdir(exist_ok=True)
+        create_durably(fresh, encode_json(claim.to_json()))
+        try:
+            os.link(fresh, target)
+        finally:
+            fresh.unlink()
+        sync_folder(folder)
+        sync_folder(root)
+    except FileExistsError:
+        raise ClaimError(
+            f"{target} exists: another process has claimed attempt {claim.pair} in this folder"
+        ) from None
+    except OSError as error:
+        raise ClaimError(
+            f"cannot write {target}: {error.strerror}; without a claim nothing can be committed: "
+            "give a checkpoint folder that this process may write, with hard links and free space"
+        ) from error
+
+
+def clean_claims(root: Path, below: Pair) -> None:
+    """Remove what attempts below this one left of writing their claims."""
+    with contextlib.suppress(OSError):
+        for path in (root / CLAIMS).iterdir():
+            parsed = parse_claim(path.name)
+            if parsed is not None and parsed[1] and parsed[0] < below:
+                path.unlink(missing_ok=True)
+                _log.info("removed the leftover %s", path.name)

@@ -1,0 +1,105 @@
+"""Making one commit durable. No torch.
+
+Order of writes, and the invariant behind it: a folder under a commit's own name is always whole. Every rank's files
+are fsynced before the manifest exists; the manifest is fsynced before it has its name; the folder gets the commit's
+name only with the manifest in it; and the parent is fsynced before anyone says that the step is committed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from .files import Buffer, create_durably, sync_folder, write_file, write_json
+from .manifest import Chunk, FileRecord, Manifest, encode
+from .names import LATEST, MANIFEST, CommitName, rank_file, tensors_file
+from .shard import ShardPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardRecord:
+    """What one rank wrote: its files, and where each tensor's piece lies."""
+
+    files: Mapping[str, FileRecord]
+    chunks: Mapping[str, Chunk]
+
+    def to_json(self) -> dict[str, Any]:
+        """As it travels to the rank that writes the manifest."""
+        return {
+            "files": {name: record.to_json() for name, record in self.files.items()},
+            "chunks": {name: chunk.to_json() for name, chunk in self.chunks.items()},
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> ShardRecord:
+        """Read what travelled."""
+        return cls(
+            files={name: FileRecord.from_json(record) for name, record in value["files"].items()},
+            chunks={name: Chunk.from_json(chunk) for name, chunk in value["chunks"].items()},
+        )
+
+
+def begin(root: Path, name: CommitName) -> str:
+    """Make a fresh folder to write in; its name."""
+    staging = f"{name}.tmp-{uuid4().hex}"
+    (root / staging).mkdir()
+    return staging
+
+
+def write_shard(folder: Path, rank: int, plan: ShardPlan, data: Iterable[Buffer], alone: Any) -> ShardRecord:
+    """Write one rank's two files: its share of the tensors (`data` in the plan's order), and what is its alone."""
+    tensors = tensors_file(rank)
+    files = {
+        tensors: write_file(folder / tensors, _parts(plan, data)),
+        rank_file(rank): write_json(folder / rank_file(rank), alone),
+    }
+    sync_folder(folder)
+    chunks = {
+        piece.spec.name: Chunk(file=tensors, offset=offset, nbytes=piece.nbytes, start=piece.start, shape=piece.shape)
+        for piece, offset in zip(plan.pieces, plan.offsets, strict=True)
+    }
+    return ShardRecord(files=files, chunks=chunks)
+
+
+def _parts(plan: ShardPlan, data: Iterable[Buffer]) -> Iterable[Buffer]:
+    yield plan.header
+    yield from data
+
+
+def publish(root: Path, staging: str, manifest: Manifest) -> Path:
+    """Turn a folder that holds every rank's files into a commit."""
+    folder = root / staging
+    name = CommitName(step=manifest.step, pair=manifest.pair)
+    unnamed = folder / f"{MANIFEST}.tmp"
+    create_durably(unnamed, encode(manifest))
+    unnamed.rename(folder / MANIFEST)
+    sync_folder(folder)
+    target = root / str(name)
+    folder.rename(target)
+    sync_folder(root)
+    _hint(root, name)
+    return target
+
+
+def _hint(root: Path, name: CommitName) -> None:
+    """`LATEST` is for people; nothing reads it back, so it may fail and need not be durable."""
+    fresh = root / f"{LATEST}.tmp-{uuid4().hex}"
+    with contextlib.suppress(OSError):
+        fresh.write_text(f"{name}\n")
+        fresh.replace(root / LATEST)
+
+
+def discard(root: Path, staging: str) -> None:
+    """Remove what a failed save left; what cannot be removed now is removed by a later attempt."""
+    shutil.rmtree(root / staging, ignore_errors=True)
+
+
+def exists(root: Path, name: CommitName) -> bool:
+    """Whether this very step of this very attempt is committed."""
+    return os.path.lexists(root / str(name) / MANIFEST)

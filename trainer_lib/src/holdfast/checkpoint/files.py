@@ -1,0 +1,150 @@
+"""Writing and reading files so that what counts is durable and what is read is verified. No torch."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import xxhash
+
+from holdfast.errors import DamagedError
+
+from .manifest import CHUNK_BYTES, FileRecord
+
+_FILE_MODE: Final = 0o644
+
+Buffer = bytes | bytearray | memoryview
+
+
+class DigestingFile:
+    """A new file, written in pieces of 8 MiB and digested on the way; `close` makes it durable."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
+        self._window = bytearray(CHUNK_BYTES)
+        self._filled = 0
+        self._written = 0
+        self._whole = xxhash.xxh3_128()
+        self._chunks: list[str] = []
+
+    def write(self, data: Buffer) -> None:
+        """Append."""
+        source = memoryview(data).cast("B")
+        while source.nbytes:
+            part = source[: CHUNK_BYTES - self._filled]
+            self._window[self._filled : self._filled + part.nbytes] = part
+            self._filled += part.nbytes
+            source = source[part.nbytes :]
+            if self._filled == CHUNK_BYTES:
+                self._flush()
+
+    def close(self) -> FileRecord:
+        """Write what is left and wait until the disk has all of it."""
+        self._flush()
+        try:
+            os.fsync(self._fd)
+        finally:
+            self.abandon()
+        return FileRecord(nbytes=self._written, digest=self._whole.hexdigest(), chunks=tuple(self._chunks))
+
+    def abandon(self) -> None:
+        """Close without a promise."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _flush(self) -> None:
+        chunk = memoryview(self._window)[: self._filled]
+        if not chunk.nbytes:
+            return
+        self._chunks.append(xxhash.xxh3_128_hexdigest(chunk))
+        self._whole.update(chunk)
+        self._written += chunk.nbytes
+        self._filled = 0
+        write_all(self._fd, chunk)
+
+
+def write_all(fd: int, data: Buffer) -> None:
+    """`write(2)` until everything is written."""
+    rest = memoryview(data)
+    while rest.nbytes:
+        rest = rest[os.write(fd, rest) :]
+
+
+def write_file(path: Path, parts: Iterable[Buffer]) -> FileRecord:
+    """Write a new file and fsync it."""
+    file = DigestingFile(path)
+    try:
+        for part in parts:
+            file.write(part)
+        return file.close()
+    finally:
+        file.abandon()
+
+
+def write_json(path: Path, document: Any) -> FileRecord:
+    """Write a new JSON file and fsync it."""
+    return write_file(path, [encode_json(document)])
+
+
+def encode_json(document: Any) -> bytes:
+    """JSON as our files have it."""
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def create_durably(path: Path, data: bytes) -> None:
+    """Write a new small file and fsync it, without a digest."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
+    try:
+        write_all(fd, data)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_folder(path: Path) -> None:
+    """Make names in a folder durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def read_verified(path: Path, record: FileRecord) -> bytearray:
+    """The whole file, each 8 MiB of it checked against its digest; DamagedError says which part is bad."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            return _read_chunks(file.fileno(), path.name, record)
+    except FileNotFoundError:
+        raise DamagedError(f"{path.name} is missing") from None
+
+
+def _read_chunks(fd: int, name: str, record: FileRecord) -> bytearray:
+    size = os.fstat(fd).st_size
+    if size != record.nbytes:
+        raise DamagedError(f"{name}: {size} bytes instead of {record.nbytes}")
+    data = bytearray(record.nbytes)
+    view = memoryview(data)
+    whole = xxhash.xxh3_128()
+    for index, expected in enumerate(record.chunks):
+        chunk = view[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
+        _fill(fd, chunk, name)
+        if xxhash.xxh3_128_hexdigest(chunk) != expected:
+            raise DamagedError(f"{name}: digest of chunk {index} differs")
+        whole.update(chunk)
+    if whole.hexdigest() != record.digest:
+        raise DamagedError(f"{name}: digest of the file differs")
+    return data
+
+
+def _fill(fd: int, chunk: memoryview, name: str) -> None:
+    rest = chunk
+    while rest.nbytes:
+        count = os.readv(fd, [rest])
+        if count == 0:
+            raise DamagedError(f"{name} ended while it was read")
+        rest = rest[count:]

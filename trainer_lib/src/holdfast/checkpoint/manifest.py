@@ -1,0 +1,236 @@
+"""`MANIFEST.json`: what a commit holds and the digest of every byte of it. Pure.
+
+The file is canonical JSON (sorted keys, no spaces) and ends with the digest of itself, so a manifest is either
+exactly what was written or damaged. Later versions keep that envelope: a whole manifest of an unknown version is
+told from a damaged one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import xxhash
+
+from holdfast.errors import DamagedError, UnknownFormatError
+from holdfast.worlds import Pair
+
+from .names import is_shard
+from .shard import ITEM_BYTES, Piece, TensorSpec
+
+FORMAT: Final = "holdfast-checkpoint"
+VERSION: Final = 1
+DIGEST: Final = "xxh3_128"
+CHUNK_BYTES: Final = 8 << 20
+_SEAL: Final = "manifestDigest"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileRecord:
+    """A file of the commit: its length, its digest, and the digest of each 8 MiB of it."""
+
+    nbytes: int
+    digest: str
+    chunks: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Wire form."""
+        return {"bytes": self.nbytes, "digest": self.digest, "chunks": list(self.chunks)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> FileRecord:
+        """Read the wire form."""
+        return cls(nbytes=int(value["bytes"]), digest=str(value["digest"]), chunks=tuple(map(str, value["chunks"])))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """Where a box of a tensor lies: `start` and `shape` within the tensor, `offset` within the file."""
+
+    file: str
+    offset: int
+    nbytes: int
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Wire form."""
+        return {
+            "file": self.file,
+            "offset": self.offset,
+            "bytes": self.nbytes,
+            "start": list(self.start),
+            "shape": list(self.shape),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Chunk:
+        """Read the wire form."""
+        return cls(
+            file=str(value["file"]),
+            offset=int(value["offset"]),
+            nbytes=int(value["bytes"]),
+            start=tuple(map(int, value["start"])),
+            shape=tuple(map(int, value["shape"])),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorRecord:
+    """A tensor's dtype, its global shape, and the chunks that make it up."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Wire form."""
+        return {"dtype": self.dtype, "shape": list(self.shape), "chunks": [chunk.to_json() for chunk in self.chunks]}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> TensorRecord:
+        """Read the wire form."""
+        return cls(
+            dtype=str(value["dtype"]),
+            shape=tuple(map(int, value["shape"])),
+            chunks=tuple(Chunk.from_json(chunk) for chunk in value["chunks"]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """One commit. `state` and `data` are JSON trees whose meaning belongs to others."""
+
+    step: int
+    pair: Pair
+    job_uid: str
+    publication: str
+    run_id: str
+    created: str
+    world_size: int
+    mesh: Mapping[str, int]
+    tensors: Mapping[str, TensorRecord]
+    files: Mapping[str, FileRecord]
+    state: Any
+    data: Any
+    numerics: Mapping[str, Any]
+    parent: str | None = None
+
+    def body(self) -> dict[str, Any]:
+        """Everything but the seal."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "step": self.step,
+            **self.pair.to_json(),
+            "jobUID": self.job_uid,
+            "publication": self.publication,
+            "runID": self.run_id,
+            "created": self.created,
+            "world": {"size": self.world_size, "mesh": dict(self.mesh)},
+            "tensors": {name: record.to_json() for name, record in self.tensors.items()},
+            "files": {name: record.to_json() for name, record in self.files.items()},
+            "digest": {"algorithm": DIGEST, "chunkBytes": CHUNK_BYTES},
+            "state": self.state,
+            "data": self.data,
+            "numerics": dict(self.numerics),
+            "parent": self.parent,
+        }
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The bytes of `MANIFEST.json`."""
+    return _sealed(manifest.body())
+
+
+def decode(raw: bytes) -> Manifest:
+    """Read `MANIFEST.json`; DamagedError if it is not what was written, UnknownFormatError if others wrote it."""
+    document = _parse(raw)
+    seal = document.pop(_SEAL, None)
+    if document.get("format") != FORMAT and seal is None:
+        raise UnknownFormatError("MANIFEST.json was written by another program")
+    if _sealed(document) != raw:
+        raise DamagedError("MANIFEST.json: its own digest differs")
+    version, digest = document.get("version"), document.get("digest")
+    if document.get("format") != FORMAT or version != VERSION or digest != _digest_in_use():
+        raise UnknownFormatError(
+            f"MANIFEST.json is of format {document.get('format')!r}, version {version!r}, digest {digest!r}; "
+            f"this release reads {FORMAT!r}, version {VERSION}, digest {_digest_in_use()!r}: use a newer holdfast"
+        )
+    manifest = _read(document)
+    check(manifest)
+    return manifest
+
+
+def _digest_in_use() -> dict[str, Any]:
+    return {"algorithm": DIGEST, "chunkBytes": CHUNK_BYTES}
+
+
+def _canonical(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _sealed(document: Mapping[str, Any]) -> bytes:
+    body = _canonical(document)
+    return body[:-1] + f',"{_SEAL}":"{xxhash.xxh3_128_hexdigest(body)}"}}\n'.encode()
+
+
+def _parse(raw: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"MANIFEST.json is not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise DamagedError("MANIFEST.json is not a JSON object")
+    return document
+
+
+def _read(document: Mapping[str, Any]) -> Manifest:
+    try:
+        return Manifest(
+            step=int(document["step"]),
+            pair=Pair.from_json(document),
+            job_uid=str(document["jobUID"]),
+            publication=str(document["publication"]),
+            run_id=str(document["runID"]),
+            created=str(document["created"]),
+            world_size=int(document["world"]["size"]),
+            mesh=dict(document["world"]["mesh"]),
+            tensors={name: TensorRecord.from_json(value) for name, value in document["tensors"].items()},
+            files={name: FileRecord.from_json(value) for name, value in document["files"].items()},
+            state=document["state"],
+            data=document["data"],
+            numerics=dict(document["numerics"]),
+            parent=document["parent"],
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DamagedError(f"MANIFEST.json lacks what version {VERSION} must have: {error!r}") from error
+
+
+def check(manifest: Manifest) -> None:
+    """Every tensor is covered, each of its bytes once, by files of this folder; else DamagedError."""
+    for name, record in manifest.files.items():
+        if not is_shard(name):
+            raise DamagedError(f"MANIFEST.json names a file that no commit has: {name!r}")
+        if len(record.chunks) != -(-record.nbytes // CHUNK_BYTES):
+            raise DamagedError(f"MANIFEST.json: {name} has {record.nbytes} bytes and {len(record.chunks)} digests")
+    for name, tensor in manifest.tensors.items():
+        _check_tensor(name, tensor, manifest.files)
+
+
+def _check_tensor(name: str, tensor: TensorRecord, files: Mapping[str, FileRecord]) -> None:
+    if tensor.dtype not in ITEM_BYTES:
+        raise DamagedError(f"MANIFEST.json: tensor {name} has an unknown dtype {tensor.dtype!r}")
+    spec = TensorSpec(name=name, dtype=tensor.dtype, shape=tensor.shape)
+    rows = 0
+    for chunk in sorted(tensor.chunks, key=lambda chunk: chunk.start):
+        piece = Piece(spec=spec, start=chunk.start, shape=chunk.shape)
+        follows = chunk.start == ((rows, *(0 for _ in tensor.shape[1:])) if tensor.shape else ())
+        fits = chunk.file in files and 0 <= chunk.offset <= chunk.offset + chunk.nbytes <= files[chunk.file].nbytes
+        if not (follows and fits and chunk.shape[1:] == tensor.shape[1:] and piece.nbytes == chunk.nbytes):
+            raise DamagedError(f"MANIFEST.json: the chunks of tensor {name} do not make it up")
+        rows += chunk.shape[0] if chunk.shape else 1
+    if rows != (tensor.shape[0] if tensor.shape else 1):
+        raise DamagedError(f"MANIFEST.json: the chunks of tensor {name} do not make it up")

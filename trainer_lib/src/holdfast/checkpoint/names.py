@@ -1,0 +1,71 @@
+"""Names of folders and files on a tier. Pure.
+
+A commit is the folder `step-<step>.g<generation>.a<attempt>`; while it is written it has `.tmp-<uuid>` behind its
+name, so that nobody takes it for one.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast.worlds import Pair
+
+MANIFEST: Final = "MANIFEST.json"
+# A manifest that retention took away: the folder is half deleted, and whoever comes next finishes it.
+DELETED_MANIFEST: Final = "MANIFEST.json.deleted"
+CLAIMS: Final = "claims"
+QUARANTINE: Final = "quarantine"
+LATEST: Final = "LATEST"
+
+_COMMIT: Final = re.compile(r"step-(\d{1,18})\.g(\d{1,18})\.a(\d{1,18})(\.tmp-[0-9a-f]{32})?", re.ASCII)
+_CLAIM: Final = re.compile(r"(\d{1,18})\.(\d{1,18})\.json(\.tmp-[0-9a-f]{32})?", re.ASCII)
+_SHARD: Final = re.compile(r"rank-(\d{1,9})\.(safetensors|json)", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommitName:
+    """What the name of a commit's folder says."""
+
+    step: int
+    pair: Pair
+    staging: bool = False
+
+    def __str__(self) -> str:
+        return f"step-{self.step}.g{self.pair.generation}.a{self.pair.attempt}"
+
+
+def parse_commit(name: str) -> CommitName | None:
+    """Read a folder's name; None if it is nobody's commit."""
+    match = _COMMIT.fullmatch(name)
+    if match is None:
+        return None
+    step, generation, attempt = (int(part) for part in match.groups()[:3])
+    return CommitName(step=step, pair=Pair(generation, attempt), staging=match[4] is not None)
+
+
+def claim_file(pair: Pair) -> str:
+    """The file of an attempt's claim."""
+    return f"{pair.generation}.{pair.attempt}.json"
+
+
+def parse_claim(name: str) -> tuple[Pair, bool] | None:
+    """The pair that a claim's file names, and whether it is only a leftover of writing one."""
+    match = _CLAIM.fullmatch(name)
+    return None if match is None else (Pair(int(match[1]), int(match[2])), match[3] is not None)
+
+
+def tensors_file(rank: int) -> str:
+    """The file of a rank's share of the tensors."""
+    return f"rank-{rank}.safetensors"
+
+
+def rank_file(rank: int) -> str:
+    """The file of what belongs to one rank alone."""
+    return f"rank-{rank}.json"
+
+
+def is_shard(name: str) -> bool:
+    """Whether a manifest may name this file: it lies in the commit's own folder."""
+    return _SHARD.fullmatch(name) is not None

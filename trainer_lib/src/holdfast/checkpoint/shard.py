@@ -1,0 +1,155 @@
+"""One rank's tensors as a safetensors file, planned before a byte is written. Pure.
+
+The header is padded with spaces so that the data starts at 4 KiB; tensors lie without gaps, the widest items first,
+so that each is aligned to its own item size.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Final
+
+DATA_ALIGNMENT: Final = 4096
+# Below this a tensor is not worth cutting.
+LEAST_CUT_BYTES: Final = 1 << 20
+_LENGTH_BYTES: Final = 8
+
+# Bytes of one item, by safetensors' names.
+ITEM_BYTES: Final[Mapping[str, int]] = MappingProxyType(
+    {
+        "BOOL": 1,
+        "U8": 1,
+        "I8": 1,
+        "F8_E4M3": 1,
+        "F8_E5M2": 1,
+        "U16": 2,
+        "I16": 2,
+        "F16": 2,
+        "BF16": 2,
+        "U32": 4,
+        "I32": 4,
+        "F32": 4,
+        "U64": 8,
+        "I64": 8,
+        "F64": 8,
+        "C64": 8,
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorSpec:
+    """A whole tensor: its name, safetensors dtype and global shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole tensor."""
+        return ITEM_BYTES[self.dtype] * math.prod(self.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """The part of a tensor that one file holds: a box of it, cut along the first dimension only."""
+
+    spec: TensorSpec
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the piece."""
+        return ITEM_BYTES[self.spec.dtype] * math.prod(self.shape)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is all of the tensor."""
+        return self.shape == self.spec.shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardPlan:
+    """A file's header and where each piece lies, counted from the start of the file."""
+
+    header: bytes
+    pieces: tuple[Piece, ...]
+    offsets: tuple[int, ...]
+    nbytes: int
+
+
+def whole(spec: TensorSpec) -> Piece:
+    """The piece that is all of a tensor."""
+    return Piece(spec=spec, start=(0,) * len(spec.shape), shape=spec.shape)
+
+
+def plan_shard(pieces: Iterable[Piece], *, metadata: Mapping[str, str]) -> ShardPlan:
+    """Lay pieces out in one file."""
+    ordered = sorted(pieces, key=lambda piece: (-ITEM_BYTES[piece.spec.dtype], piece.spec.name))
+    table: dict[str, object] = {"__metadata__": dict(metadata)}
+    position, relative = 0, []
+    for piece in ordered:
+        end = position + piece.nbytes
+        table[piece.spec.name] = {
+            "dtype": piece.spec.dtype,
+            "shape": list(piece.shape),
+            "data_offsets": [position, end],
+        }
+        relative.append(position)
+        position = end
+    header = _padded(json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode())
+    return ShardPlan(
+        header=header,
+        pieces=tuple(ordered),
+        offsets=tuple(len(header) + offset for offset in relative),
+        nbytes=len(header) + position,
+    )
+
+
+def _padded(table: bytes) -> bytes:
+    total = -(-(_LENGTH_BYTES + len(table)) // DATA_ALIGNMENT) * DATA_ALIGNMENT
+    length = total - _LENGTH_BYTES
+    return length.to_bytes(_LENGTH_BYTES, "little") + table.ljust(length)
+
+
+def divide(
+    specs: Sequence[TensorSpec], world_size: int, *, least: int = LEAST_CUT_BYTES
+) -> tuple[tuple[Piece, ...], ...]:
+    """Share replicated tensors out over the ranks, so that each byte is written once and all write about as much.
+
+    A tensor that is more than a rank's fair share (and than `least`) is cut by rows. The result depends on nothing
+    but the arguments, in any order of `specs`, so every rank computes the same.
+    """
+    fair = max(least, -(-sum(spec.nbytes for spec in specs) // world_size))
+    pieces = [piece for spec in specs for piece in _cut(spec, fair)]
+    loads = [0] * world_size
+    shares: list[list[Piece]] = [[] for _ in range(world_size)]
+    holds: list[set[str]] = [set() for _ in range(world_size)]
+    for piece in sorted(pieces, key=lambda p: (-p.nbytes, p.spec.name, p.start)):
+        # A file names each tensor once, so two pieces of one tensor go to different ranks.
+        free = (rank for rank in range(world_size) if piece.spec.name not in holds[rank])
+        rank = min(free, key=lambda r: (loads[r], r))
+        shares[rank].append(piece)
+        loads[rank] += piece.nbytes
+        holds[rank].add(piece.spec.name)
+    return tuple(tuple(share) for share in shares)
+
+
+def _cut(spec: TensorSpec, fair: int) -> list[Piece]:
+    parts = -(-spec.nbytes // fair)
+    rows = spec.shape[0] if spec.shape else 1
+    if parts <= 1 or rows < parts:
+        return [whole(spec)]
+    edges = [rows * part // parts for part in range(parts + 1)]
+    rest = spec.shape[1:]
+    return [
+        Piece(spec=spec, start=(begin, *(0 for _ in rest)), shape=(end - begin, *rest))
+        for begin, end in pairwise(edges)
+    ]

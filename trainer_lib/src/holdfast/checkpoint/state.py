@@ -1,0 +1,238 @@
+"""Live objects ↔ named tensors and a JSON tree. No pickle: what cannot be said in these is refused by name.
+
+In the tree, `{"$tensor": name}` stands for a tensor, and `$map`, `$tuple`, `$float`, `$bytes`, `$array` for what
+JSON lacks. A tensor's name is its path in the tree, so it means the same on every rank and in every release.
+"""
+
+from __future__ import annotations
+
+import base64
+import enum
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+
+from holdfast.errors import StateError
+
+from .files import Buffer
+from .manifest import TensorRecord
+from .shard import ITEM_BYTES, Piece, TensorSpec
+
+_DTYPES: Final[Mapping[torch.dtype, str]] = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.uint16: "U16",
+    torch.int16: "I16",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.uint32: "U32",
+    torch.int32: "I32",
+    torch.float32: "F32",
+    torch.uint64: "U64",
+    torch.int64: "I64",
+    torch.float64: "F64",
+    torch.complex64: "C64",
+}
+_TORCH: Final = {name: dtype for dtype, name in _DTYPES.items()}
+_MARK: Final = "$"
+_MEND: Final = "keep only tensors, numbers, strings, lists and dicts in its state_dict()"
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Anything that can be managed."""
+
+    def state_dict(self) -> Any:
+        """Its state."""
+
+    def load_state_dict(self, state: Any, /) -> Any:
+        """Take a state back."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flat:
+    """A state taken apart: a JSON tree, and the tensors that it names."""
+
+    tree: Any
+    tensors: Mapping[str, torch.Tensor]
+
+    @property
+    def specs(self) -> list[TensorSpec]:
+        """What is needed to share the tensors out over the ranks."""
+        return [
+            TensorSpec(name=name, dtype=_DTYPES[tensor.dtype], shape=tuple(tensor.shape))
+            for name, tensor in self.tensors.items()
+        ]
+
+    def read(self, piece: Piece) -> Buffer:
+        """The bytes of a piece."""
+        tensor = self.tensors[piece.spec.name]
+        if not piece.whole:
+            tensor = tensor.narrow(0, piece.start[0], piece.shape[0])
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        return memoryview(flat.view(torch.uint8).numpy())
+
+
+def flatten(objects: Mapping[str, Stateful]) -> Flat:
+    """Take the state of each object apart; StateError names what cannot be saved and how to mend it."""
+    encoder = _Encoder()
+    tree = {name: encoder.encode(thing.state_dict(), (name,)) for name, thing in objects.items()}
+    return Flat(tree=tree, tensors=encoder.tensors)
+
+
+def flatten_values(values: Mapping[str, Any]) -> Flat:
+    """The same for plain values (a state dict, a tensor, a number)."""
+    encoder = _Encoder()
+    tree = {name: encoder.encode(value, (name,)) for name, value in values.items()}
+    return Flat(tree=tree, tensors=encoder.tensors)
+
+
+@dataclass
+class _Encoder:
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    _seen: dict[tuple[Any, ...], str] = field(default_factory=dict)
+
+    def encode(self, value: Any, path: tuple[str, ...]) -> Any:
+        if value is None or (isinstance(value, (bool, str)) and not isinstance(value, enum.Enum)):
+            return value
+        if isinstance(value, torch.Tensor):
+            return {"$tensor": self._tensor(value, path)}
+        if isinstance(value, np.ndarray):
+            return {"$array": self._tensor(_from_numpy(value, path), path)}
+        if isinstance(value, np.generic):
+            return self.encode(value.item(), path)
+        if isinstance(value, enum.Enum):
+            raise _refused(path, value)
+        return self._plain(value, path)
+
+    def _plain(self, value: Any, path: tuple[str, ...]) -> Any:
+        match value:
+            case int():
+                return int(value)
+            case float():
+                return float(value) if math.isfinite(value) else {"$float": str(float(value))}
+            case bytes() | bytearray():
+                return {"$bytes": base64.b64encode(value).decode()}
+            case tuple():
+                return {"$tuple": [self.encode(item, (*path, str(i))) for i, item in enumerate(value)]}
+            case list():
+                return [self.encode(item, (*path, str(i))) for i, item in enumerate(value)]
+            case Mapping():
+                return self._mapping(value, path)
+        raise _refused(path, value)
+
+    def _mapping(self, value: Mapping[Any, Any], path: tuple[str, ...]) -> Any:
+        for key in value:
+            if not isinstance(key, (str, int, float, bool, tuple, type(None))) or isinstance(key, enum.Enum):
+                raise _refused(path, key, "a key of ")
+        items = [(key, self.encode(item, (*path, str(key)))) for key, item in value.items()]
+        if all(isinstance(key, str) and not key.startswith(_MARK) for key, _ in items):
+            return dict(items)
+        return {"$map": [[self.encode(key, (*path, "key")), item] for key, item in items]}
+
+    def _tensor(self, tensor: torch.Tensor, path: tuple[str, ...]) -> str:
+        _check_tensor(tensor, path)
+        identity = (tensor.data_ptr(), tensor.dtype, tensor.device, tuple(tensor.shape), tensor.stride())
+        if tensor.numel() and identity in self._seen:
+            return self._seen[identity]  # tied weights are saved once
+        name = "/".join(part.replace("~", "~0").replace("/", "~1") for part in path)
+        while name in self.tensors:  # keys 1 and "1" of one mapping
+            name += "'"
+        self._seen[identity] = name
+        self.tensors[name] = tensor.detach()
+        return name
+
+
+def _refused(path: tuple[str, ...], value: Any, what: str = "") -> StateError:
+    return StateError(
+        f"{what}{'.'.join(path)} is of type {type(value).__name__}, which cannot be saved without pickle: {_MEND}"
+    )
+
+
+def _check_tensor(tensor: torch.Tensor, path: tuple[str, ...]) -> None:
+    where = ".".join(path)
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+        raise StateError(f"{where} is not a dense tensor in memory, and only those can be saved: {_MEND}")
+    if hasattr(tensor, "device_mesh"):
+        raise StateError(f"{where} is a sharded DTensor, and this release saves replicated tensors only")
+    if tensor.dtype not in _DTYPES:
+        raise StateError(
+            f"{where} is of dtype {tensor.dtype}, which safetensors does not have: cast it to one of "
+            f"{', '.join(sorted(_TORCH))} in its state_dict()"
+        )
+
+
+def _from_numpy(value: np.ndarray[Any, Any], path: tuple[str, ...]) -> torch.Tensor:
+    try:
+        return torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))
+    except TypeError:
+        raise _refused(path, value) from None
+
+
+def unflatten(tree: Any, tensor: Callable[[str], torch.Tensor]) -> Any:
+    """The inverse of `flatten` for one tree."""
+    if isinstance(tree, list):
+        return [unflatten(item, tensor) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if len(tree) == 1:
+        ((mark, value),) = tree.items()
+        if mark.startswith(_MARK):
+            return _unmark(mark, value, tensor)
+    return {key: unflatten(item, tensor) for key, item in tree.items()}
+
+
+def _unmark(mark: str, value: Any, tensor: Callable[[str], torch.Tensor]) -> Any:
+    match mark:
+        case "$tensor":
+            return tensor(value)
+        case "$array":
+            return tensor(value).numpy()
+        case "$tuple":
+            return tuple(unflatten(item, tensor) for item in value)
+        case "$map":
+            return {unflatten(key, tensor): unflatten(item, tensor) for key, item in value}
+        case "$float":
+            return float(value)
+        case "$bytes":
+            return base64.b64decode(value)
+    raise StateError(f"a checkpoint holds a value marked {mark!r}, which this release does not know")
+
+
+def assemble(record: TensorRecord, chunk: Callable[[str, int, int], memoryview]) -> torch.Tensor:
+    """A tensor of its own memory, put together from its chunks."""
+    target = torch.empty(record.shape, dtype=_TORCH[record.dtype])
+    flat = memoryview(target.reshape(-1).view(torch.uint8).numpy()) if target.numel() else memoryview(b"")
+    row = ITEM_BYTES[record.dtype] * math.prod(record.shape[1:])
+    for part in record.chunks:
+        begin = part.start[0] * row if part.start else 0
+        if part.nbytes:
+            flat[begin : begin + part.nbytes] = chunk(part.file, part.offset, part.nbytes)
+    return target
+
+
+def load_into(
+    objects: Mapping[str, Stateful], tree: Mapping[str, Any], tensor: Callable[[str], torch.Tensor]
+) -> None:
+    """Give each object its state back; StateError says which does not fit."""
+    missing, extra = sorted(set(objects) - set(tree)), sorted(set(tree) - set(objects))
+    if missing or extra:
+        raise StateError(
+            f"the checkpoint holds {sorted(tree)}, and manage() was given {sorted(objects)}: "
+            "give the same objects under the same names, or start in an empty checkpoint folder"
+        )
+    for name, thing in objects.items():
+        try:
+            thing.load_state_dict(unflatten(tree[name], tensor))
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise StateError(
+                f"the saved state of {name!r} does not fit the object given to manage() ({error}): "
+                "build it as it was when the checkpoint was made, or start in an empty checkpoint folder"
+            ) from error

@@ -1,0 +1,144 @@
+"""A folder with commits: what lies in it, and what is taken out of it. No torch.
+
+Nothing is ever deleted because it is bad: it is moved to `quarantine/`. What retention deletes loses its manifest
+first, so that a half-deleted folder is nobody's commit.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+from uuid import uuid4
+
+from holdfast.errors import CheckpointError, DamagedError, UnknownFormatError
+from holdfast.worlds import Pair
+
+from .claims import clean_claims
+from .files import encode_json, sync_folder
+from .manifest import Manifest, decode
+from .names import DELETED_MANIFEST, LATEST, MANIFEST, QUARANTINE, CommitName, parse_commit
+
+_log = logging.getLogger("holdfast.checkpoint.tier")
+
+# What these mean on a read is that the bytes are gone; any other error is this process's own trouble.
+_LOST: Final = frozenset({errno.ENOENT, errno.EIO, errno.ENOTDIR, errno.EISDIR})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quarantined:
+    """What was found bad, by name, and why."""
+
+    path: str
+    reason: str
+
+
+def list_commits(root: Path) -> tuple[CommitName, ...]:
+    """The folders that are commits by name; half-deleted ones are none."""
+    try:
+        names = [path.name for path in root.iterdir()]
+    except FileNotFoundError:
+        return ()
+    parsed = (parse_commit(name) for name in names)
+    return tuple(
+        name
+        for name in parsed
+        if name is not None and not name.staging and not os.path.lexists(root / str(name) / DELETED_MANIFEST)
+    )
+
+
+def read_manifest(root: Path, name: CommitName) -> Manifest:
+    """The manifest of a commit; DamagedError or UnknownFormatError if it cannot be used."""
+    path = root / str(name) / MANIFEST
+    with reading(path):
+        manifest = decode(path.read_bytes())
+    if (manifest.step, manifest.pair) != (name.step, name.pair):
+        raise DamagedError(f"MANIFEST.json is that of step {manifest.step}, attempt {manifest.pair}")
+    return manifest
+
+
+class reading:  # noqa: N801  (reads like the context manager that it is)
+    """Tell lost bytes (DamagedError) from a process that may not or cannot read (CheckpointError)."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, OSError):
+            return
+        if error.errno in _LOST:
+            lost = "is missing" if error.errno == errno.ENOENT else f"cannot be read: {error.strerror}"
+            raise DamagedError(f"{self._path.name} {lost}") from error
+        raise CheckpointError(
+            f"cannot read {self._path}: {error.strerror}; nothing was changed: make it readable and start again"
+        ) from error
+
+
+def quarantine(root: Path, name: CommitName, reason: str) -> bool:
+    """Move a bad commit out of the way; False if it cannot be moved (it is then ignored where it is)."""
+    target = root / QUARANTINE / f"{name}.{uuid4().hex[:8]}"
+    try:
+        (root / QUARANTINE).mkdir(exist_ok=True)
+        (root / str(name)).rename(target)
+        note = {"path": str(name), "reason": reason, "time": datetime.now(UTC).isoformat()}
+        target.with_name(f"{target.name}.reason.json").write_bytes(encode_json(note))
+        sync_folder(root)
+    except OSError as error:
+        _log.error("%s is damaged (%s) and cannot be moved to quarantine: %s", name, reason, error.strerror)
+        return False
+    _log.error("%s is damaged (%s): moved to %s", name, reason, target.relative_to(root))
+    return True
+
+
+def delete(root: Path, names: Iterable[CommitName]) -> None:
+    """Delete commits, each one's manifest first. One that this release cannot read is left alone."""
+    for name in names:
+        folder = root / str(name)
+        try:
+            read_manifest(root, name)
+            (folder / MANIFEST).rename(folder / DELETED_MANIFEST)
+            sync_folder(folder)
+            _remove_deleted(folder)
+        except (UnknownFormatError, DamagedError) as error:
+            _log.warning("retention leaves %s alone: %s", name, error)
+        except (OSError, CheckpointError) as error:
+            _log.warning("retention could not delete %s: %s", name, error)
+
+
+def _remove_deleted(folder: Path) -> None:
+    """It takes the name of something unfinished before its files go, so that a crash leaves no empty commit."""
+    leftover = folder.with_name(f"{folder.name}.tmp-{uuid4().hex}")
+    folder.rename(leftover)
+    shutil.rmtree(leftover)
+
+
+def clean(root: Path, *, own: Pair) -> None:
+    """Remove what dead attempts left half done. Only pairs below `own` are touched: those can never be read."""
+    for entry in list(root.iterdir()):
+        name = parse_commit(entry.name)
+        if entry.name.startswith(f"{LATEST}.tmp-"):
+            entry.unlink(missing_ok=True)
+        elif name is not None and name.pair < own:
+            _clean_one(entry, name)
+    clean_claims(root, own)
+
+
+def _clean_one(folder: Path, name: CommitName) -> None:
+    try:
+        if name.staging:
+            shutil.rmtree(folder)
+            _log.info("removed the leftover %s", folder.name)
+        elif os.path.lexists(folder / DELETED_MANIFEST):
+            _remove_deleted(folder)
+            _log.info("finished the deletion of %s", folder.name)
+    except OSError as error:
+        _log.warning("could not remove the leftover %s: %s", folder.name, error.strerror)
