@@ -25,6 +25,9 @@ from holdfast_operator.errors import AgentRequestError, AuthenticationUnavailabl
 from holdfast_operator.webhook import AgentHub, PodIdentity
 
 logger = logging.getLogger(__name__)
+# aiohttp logs requests that it cannot parse with a piece of them, which may be of a token, as often as they come.
+_unheard = logging.getLogger(f"{__name__}.http")
+_unheard.disabled = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +85,13 @@ class AgentServer:
         self._failure: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
+        self._site: _Site | None = None
         self.port = port
+
+    @property
+    def polls_held(self) -> int:
+        """Long polls held now."""
+        return self._site.held if self._site is not None else 0
 
     def start(self, seconds: float = 30.0) -> None:
         """Listen. Raises what kept it from listening."""
@@ -116,7 +125,7 @@ class AgentServer:
     async def _serve(self) -> None:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         with ThreadPoolExecutor(self._limits.authentications, thread_name_prefix="token-review") as threads:
-            site = _Site(self._hub, self._limits, self._observer, threads)
+            self._site = site = _Site(self._hub, self._limits, self._observer, threads)
             listener = await self._loop.create_server(
                 site.guard,
                 self._host,
@@ -145,18 +154,19 @@ class _Guard(web.Server):
             max_field_size=limits.header_bytes,
             max_headers=limits.headers,
             access_log=None,
-            logger=logging.getLogger(f"{__name__}.http"),
+            logger=_unheard,
             # A small body must not become a large one.
             auto_decompress=False,
         )
         self._limits = limits
         self._clock = loop
-        self._deadlines: dict[object, asyncio.TimerHandle] = {}
+        self._deadlines: dict[RequestHandler, asyncio.TimerHandle] = {}
+        self._peer_of: dict[RequestHandler, str] = {}
         self._peers: Counter[str] = Counter()
 
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
-        peer = _peer(transport)
+        peer = self._peer_of[handler] = _peer(transport)
         self._peers[peer] += 1
         if len(self._deadlines) >= self._limits.connections or self._peers[peer] > self._limits.connections_per_peer:
             transport.abort()
@@ -167,8 +177,8 @@ class _Guard(web.Server):
         deadline = self._deadlines.pop(handler, None)
         if deadline is not None:
             deadline.cancel()
-        if handler.transport is not None:
-            peer = _peer(handler.transport)
+        peer = self._peer_of.pop(handler, None)
+        if peer is not None:
             self._peers[peer] -= 1
             if self._peers[peer] <= 0:
                 del self._peers[peer]
@@ -205,7 +215,7 @@ class _Site:
         self._threads = threads
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[str, dict[str, asyncio.Future[bool]]] = {}
-        self._held = 0
+        self.held = 0
         self._authenticating = 0
         self.guard = _Guard(self, limits, self._loop)
         hub.listen(self._call_wake)
@@ -218,7 +228,9 @@ class _Site:
             response = await self._route(request)
         except AgentRequestError as error:
             response = _json(error.status, {"error": str(error)})
-            route = route if error.status != 404 else "other"
+        except Exception:
+            logger.exception("an agent's request could not be served")
+            response = _json(500, {"error": "the operator failed to serve this request"})
         self.guard.allow(request.protocol, self._limits.idle_seconds)
         self._observer.answered(route if route in _ROUTES else "other", response.status)
         return response
@@ -307,8 +319,8 @@ class _Site:
             _settle(waiter, True)
 
     def _count(self, change: int) -> None:
-        self._held += change
-        self._observer.polls(self._held)
+        self.held += change
+        self._observer.polls(self.held)
 
 
 _PATHS = frozenset({"/v1/report", "/v1/membership"})

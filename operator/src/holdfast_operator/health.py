@@ -66,6 +66,7 @@ def _holds(name: str, check: Callable[[], bool]) -> bool:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 64
 
     def __init__(self, host: str, port: int, pages: Mapping[str, Callable[[], tuple[int, str, bytes]]]) -> None:
         self.pages = pages

@@ -204,6 +204,13 @@ class TlsKeeper:
         return self._authority.bundle
 
     @property
+    def served(self) -> KeyPair:
+        """The server certificate in use."""
+        if self._server is None:
+            raise RotationError("refresh has not been called")
+        return self._server
+
+    @property
     def authority_expires(self) -> datetime:
         """When the CA that signs now expires."""
         if self._authority is None:

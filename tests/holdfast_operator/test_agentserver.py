@@ -1,0 +1,319 @@
+"""The agents' API on a real socket with real TLS: every status code, every limit, and the speed of a wake-up."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast_operator.agentserver import AgentServer, Limits, Observer
+from holdfast_operator.errors import AuthenticationUnavailableError
+from holdfast_operator.tls import TlsKeeper
+from holdfast_operator.webhook import AgentHub, PodIdentity
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "contract" / "report.json").read_text())
+WORKER = "pod:uid-w0"
+LIMITS = Limits(
+    hold_seconds=0.5, body_seconds=0.5, first_request_seconds=0.5, idle_seconds=1.0, connections_per_peer=40
+)
+
+
+class MemorySecrets:
+    """A ``SecretStore`` without a cluster."""
+
+    def __init__(self) -> None:
+        self.content: dict[str, dict[str, bytes]] = {}
+
+    def read(self, name: str) -> Any:
+        from holdfast_operator.ownsecrets import StoredSecret
+
+        return StoredSecret(data=self.content[name], version="1") if name in self.content else None
+
+    def create(self, name: str, data: Any) -> bool:
+        self.content[name] = dict(data)
+        return True
+
+    def replace(self, name: str, data: Any, version: str) -> bool:
+        self.content[name] = dict(data)
+        return True
+
+
+def identify(token: str) -> PodIdentity | None:
+    """Tokens are `pod:<uid>`; `down` is a token during an outage of the API server."""
+    if token == "down":
+        raise AuthenticationUnavailableError("no API server")
+    if not token.startswith("pod:"):
+        return None
+    return PodIdentity(namespace="ml", pod="p", pod_uid=token.removeprefix("pod:"))
+
+
+@dataclass
+class Api:
+    """A running server and a client for it."""
+
+    hub: AgentHub
+    server: AgentServer
+    client_context: ssl.SSLContext
+    answers: list[tuple[str, int]]
+
+    def connect(self, timeout: float = 20) -> http.client.HTTPSConnection:
+        return http.client.HTTPSConnection(
+            "127.0.0.1", self.server.port, timeout=timeout, context=self.client_context
+        )
+
+    def call(self, method: str, path: str, token: str | None = WORKER, body: bytes | None = None) -> tuple[int, Any]:
+        connection = self.connect()
+        try:
+            headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
+            connection.request(method, path, body=body, headers=headers)
+            answer = connection.getresponse()
+            content = answer.read()
+            is_json = answer.getheader("Content-Type", "").startswith("application/json")
+            return answer.status, json.loads(content) if is_json else None
+        finally:
+            connection.close()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Api]]:
+    servers: list[AgentServer] = []
+
+    def make(limits: Limits = LIMITS) -> Api:
+        keeper = TlsKeeper(MemorySecrets(), ["127.0.0.1"], clock=lambda: datetime.now(UTC))
+        keeper.refresh()
+        answers: list[tuple[str, int]] = []
+        hub = AgentHub(identify, lambda _job: None)
+        hub.bind("uid-w0", "job-1")
+        server = AgentServer(
+            hub,
+            keeper.context,
+            host="127.0.0.1",
+            port=0,
+            limits=limits,
+            observer=Observer(answered=lambda route, code: answers.append((route, code))),
+        )
+        servers.append(server)
+        server.start()
+        trust = ssl.create_default_context(cadata=keeper.bundle)
+        return Api(hub=hub, server=server, client_context=trust, answers=answers)
+
+    yield make
+    for server in servers:
+        server.stop()
+        assert not server.alive()
+
+
+@pytest.fixture
+def api(start: Callable[..., Api]) -> Api:
+    return start()
+
+
+def body(**change: Any) -> bytes:
+    return json.dumps({**GOLDEN, **change}).encode()
+
+
+def test_a_report_is_answered_with_the_revision(api: Api) -> None:
+    assert api.call("POST", "/v1/report", body=body()) == (200, {"version": 1, "revision": 0})
+    api.hub.publish("job-1", {"version": 1, "revision": 4})
+    assert api.call("POST", "/v1/report", body=body()) == (200, {"version": 1, "revision": 4})
+    assert api.answers == [("POST /v1/report", 200)] * 2
+
+
+def test_a_newer_membership_is_answered_at_once_and_unchanged(api: Api) -> None:
+    document = json.loads((Path(__file__).parents[1] / "contract" / "membership.json").read_text())
+    api.hub.publish("job-1", document)
+    assert api.call("GET", "/v1/membership?after=0") == (200, document)
+    assert api.call("GET", "/v1/membership") == (200, document)
+
+
+def test_no_newer_membership_is_no_content_after_the_hold(api: Api) -> None:
+    api.hub.publish("job-1", {"version": 1, "revision": 4})
+    assert api.call("GET", "/v1/membership?after=4") == (204, None)
+
+
+@pytest.mark.parametrize("token", [None, "", "nonsense", "x" * 9000])
+def test_without_a_good_token_nothing_is_said(api: Api, token: str | None) -> None:
+    status, _ = api.call("GET", "/v1/membership", token=token)
+    assert status in (400, 401)  # 400: the header itself is too long
+
+
+def test_the_token_of_another_pod_is_refused(api: Api) -> None:
+    api.hub.bind("uid-x", "job-1")
+    status, content = api.call("POST", "/v1/report", token="pod:uid-x", body=body())
+    assert status == 403
+    assert "another pod" in content["error"]
+
+
+def test_a_pod_of_no_job_is_not_found(api: Api) -> None:
+    assert api.call("GET", "/v1/membership", token="pod:uid-x")[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/report", 405),
+        ("POST", "/v1/membership", 405),
+        ("GET", "/", 404),
+        ("GET", "/v1/membership?after=-1", 400),
+        ("GET", "/v1/membership?after=" + "9" * 30, 400),
+        ("POST", "/v1/report", 400),
+    ],
+)
+def test_other_requests_are_refused(api: Api, method: str, path: str, status: int) -> None:
+    assert api.call(method, path, body=b"{}" if method == "POST" else None)[0] == status
+
+
+def test_a_report_over_the_limit_is_refused_and_the_server_lives(api: Api) -> None:
+    assert api.call("POST", "/v1/report", body=b" " * (1024 * 1024 + 1))[0] == 413
+    exact = body(padding="x" * (1024 * 1024 - len(body(padding=""))))
+    assert len(exact) == 1024 * 1024
+    assert api.call("POST", "/v1/report", body=exact)[0] == 200
+
+
+def test_while_the_api_server_is_away_agents_are_asked_to_come_again(api: Api) -> None:
+    assert api.call("GET", "/v1/membership", token="down") == (503, {"version": 1, "leader": None})
+
+
+def test_a_standby_names_the_leader(api: Api) -> None:
+    api.hub.stand_by("https://10.0.0.9:8443")
+    assert api.call("POST", "/v1/report", body=body()) == (
+        503,
+        {"version": 1, "leader": "https://10.0.0.9:8443"},
+    )
+    api.hub.take_over()
+    assert api.call("POST", "/v1/report", body=body())[0] == 200
+
+
+def test_a_forgotten_job_ends_its_polls(start: Callable[..., Api]) -> None:
+    api = start(Limits(hold_seconds=20))
+    with ThreadPoolExecutor(1) as pool:
+        poll = pool.submit(api.call, "GET", "/v1/membership?after=0")
+        wait_for(lambda: held(api) == 1)
+        api.hub.forget_job("job-1")
+        assert poll.result(10)[0] == 404
+
+
+def test_a_second_poll_of_a_pod_ends_its_first(start: Callable[..., Api]) -> None:
+    api = start(Limits(hold_seconds=20))
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(api.call, "GET", "/v1/membership?after=0")
+        wait_for(lambda: held(api) == 1)
+        second = pool.submit(api.call, "GET", "/v1/membership?after=0")
+        assert first.result(10)[0] == 204
+        api.hub.publish("job-1", {"version": 1, "revision": 1})
+        assert second.result(10)[0] == 200
+
+
+def test_a_publication_reaches_every_held_poll(start: Callable[..., Api]) -> None:
+    api = start(Limits(hold_seconds=20))
+    pods = [f"uid-{number}" for number in range(100)]
+    for pod in pods:
+        api.hub.bind(pod, "job-1")
+    with ThreadPoolExecutor(len(pods)) as pool:
+        polls = [pool.submit(api.call, "GET", "/v1/membership?after=0", token=f"pod:{pod}") for pod in pods]
+        wait_for(lambda: held(api) == len(pods))
+        api.hub.publish("job-1", {"version": 1, "revision": 1})
+        assert [poll.result(10) for poll in polls] == [(200, {"version": 1, "revision": 1})] * len(pods)
+    wait_for(lambda: held(api) == 0)
+
+
+def test_a_client_that_says_nothing_is_dropped(api: Api) -> None:
+    connection = tls(api)
+    assert connection.recv(1) == b""
+
+
+def test_a_client_that_trickles_its_headers_is_dropped(api: Api) -> None:
+    connection = tls(api)
+    connection.sendall(b"GET /v1/membership HTTP/1.1\r\nHost: x\r\n")
+    trickle(connection, b"X: y\r\n")
+    assert drained(connection) in (b"", None)
+
+
+def test_a_client_that_trickles_its_body_is_told_and_dropped(api: Api) -> None:
+    connection = tls(api)
+    head = "POST /v1/report HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer pod:uid-w0\r\nContent-Length: 999\r\n\r\n"
+    connection.sendall(head.encode())
+    assert connection.recv(64).startswith(b"HTTP/1.1 408")
+
+
+def test_connections_over_the_limit_of_one_peer_are_dropped_and_room_comes_back(api: Api) -> None:
+    crowd = [api.connect() for _ in range(LIMITS.connections_per_peer)]
+    for connection in crowd:
+        connection.request("GET", "/nothing")
+        assert connection.getresponse().read()
+    assert not works(api)
+    for connection in crowd:
+        connection.close()
+    wait_for(lambda: works(api))
+
+
+def test_plain_http_gets_nothing(api: Api) -> None:
+    with socket.create_connection(("127.0.0.1", api.server.port), timeout=10) as connection:
+        connection.sendall(b"GET /v1/membership HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert not connection.recv(64).startswith(b"HTTP")
+
+
+def test_a_port_in_use_is_said_at_start(api: Api) -> None:
+    second = AgentServer(api.hub, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), host="127.0.0.1", port=api.server.port)
+    with pytest.raises(OSError, match="in use"):
+        second.start()
+    assert not second.alive()
+
+
+def works(api: Api) -> bool:
+    try:
+        return api.call("GET", "/nothing")[0] == 404
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def held(api: Api) -> int:
+    return api.server.polls_held
+
+
+def tls(api: Api) -> ssl.SSLSocket:
+    raw = socket.create_connection(("127.0.0.1", api.server.port), timeout=20)
+    return api.client_context.wrap_socket(raw, server_hostname="127.0.0.1")
+
+
+def trickle(connection: ssl.SSLSocket, piece: bytes) -> None:
+    """Send piece after piece until the other side has had enough."""
+    over = threading.Event()
+
+    def send() -> None:
+        while not over.wait(0.05):
+            try:
+                connection.sendall(piece)
+            except OSError:
+                return
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    sender.join(20)
+    over.set()
+    assert not sender.is_alive(), "the server went on to read"
+
+
+def drained(connection: ssl.SSLSocket) -> bytes | None:
+    try:
+        return connection.recv(64)
+    except OSError:
+        return None
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.01)

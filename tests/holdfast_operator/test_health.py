@@ -1,0 +1,74 @@
+"""Probes and scrapes over real HTTP."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from holdfast_operator.health import HealthServer
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., HealthServer]]:
+    servers: list[HealthServer] = []
+
+    def make(**checks: dict[str, Callable[[], bool]]) -> HealthServer:
+        server = HealthServer(
+            lambda: b"holdfast_jobs 1\n",
+            live=checks.get("live", {}),
+            ready=checks.get("ready", {}),
+            host="127.0.0.1",
+            port=0,
+        )
+        servers.append(server)
+        server.start()
+        return server
+
+    yield make
+    for server in servers:
+        server.stop()
+
+
+def get(server: HealthServer, path: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, text
+
+
+def test_all_checks_hold(start: Callable[..., HealthServer]) -> None:
+    server = start(live={"agents": lambda: True}, ready={"cache": lambda: True})
+    assert get(server, "/healthz") == (200, "ok\n")
+    assert get(server, "/readyz") == (200, "ok\n")
+
+
+def test_a_failed_check_is_named_on_its_page_only(start: Callable[..., HealthServer]) -> None:
+    server = start(live={"agents": lambda: True}, ready={"cache": lambda: False, "tls": lambda: True})
+    assert get(server, "/readyz") == (503, "cache: failed\n")
+    assert get(server, "/healthz") == (200, "ok\n")
+
+
+def test_a_check_that_raises_has_failed(start: Callable[..., HealthServer]) -> None:
+    server = start(live={"agents": lambda: bool(1 // 0)})
+    assert get(server, "/healthz") == (503, "agents: failed\n")
+
+
+def test_metrics_are_served(start: Callable[..., HealthServer]) -> None:
+    assert get(start(), "/metrics") == (200, "holdfast_jobs 1\n")
+
+
+def test_other_paths_are_not_found(start: Callable[..., HealthServer]) -> None:
+    assert get(start(), "/secrets")[0] == 404
+
+
+def test_silent_clients_do_not_keep_a_probe_waiting(start: Callable[..., HealthServer]) -> None:
+    server = start()
+    crowd = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(20)]
+    assert get(server, "/healthz")[0] == 200
+    for connection in crowd:
+        connection.close()

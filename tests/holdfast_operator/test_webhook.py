@@ -1,0 +1,198 @@
+"""The hub that agents report to: what it keeps, what wakes a reconciliation, what it serves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast_operator.errors import AgentRequestError
+from holdfast_operator.webhook import AgentHub, PodIdentity, parse_report
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "contract" / "report.json").read_text())
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+POD = PodIdentity(namespace="ml", pod="gpt-w0", pod_uid="uid-w0")
+
+
+def report(
+    number: int = 1,
+    start_id: str = "a",
+    launcher: dict[str, Any] | None = None,
+    silent: float | None = 0.1,
+) -> bytes:
+    """A report of pod uid-w0 with these differences from the golden one."""
+    body = json.loads(json.dumps(GOLDEN))
+    body["sidecar"] = {"startId": start_id, "number": number}
+    body["launcher"].update(launcher or {})
+    body["launcherSilentSeconds"] = silent
+    return json.dumps(body).encode()
+
+
+@pytest.fixture
+def woken() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def hub(woken: list[str]) -> AgentHub:
+    hub = AgentHub(lambda _token: POD, woken.append, clock=lambda: NOON)
+    hub.bind("uid-w0", "job-1")
+    return hub
+
+
+def kept(hub: AgentHub) -> tuple[str, int]:
+    latest = hub.latest("uid-w0")
+    assert latest is not None
+    return latest.start_id, latest.number
+
+
+def test_a_report_is_kept_with_its_time_and_wakes_its_job(hub: AgentHub, woken: list[str]) -> None:
+    hub.record(POD, report(number=17))
+    latest = hub.latest("uid-w0")
+    assert latest is not None
+    assert (latest.start_id, latest.number, latest.received_at) == ("a", 17, NOON)
+    assert latest.body["launcher"]["committedStep"] == 412
+    assert woken == ["job-1"]
+
+
+def test_a_repeated_report_changes_nothing(hub: AgentHub, woken: list[str]) -> None:
+    hub.record(POD, report(number=2))
+    hub.record(POD, report(number=2, launcher={"phase": "Failed"}))
+    hub.record(POD, report(number=1, launcher={"phase": "Failed"}))
+    latest = hub.latest("uid-w0")
+    assert latest is not None
+    assert latest.body["launcher"]["phase"] == "Running"
+    assert woken == ["job-1"]
+
+
+def test_a_restarted_sidecar_counts_from_the_start_and_its_predecessor_is_not_heard_again(
+    hub: AgentHub,
+) -> None:
+    hub.record(POD, report(number=9, start_id="a"))
+    hub.record(POD, report(number=1, start_id="b"))
+    assert kept(hub) == ("b", 1)
+    hub.record(POD, report(number=10, start_id="a"))
+    assert kept(hub) == ("b", 1)
+
+
+def test_progress_alone_is_kept_but_wakes_nobody(hub: AgentHub, woken: list[str]) -> None:
+    hub.record(POD, report(number=1))
+    hub.record(POD, report(number=2, launcher={"committedStep": 413, "loss": 2.0, "ranks": []}))
+    latest = hub.latest("uid-w0")
+    assert latest is not None
+    assert latest.body["launcher"]["committedStep"] == 413
+    assert woken == ["job-1"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"launcher": {"phase": "Failed"}},
+        {"launcher": {"started": {"generation": 3, "attempt": 1}}},
+        {"launcher": {"incidents": []}},
+        {"silent": 60.0},
+        {"start_id": "b"},
+    ],
+)
+def test_what_a_decision_may_depend_on_wakes_the_job(hub: AgentHub, woken: list[str], change: dict[str, Any]) -> None:
+    hub.record(POD, report(number=1))
+    hub.record(POD, report(number=2, **change))
+    assert woken == ["job-1", "job-1"]
+
+
+def refused(call: Callable[[], object]) -> AgentRequestError:
+    with pytest.raises(AgentRequestError) as caught:
+        call()
+    return caught.value
+
+
+def test_a_report_for_another_pod_is_refused(hub: AgentHub, woken: list[str]) -> None:
+    other = PodIdentity(namespace="ml", pod="x", pod_uid="uid-x")
+    hub.bind("uid-x", "job-1")
+    assert refused(lambda: hub.record(other, report())).status == 403
+    assert hub.latest("uid-w0") is None
+    assert woken == []
+
+
+def test_a_pod_of_no_job_is_refused(hub: AgentHub) -> None:
+    hub.forget_pod("uid-w0")
+    assert refused(lambda: hub.record(POD, report())).status == 404
+
+
+def test_a_forgotten_job_leaves_nothing_behind(hub: AgentHub) -> None:
+    hub.record(POD, report())
+    hub.publish("job-1", {"revision": 3})
+    hub.forget_job("job-1")
+    assert (hub.latest("uid-w0"), hub.job_of("uid-w0"), hub.publication("job-1")) == (None, None, None)
+
+
+def test_binding_again_keeps_the_report_and_another_job_drops_it(hub: AgentHub) -> None:
+    hub.record(POD, report())
+    hub.bind("uid-w0", "job-1")
+    assert hub.latest("uid-w0") is not None
+    hub.bind("uid-w0", "job-2")
+    assert hub.latest("uid-w0") is None
+
+
+def test_the_answer_names_the_published_revision(hub: AgentHub) -> None:
+    assert hub.record(POD, report(number=1)) == 0
+    hub.publish("job-1", {"revision": 7})
+    assert hub.record(POD, report(number=2)) == 7
+
+
+def test_a_published_revision_never_falls(hub: AgentHub) -> None:
+    assert hub.publish("job-1", {"revision": 7})
+    assert not hub.publish("job-1", {"revision": 6})
+    publication = hub.publication("job-1")
+    assert publication is not None
+    assert publication.revision == 7
+
+
+def test_only_a_rising_revision_wakes_polls(hub: AgentHub) -> None:
+    heard: list[str] = []
+    hub.listen(heard.append)
+    for revision in (1, 1, 2, 1):
+        hub.publish("job-1", {"revision": revision})
+    assert heard == ["job-1", "job-1"]
+
+
+POINTS_AT_SIDECAR = b'{"version": 1, "sidecar": {"startId": "a", "number": 1}'
+POINTS_AT_POD = POINTS_AT_SIDECAR + b', "pod": {"uid": "u"}'
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        (b"", "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"[]", "not a JSON object"),
+        (b'{"version": 2}', "version 2 is not known"),
+        (b'{"version": "1"}', "version str is not known"),
+        (b'{"version": 1}', "sidecar.startId"),
+        (b'{"version": 1, "sidecar": {"startId": "a", "number": true}}', "sidecar.number"),
+        (POINTS_AT_SIDECAR + b', "pod": []}', "pod.uid"),
+        (POINTS_AT_POD + b', "launcher": 5}', "neither null nor an object"),
+        (POINTS_AT_POD + b', "launcher": {"version": 3}}', "launcher.version is not 1"),
+        (POINTS_AT_POD + b', "launcher": {"version": 1, "podUID": "v"}}', "another pod's"),
+    ],
+)
+def test_a_bad_report_is_refused_with_what_is_wrong(raw: bytes, says: str) -> None:
+    error = refused(lambda: parse_report(raw))
+    assert error.status == 400
+    assert says in str(error)
+
+
+def test_a_loss_that_is_not_a_number_becomes_null() -> None:
+    raw = report(launcher={"loss": float("nan")})
+    assert b"NaN" in raw
+    assert parse_report(raw)["launcher"]["loss"] is None
+
+
+def test_unknown_fields_are_kept_and_harmless(hub: AgentHub) -> None:
+    hub.record(POD, report(launcher={"fromTheFuture": {"x": 1}}))
+    assert kept(hub) == ("a", 1)
