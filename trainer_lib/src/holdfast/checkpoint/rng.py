@@ -48,7 +48,7 @@ def seed(value: int) -> None:
 
 
 def _cuda_states() -> list[torch.Tensor]:
-    return list(torch.cuda.get_rng_state_all()) if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    return list(torch.cuda.get_rng_state_all()) if torch.cuda.is_available() else []
 
 
 def _pack(data: bytes) -> str:

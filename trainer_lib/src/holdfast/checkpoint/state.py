@@ -77,7 +77,7 @@ class Flat:
         if not piece.whole:
             tensor = tensor.narrow(0, piece.start[0], piece.shape[0])
         flat = tensor.detach().cpu().contiguous().reshape(-1)
-        return memoryview(flat.view(torch.uint8).numpy())
+        return flat.view(torch.uint8).numpy().data
 
 
 def flatten(objects: Mapping[str, Stateful]) -> Flat:
@@ -209,7 +209,7 @@ def _unmark(mark: str, value: Any, tensor: Callable[[str], torch.Tensor]) -> Any
 def assemble(record: TensorRecord, chunk: Callable[[str, int, int], memoryview]) -> torch.Tensor:
     """A tensor of its own memory, put together from its chunks."""
     target = torch.empty(record.shape, dtype=_TORCH[record.dtype])
-    flat = memoryview(target.reshape(-1).view(torch.uint8).numpy()) if target.numel() else memoryview(b"")
+    flat = target.reshape(-1).view(torch.uint8).numpy().data if target.numel() else memoryview(b"")
     row = ITEM_BYTES[record.dtype] * math.prod(record.shape[1:])
     for part in record.chunks:
         begin = part.start[0] * row if part.start else 0
