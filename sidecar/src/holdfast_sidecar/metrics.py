@@ -115,9 +115,24 @@ def _launcher(status: Document, now: datetime) -> Iterator[Metric]:
             yield _gauge(name, text, float(value))
     if isinstance(phase := status.get("phase"), str):
         family = GaugeMetricFamily("holdfast_launcher_phase", "1 for the launcher's phase", labels=["phase"])
-        family.add_metric([phase], 1)
+        family.add_metric([_label(phase)], 1)
         yield family
+    yield from _world(status.get("world"))
     yield from _checkpoints(status.get("checkpoints"), now)
+
+
+def _world(world: object) -> Iterator[Metric]:
+    """The world that runs here; no gauge at all while there is none."""
+    if not isinstance(world, dict):
+        return
+    numbers = {
+        "holdfast_world_generation": ("Generation of the world that runs here", world.get("generation")),
+        "holdfast_world_attempt": ("Attempt of the world that runs here", world.get("attempt")),
+        "holdfast_world_workers": ("Workers in the world that runs here", len(_list(world.get("members")))),
+    }
+    for name, (text, value) in numbers.items():
+        if _number(value):
+            yield _gauge(name, text, float(value))
 
 
 def _checkpoints(checkpoints: object, now: datetime) -> Iterator[Metric]:
@@ -127,9 +142,9 @@ def _checkpoints(checkpoints: object, now: datetime) -> Iterator[Metric]:
         if not isinstance(commit, dict):
             continue
         if _number(commit.get("step")):
-            step.add_metric([tier], commit["step"])
+            step.add_metric([_label(tier)], commit["step"])
         try:
-            age.add_metric([tier], (now - parse_time(str(commit.get("time")))).total_seconds())
+            age.add_metric([_label(tier)], (now - parse_time(str(commit.get("time")))).total_seconds())
         except MalformedError:
             continue
     yield step
@@ -137,7 +152,12 @@ def _checkpoints(checkpoints: object, now: datetime) -> Iterator[Metric]:
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+
+
+def _label(text: str) -> str:
+    """A label that any scraper takes, whatever the launcher wrote."""
+    return text[:64].encode(errors="replace").decode()
 
 
 def _list(value: object) -> list[Any]:

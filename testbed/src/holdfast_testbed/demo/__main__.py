@@ -14,7 +14,6 @@ from pathlib import Path
 from types import FrameType
 
 from holdfast_testbed.cluster import Cluster
-
 from holdfast_testbed.demo.story import Narrator, Teller
 from holdfast_testbed.demo.table import Check, render
 from holdfast_testbed.drill.faults import Drill, Stage, drills

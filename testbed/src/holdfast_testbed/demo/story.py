@@ -77,11 +77,11 @@ class Narrator:
         newest = self.watcher.newest()
         if newest is None or time.monotonic() - newest.at > 2:
             return
-        world = f"{newest.pair} of {newest.world_size}"
+        world = f"{newest.pair} of {newest.workers}"
         now = time.monotonic()
         if world == self._world and now < self._quiet_until:
             return
         self._world, self._quiet_until = world, now + HEARTBEAT_SECONDS
-        text = f"world {newest.pair} with {newest.world_size} ranks, step {newest.step}"
+        text = f"world {newest.pair} with {newest.workers} workers, step {newest.step}"
         loss = f", loss {newest.loss:.3f} bits per byte" if newest.loss is not None else ""
         self.teller.say("training", text + loss)

@@ -30,7 +30,7 @@ class Progress:
     pod: str
     pair: Pair
     step: int
-    world_size: int
+    workers: int
     loss: float | None = None
 
 
@@ -87,7 +87,7 @@ def progress_of(pod: str, metrics: Mapping[str, float], at: float) -> Progress |
         pod=pod,
         pair=Pair(generation=generation, attempt=int(metrics.get("holdfast_world_attempt", 0))),
         step=int(metrics.get("holdfast_committed_step", 0)),
-        world_size=int(metrics.get("holdfast_world_size", 0)),
+        workers=int(metrics.get("holdfast_world_workers", 0)),
         loss=metrics.get("holdfast_loss"),
     )
 

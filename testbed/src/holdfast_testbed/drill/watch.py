@@ -105,11 +105,11 @@ class Watcher:
 
         def settled() -> bool:
             newest = self.newest()
-            if newest is None or newest.world_size != size or time.monotonic() - newest.at > 2:
+            if newest is None or newest.workers != size or time.monotonic() - newest.at > 2:
                 return False
             return newest.step >= first.setdefault(newest.pair, newest.step) + steps
 
-        self.wait(f"{steps} steps of a world of {size}", settled, timeout)
+        self.wait(f"{steps} steps of a world of {size} workers", settled, timeout)
 
     def _describe(self) -> str:
         sight = self.sight

@@ -1,0 +1,132 @@
+"""How the demo and the end-to-end tests read a job and judge what a fault cost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from holdfast_testbed.demo.table import Check, render
+from holdfast_testbed.drill.faults import flip_one_bit, newest_commit
+from holdfast_testbed.drill.judge import Outcome, Promise, judge, losses_and_causes, lost_steps
+from holdfast_testbed.drill.sight import Incident, Pair, Progress, parse_job, parse_metrics, progress_of
+
+BEFORE, AFTER = Pair(generation=1, attempt=1), Pair(generation=1, attempt=2)
+PROMISE = Promise(fault="rank killed", within_seconds=15, max_lost_steps=50, cause="Infrastructure")
+INCIDENT = Incident(
+    number=1,
+    pair=BEFORE,
+    cause="Infrastructure",
+    action="InPlace",
+    reason="RankKilled",
+    message="rank 1 was ended by SIGKILL",
+    detected=None,
+    resumed=None,
+    lost_steps=12,
+)
+OUTCOME = Outcome(
+    injected_at=0, before=BEFORE, resumed_seconds=4, noticed_seconds=0.1, lost_steps=12, incidents=(INCIDENT,)
+)
+
+
+def progress(pair: Pair, step: int) -> Progress:
+    return Progress(at=0, pod="gpt-w0", pair=pair, step=step, workers=3)
+
+
+def test_a_kept_promise_has_no_complaints() -> None:
+    assert judge(PROMISE, OUTCOME).held
+
+
+def test_a_late_recovery_is_a_complaint_of_the_demo_and_none_of_a_test() -> None:
+    late = replace(OUTCOME, resumed_seconds=16)
+    assert judge(PROMISE, late).complaints == ("next step after 16.0 s, promised within 15 s",)
+    assert losses_and_causes(PROMISE, late) == ()
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [
+        (replace(OUTCOME, lost_steps=51), "51 steps lost"),
+        (replace(OUTCOME, incidents=()), "counted as nothing"),
+        (replace(OUTCOME, incidents=(INCIDENT, INCIDENT)), "promised: once as Infrastructure"),
+        (replace(OUTCOME, incidents=(replace(INCIDENT, cause="Application"),)), "counted as ['Application']"),
+    ],
+)
+def test_losses_and_wrong_causes_are_named(outcome: Outcome, words: str) -> None:
+    assert any(words in complaint for complaint in losses_and_causes(PROMISE, outcome))
+
+
+def test_lost_steps_are_those_made_again() -> None:
+    seen = [progress(BEFORE, 130), progress(AFTER, 130), progress(AFTER, 101), progress(AFTER, 140)]
+    assert lost_steps(seen, BEFORE, ()) == 29
+
+
+def test_a_job_that_tells_of_fewer_lost_steps_than_were_seen_is_not_believed() -> None:
+    seen = [progress(BEFORE, 130), progress(AFTER, 100)]
+    assert lost_steps(seen, BEFORE, (replace(INCIDENT, lost_steps=0),)) == 30
+
+
+def test_a_resource_without_status_is_read_as_a_job_that_has_not_begun() -> None:
+    sight = parse_job({"metadata": {"name": "gpt"}})
+    assert (sight.phase, sight.incidents, sight.is_true("Ready")) == ("", (), False)
+
+
+def test_incidents_and_counts_are_read_from_the_resource() -> None:
+    status = {
+        "status": "Training",
+        "conditions": [{"type": "Ready", "status": "True", "reason": "Training", "message": "3 of 3"}],
+        "restarts": [{"cause": "Infrastructure", "count": 2}],
+        "incidents": [
+            {
+                "number": 2,
+                "generation": 1,
+                "attempt": 2,
+                "cause": "Infrastructure",
+                "resumedTime": "2026-01-31T12:00:00.000000Z",
+                "lostSteps": 3,
+            }
+        ],
+    }
+    sight = parse_job({"status": status})
+    assert sight.is_true("Ready")
+    assert sight.restarts == {"Infrastructure": 2}
+    assert sight.incidents[0].pair == AFTER
+    assert sight.incidents[0].lost_steps == 3
+
+
+def test_progress_comes_from_the_sidecars_metrics() -> None:
+    text = (
+        "# HELP holdfast_committed_step The last committed step\n"
+        "holdfast_committed_step 412.0\nholdfast_world_generation 2.0\nholdfast_world_attempt 1.0\n"
+        'holdfast_world_workers 3.0\nholdfast_launcher_phase{phase="Running"} 1.0\n'
+    )
+    seen = progress_of("gpt-w0", parse_metrics(text), at=1.0)
+    assert seen == Progress(at=1.0, pod="gpt-w0", pair=Pair(generation=2, attempt=1), step=412, workers=3)
+
+
+def test_a_pod_outside_any_world_makes_no_progress() -> None:
+    assert progress_of("gpt-w0", {"holdfast_committed_step": 412.0}, at=1.0) is None
+
+
+def test_the_newest_commit_is_by_step_then_by_world(tmp_path: Path) -> None:
+    for name in ("step-90.g1.a1", "step-100.g1.a2", "step-100.g2.a1", "step-200.g3.a1"):
+        (tmp_path / name).mkdir()
+    for name in ("step-90.g1.a1", "step-100.g1.a2", "step-100.g2.a1"):
+        (tmp_path / name / "MANIFEST.json").touch()
+    assert newest_commit(tmp_path).name == "step-100.g2.a1"
+
+
+def test_damage_is_one_bit(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.safetensors"
+    path.write_bytes(bytes(101))
+    flip_one_bit(path)
+    changed = [byte for byte in path.read_bytes() if byte]
+    assert [byte.bit_count() for byte in changed] == [1]
+
+
+def test_the_table_names_what_was_missed() -> None:
+    verdict = judge(PROMISE, replace(OUTCOME, lost_steps=51))
+    text = render([verdict], [Check(what="the job is Complete", measured="Complete", held=True)])
+    assert "NO" in text
+    assert "missed: rank killed: 51 steps lost, 50 promised at most" in text
