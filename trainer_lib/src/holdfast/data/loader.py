@@ -1,0 +1,105 @@
+"""Fetching this rank's micro-batches from a map-style dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import default_collate
+
+from holdfast.data.audit import Audit
+from holdfast.data.cursor import Position, Share, micro_batches, sample_at, share_of
+from holdfast.errors import UsageError
+
+
+class MapDataset(Protocol):
+    """What `job.batches` needs of a dataset."""
+
+    def __len__(self) -> int:
+        """How many samples."""
+
+    def __getitem__(self, index: int, /) -> Any:
+        """One of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """Samples that were really fetched: the collated batch, how many, and their audit."""
+
+    data: Any
+    samples: int
+    seen: Audit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loader:
+    """The data of a job: a dataset, its order, and how steps are cut from it."""
+
+    dataset: MapDataset
+    size: int
+    global_batch: int
+    micro_batch: int
+    collate: Callable[[list[Any]], Any]
+    device: torch.device
+
+    def fetch(self, position: Position, *, rank: int, world_size: int) -> Iterator[MicroBatch]:
+        """This rank's micro-batches of the step at `position`; none if the world has more ranks than samples."""
+        share = share_of(cursor=position.cursor, batch=self.global_batch, rank=rank, world_size=world_size)
+        for part in micro_batches(share, self.micro_batch):
+            yield self._one(part, position.seed)
+
+    def _one(self, part: Share, seed: int) -> MicroBatch:
+        seen, samples = Audit(), []
+        for place in range(part.begin, part.end):
+            epoch, sample = sample_at(place, size=self.size, seed=seed)
+            samples.append(self.dataset[sample])
+            seen = seen.seen(epoch, sample)
+        return MicroBatch(data=_moved(self.collate(samples), self.device), samples=len(samples), seen=seen)
+
+
+def make_loader(
+    dataset: MapDataset,
+    *,
+    global_batch: int,
+    micro_batch: int,
+    device: torch.device,
+    collate: Callable[[list[Any]], Any] | None = None,
+) -> Loader:
+    """Check the arguments of `job.batches`; UsageError says what to change."""
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise UsageError("job.batches needs a map-style dataset, with __len__ and __getitem__")
+    size = len(dataset)
+    if size < 1:
+        raise UsageError("job.batches was given an empty dataset: give one with at least one sample")
+    if not 1 <= micro_batch <= global_batch:
+        raise UsageError(f"micro_batch_size {micro_batch} is not between 1 and global_batch_size {global_batch}")
+    return Loader(
+        dataset=dataset,
+        size=size,
+        global_batch=global_batch,
+        micro_batch=micro_batch,
+        collate=collate or default_collate,
+        device=device,
+    )
+
+
+def fingerprint(dataset: MapDataset) -> str:
+    """What tells a dataset from another: its own `fingerprint` if it has one, else its type and length."""
+    own = getattr(dataset, "fingerprint", None)
+    value = own() if callable(own) else own
+    return f"{type(dataset).__qualname__}:{len(dataset)}" + (f":{value}" if value is not None else "")
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if device.type == "cpu":
+        return value
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, dict):
+        return {key: _moved(item, device) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        moved = [_moved(item, device) for item in value]
+        return type(value)(*moved) if hasattr(value, "_fields") else type(value)(moved)
+    return value
