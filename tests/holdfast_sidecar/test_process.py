@@ -32,7 +32,7 @@ def test_a_report_has_the_golden_shape_and_carries_the_status_unchanged(sidecar,
 def test_the_membership_is_stored_byte_for_byte(sidecar, operator, run_dir, wait):
     first = operator.membership(7)
     sidecar.start()
-    wait(lambda: (run_dir / "membership.json").exists(), "the first membership")
+    wait((run_dir / "membership.json").exists, "the first membership")
     assert (run_dir / "membership.json").read_bytes() == first
     second = operator.membership(8)
     wait(lambda: (run_dir / "membership.json").read_bytes() == second, "the second membership")
@@ -54,7 +54,7 @@ def test_a_killed_sidecar_passes_no_notice_on_twice_and_keeps_reporting_it(
 ):
     metadata.interrupt()
     sidecar.start()
-    wait(lambda: (run_dir / "emergency_checkpoint").exists(), "the touch-file")
+    wait((run_dir / "emergency_checkpoint").exists, "the touch-file")
     (run_dir / "emergency_checkpoint").rename(run_dir / "taken")  # the launcher consumes it
     wait(lambda: operator.latest().get("notices"), "the notice's report")
     sidecar.kill()
@@ -71,7 +71,7 @@ def test_a_killed_sidecar_passes_no_notice_on_twice_and_keeps_reporting_it(
 def test_a_killed_sidecar_takes_up_the_stored_membership(sidecar, operator, run_dir, wait):
     operator.membership(7)
     sidecar.start()
-    wait(lambda: (run_dir / "membership.json").exists(), "the membership")
+    wait((run_dir / "membership.json").exists, "the membership")
     sidecar.kill()
     before = (run_dir / "membership.json").stat().st_ino
     asked = len(operator.polls)
@@ -106,14 +106,12 @@ def test_a_report_whose_answer_was_lost_is_made_good(sidecar, operator, wait):
     operator.lose_answers = False
     wait(lambda: sidecar.says("reports reach the operator"), "an accepted report")
     pairs = [(r["sidecar"]["startId"], r["sidecar"]["number"]) for r in operator.reports]
-    bodies = {pair: report for pair, report in zip(pairs, operator.reports, strict=True)}
-    assert all(bodies[pair] == report for pair, report in zip(pairs, operator.reports, strict=True)), (
-        "two reports of one number must be the same report"
-    )
+    bodies = dict(zip(pairs, operator.reports, strict=True))
+    assert [bodies[pair] for pair in pairs] == operator.reports, "two reports of one number are the same report"
 
 
 @pytest.mark.parametrize(
-    ("status", "line"),
+    "refusal",
     [
         (401, "does not accept this pod's token"),
         (403, "another pod's"),
@@ -123,7 +121,8 @@ def test_a_report_whose_answer_was_lost_is_made_good(sidecar, operator, wait):
         (500, "answered 500"),
     ],
 )
-def test_each_refusal_is_one_clear_line_and_ends_by_itself(sidecar, operator, run_dir, wait, status, line):
+def test_each_refusal_is_one_clear_line_and_ends_by_itself(sidecar, operator, run_dir, wait, refusal):
+    status, line = refusal
     operator.status = status
     sidecar.start()
     wait(lambda: sidecar.says(line), f"a line about {status}")
@@ -133,7 +132,7 @@ def test_each_refusal_is_one_clear_line_and_ends_by_itself(sidecar, operator, ru
     operator.status = None
     data = operator.membership(1)
     wait(lambda: operator.reports, "a report")
-    wait(lambda: (run_dir / "membership.json").exists(), "the membership")
+    wait((run_dir / "membership.json").exists, "the membership")
     assert (run_dir / "membership.json").read_bytes() == data
 
 
@@ -178,7 +177,7 @@ def test_a_certificate_of_another_name_is_refused(sidecar, operator, authority, 
 def test_a_membership_of_an_unknown_version_is_refused_by_name(sidecar, operator, run_dir, wait):
     kept = operator.membership(1)
     sidecar.start()
-    wait(lambda: (run_dir / "membership.json").exists(), "the first membership")
+    wait((run_dir / "membership.json").exists, "the first membership")
     operator.membership(2, version=2)
     wait(lambda: sidecar.says("membership has version 2; this sidecar understands 1"), "the refusal")
     assert (run_dir / "membership.json").read_bytes() == kept
@@ -189,7 +188,7 @@ def test_a_membership_of_an_unknown_version_is_refused_by_name(sidecar, operator
 def test_a_revision_that_fell_is_followed(sidecar, operator, run_dir, wait):
     operator.membership(9)
     sidecar.start()
-    wait(lambda: (run_dir / "membership.json").exists(), "the membership")
+    wait((run_dir / "membership.json").exists, "the membership")
     restored = operator.membership(4)
     wait(lambda: (run_dir / "membership.json").read_bytes() == restored, "the restored one")
     assert sidecar.says("revision fell from 9 to 4") == 1
@@ -227,7 +226,7 @@ def test_sigterm_during_an_absence_still_tells_when_the_operator_returns(sidecar
 
 def test_no_launcher_yet_is_told_as_such(sidecar, operator, wait):
     sidecar.start()
-    report = wait(lambda: operator.latest(), "a report")
+    report = wait(operator.latest, "a report")
     assert report["launcher"] is None
     sidecar.write_status(ready=True)
     wait(lambda: (operator.latest()["launcher"] or {}).get("ready"), "the launcher's first status")

@@ -145,7 +145,7 @@ class Reporter:
         while (left := end - self._clock.monotonic()) > 0:
             if self._send(beat, left):
                 return True
-            sleep(self._report_state.pause)
+            sleep(min(self._report_state.pause, max(0.0, end - self._clock.monotonic())))
         _log.error("the last report did not reach the operator; the pod's own state has to tell it")
         return False
 

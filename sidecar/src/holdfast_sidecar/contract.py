@@ -1,6 +1,7 @@
 """The sidecar's side of `docs/reference/protocol.md`: what it reads and writes, without any I/O."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -48,10 +49,15 @@ def parse_time(text: str) -> datetime:
     return when.astimezone(UTC)
 
 
+def _finite(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
 def parse_document(data: bytes, name: str) -> Document:
     """A JSON object of the known version. NaN and infinities, which JSON has not, become null."""
     try:
-        document = json.loads(data, parse_constant=lambda _: None)
+        document = json.loads(data, parse_constant=lambda _: None, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise MalformedError(f"{name} is not JSON: {error}") from error
     if not isinstance(document, dict):

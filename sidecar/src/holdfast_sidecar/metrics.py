@@ -111,7 +111,7 @@ def _launcher(status: Document, now: datetime) -> Iterator[Metric]:
         "holdfast_samples_per_second": ("Samples a second", status.get("throughput")),
     }
     for name, (text, value) in numbers.items():
-        if _number(value):
+        if value is not None and _number(value):
             yield _gauge(name, text, float(value))
     if isinstance(phase := status.get("phase"), str):
         family = GaugeMetricFamily("holdfast_launcher_phase", "1 for the launcher's phase", labels=["phase"])
@@ -131,7 +131,7 @@ def _world(world: object) -> Iterator[Metric]:
         "holdfast_world_workers": ("Workers in the world that runs here", len(_list(world.get("members")))),
     }
     for name, (text, value) in numbers.items():
-        if _number(value):
+        if value is not None and _number(value):
             yield _gauge(name, text, float(value))
 
 

@@ -118,17 +118,18 @@ class Ledger:
                 break
         _log.warning("%s: %s (%s), deadline %s", notice.source, notice.reason, notice.id, notice.deadline.isoformat())
 
-    def _traces(self) -> set[object]:
+    def _traces(self) -> set[str]:
         """Ids that the touch-file, its acknowledgement or the launcher's status already name."""
-        found: set[object] = set()
+        found: set[str] = set()
         for path in (self._touch, self._ack, self._status):
             try:
                 document = parse_document(read_small(path) or b"", path.name)
             except (ContractError, OSError):
                 continue  # empty, made by hand, absent or foreign: no trace of ours
-            found.update([document.get("id"), *_names(document.get("supersedes"))])
             told = document.get("notices")
-            found.update(entry.get("id") for entry in told or () if isinstance(entry, dict))
+            entries = [entry for entry in told if isinstance(entry, dict)] if isinstance(told, list) else []
+            found.update(_names([entry.get("id") for entry in [document, *entries]]))
+            found.update(_names(document.get("supersedes")))
         return found
 
     def _remembered(self) -> tuple[Notice, ...]:

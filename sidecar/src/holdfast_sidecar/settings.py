@@ -1,5 +1,6 @@
 """The sidecar's settings. The environment is read here and nowhere else."""
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,11 +28,8 @@ class Settings:
     port: int
 
     def __post_init__(self) -> None:
-        url = urlsplit(self.operator_url)
-        if url.scheme != "https" or not url.hostname:
-            raise SettingsError(f"{c.ENV_OPERATOR_URL} must be an https:// address, not {self.operator_url!r}")
-        if urlsplit(self.metadata_url).scheme != "http":
-            raise SettingsError(f"{c.ENV_METADATA_URL} must be an http:// address, not {self.metadata_url!r}")
+        _check_address(c.ENV_OPERATOR_URL, self.operator_url, "https")
+        _check_address(c.ENV_METADATA_URL, self.metadata_url, "http")
         if not 0 <= self.port < 65536:
             raise SettingsError(f"{c.ENV_SIDECAR_PORT} must be a port, not {self.port}")
         if not 0 < self.checkpoint_deadline_seconds < 86400:
@@ -70,6 +68,19 @@ def _required(env: Mapping[str, str], name: str) -> str:
 def _number(env: Mapping[str, str], name: str, default: float) -> float:
     text = env.get(name, "").strip()
     try:
-        return float(text) if text else float(default)
-    except ValueError as error:
-        raise SettingsError(f"{name} must be a number, not {text!r}") from error
+        number = float(text) if text else float(default)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise SettingsError(f"{name} must be a number, not {text!r}")
+    return number
+
+
+def _check_address(name: str, text: str, scheme: str) -> None:
+    try:
+        url = urlsplit(text)
+        good = url.scheme == scheme and bool(url.hostname) and url.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise SettingsError(f"{name} must be an {scheme}:// address, not {text!r}")

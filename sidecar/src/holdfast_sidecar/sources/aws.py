@@ -43,13 +43,13 @@ class AwsSource:
 
     def _interruption(self, answer: Document, now: datetime) -> Notice:
         action, when = answer.get("action"), _time(answer, "time", SPOT_PATH)
-        if action not in INTERRUPTIONS:
+        if not isinstance(action, str) or action not in INTERRUPTIONS:
             raise SourceError(f"{SPOT_PATH} names an action that is not known: {str(action)[:40]!r}")
         return Notice(
             id=f"aws-spot-{when:%Y-%m-%dT%H:%M:%SZ}",
             reason=f"spot/instance-action {action}",
             source=self.name,
-            action=str(action),
+            action=action,
             deadline=when,
             observed_at=now,
         )

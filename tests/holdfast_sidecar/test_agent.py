@@ -1,0 +1,190 @@
+"""Reports and membership against the real protocol over TLS, with time in the test's hand."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from holdfast_sidecar.agent import Membership, Reporter, connect
+from holdfast_sidecar.clock import SystemClock
+from holdfast_sidecar.contract import Pod
+from holdfast_sidecar.heartbeat import Heartbeat
+from holdfast_sidecar.notice import Ledger
+
+POD = Pod(namespace="ml", name="gpt-w0", uid="uid-w0", node="node-1")
+
+
+def highest(_: float, high: float) -> float:
+    return high
+
+
+@pytest.fixture
+def link(operator, authority, tmp_path: Path):
+    """An API over its own connection, and that connection."""
+    (tmp_path / "token").write_text("first-token\n")
+    return connect(operator.url, tmp_path / "token", authority.file, SystemClock().monotonic)
+
+
+@pytest.fixture
+def membership(link, operator, run_dir, clock) -> Membership:
+    operator.hold = 0.05
+    return Membership(link[0], run_dir, clock, highest, abort=link[1].abort)
+
+
+@pytest.fixture
+def reporter(link, run_dir, clock) -> Reporter:
+    return Reporter(
+        api=link[0],
+        pod=POD,
+        start_id="abc",
+        heartbeat=Heartbeat(run_dir, clock),
+        ledger=Ledger(run_dir),
+        clock=clock,
+        uniform=highest,
+    )
+
+
+def stored(run_dir: Path) -> bytes:
+    return (run_dir / "membership.json").read_bytes()
+
+
+def test_a_poll_asks_for_what_is_above_the_stored_revision(membership, operator, run_dir):
+    first = operator.membership(7)
+    assert membership.step() == 0
+    assert membership.step() == 0
+    assert operator.polls == [0, 7]
+    assert stored(run_dir) == first
+
+
+def test_the_same_document_again_is_not_written_again(membership, operator, run_dir, clock):
+    operator.membership(7)
+    membership.step()
+    before = (run_dir / "membership.json").stat().st_ino
+    membership.expect(3)
+    clock.forward(2)
+    membership.expect(3)
+    membership.step()
+    assert operator.polls == [0, 2]
+    assert (run_dir / "membership.json").stat().st_ino == before
+
+
+def test_an_answer_about_a_revision_still_on_its_way_disturbs_nothing(membership, operator, clock):
+    operator.membership(7)
+    membership.step()
+    membership.expect(8)
+    clock.forward(0.5)
+    membership.expect(8)
+    operator.membership(8)
+    membership.step()
+    membership.expect(8)
+    clock.forward(5)
+    membership.expect(8)
+    assert operator.polls == [0, 7]
+
+
+def test_a_restored_backup_is_followed_downwards(membership, operator, run_dir, clock):
+    operator.membership(9)
+    membership.step()
+    restored = operator.membership(4)
+    membership.expect(4)
+    clock.forward(2)
+    membership.expect(4)
+    membership.step()
+    assert operator.polls == [0, 3]
+    assert stored(run_dir) == restored
+
+
+def test_no_membership_any_more_keeps_the_stored_one_and_asks_from_the_start(membership, operator, run_dir, clock):
+    kept = operator.membership(9)
+    membership.step()
+    operator.publish(b"", 0)
+    membership.expect(0)
+    clock.forward(2)
+    membership.expect(0)
+    membership.step()
+    assert operator.polls == [0, 0]
+    assert stored(run_dir) == kept
+
+
+def test_a_poll_that_waits_on_a_dead_connection_is_begun_again_without_a_pause(membership, operator, clock, wait):
+    operator.membership(7)
+    membership.step()
+    operator.hold = 30.0
+    waits: list[float] = []
+    poller = threading.Thread(target=lambda: waits.append(membership.step()), daemon=True)
+    poller.start()
+    wait(lambda: len(operator.polls) == 2, "the long poll")
+    membership.expect(8)
+    clock.forward(2)
+    membership.expect(8)
+    poller.join(20)
+    assert waits == [0.0]
+
+
+def test_failures_wait_ever_longer_up_to_three_seconds(membership, operator):
+    operator.status = 500
+    assert [membership.step() for _ in range(6)] == [0.2, 0.4, 0.8, 1.6, 3.0, 3.0]
+    operator.status = None
+    assert membership.step() == 0
+
+
+def test_a_document_of_an_unknown_version_is_not_fetched_in_a_busy_loop(membership, operator, run_dir):
+    operator.membership(1, version=7)
+    assert [membership.step() for _ in range(3)] == [0.2, 0.4, 0.8]
+    assert not (run_dir / "membership.json").exists()
+
+
+def test_a_membership_that_cannot_be_written_is_fetched_again(membership, operator, run_dir):
+    wanted = operator.membership(5)
+    run_dir.rename(run_dir.with_name("away"))
+    assert membership.step() > 0
+    run_dir.with_name("away").rename(run_dir)
+    membership.step()
+    assert stored(run_dir) == wanted
+
+
+def test_reports_are_numbered_and_paced(reporter, operator, clock):
+    assert reporter.step() == 0
+    assert reporter.step() == 5.0
+    clock.forward(5)
+    assert reporter.step() == 0
+    assert [report["sidecar"]["number"] for report in operator.reports] == [1, 2]
+
+
+def test_a_failed_report_is_tried_again_after_its_pause_under_a_new_number(reporter, operator, clock):
+    operator.status = 503
+    reporter.step()
+    assert reporter.step() == pytest.approx(0.2)
+    operator.status = None
+    clock.forward(0.2)
+    reporter.step()
+    assert [report["sidecar"]["number"] for report in operator.reports] == [2]
+
+
+def test_the_last_report_is_skipped_only_if_the_operator_knows_all_of_it(reporter, link, operator, run_dir):
+    api = link[0]
+    reporter.step()
+    assert reporter.last(api, lambda _: None)
+    assert len(operator.reports) == 1
+    (run_dir / "status.json").write_text('{"version": 1, "exit": {"code": 0}}')
+    assert reporter.last(api, lambda _: None)
+    assert operator.latest()["launcher"]["exit"] == {"code": 0}
+
+
+def test_the_last_report_gives_up_in_time(reporter, link, operator, clock):
+    operator.status = 500
+    started = clock.monotonic()
+    assert not reporter.last(link[0], clock.forward)
+    assert clock.monotonic() - started <= 5.0 + 1e-6
+    assert len(operator.tries) > 2
+
+
+@pytest.mark.parametrize("token", ["", "two\nlines", "\x00", None])
+def test_a_token_that_cannot_be_sent_is_an_error_of_its_own(reporter, operator, tmp_path, caplog, token):
+    (tmp_path / "token").unlink()
+    if token is not None:
+        (tmp_path / "token").write_text(token)
+    reporter.step()
+    assert operator.tries == []
+    assert "the token" in caplog.text
+    assert "lines" not in caplog.text

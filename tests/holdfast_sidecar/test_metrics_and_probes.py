@@ -1,0 +1,158 @@
+"""What is exported, and that nothing a launcher writes or a scraper does can take it down."""
+
+import contextlib
+import json
+import socket
+import threading
+import urllib.error
+import urllib.request
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from holdfast_sidecar import constants as c
+from holdfast_sidecar.contract import Notice
+from holdfast_sidecar.heartbeat import Heartbeat
+from holdfast_sidecar.metrics import Metrics
+from holdfast_sidecar.server import Page, Server, metrics_page, probe_page
+
+
+@pytest.fixture
+def heartbeat(run_dir, clock) -> Heartbeat:
+    return Heartbeat(run_dir, clock)
+
+
+@pytest.fixture
+def metrics(heartbeat, clock) -> Metrics:
+    return Metrics(clock, heartbeat.current)
+
+
+def samples(metrics: Metrics) -> dict[str, float]:
+    """Name with labels → value, parsed as Prometheus would."""
+    found = {}
+    for family in text_string_to_metric_families(metrics.render().decode()):
+        for sample in family.samples:
+            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found
+
+
+def test_the_launchers_state_is_exported(metrics, heartbeat, run_dir, golden, clock):
+    (run_dir / "status.json").write_text(json.dumps(golden("status.json")))
+    heartbeat.poll()
+    clock.forward(60)
+    found = samples(metrics)
+    assert found["holdfast_step"] == 412
+    assert found["holdfast_committed_step"] == 412
+    assert found["holdfast_loss"] == 2.125
+    assert found["holdfast_samples_per_second"] == 1536
+    assert found["holdfast_launcher_phase{phase=Running}"] == 1
+    assert found["holdfast_checkpoint_step{tier=shared}"] == 400
+    assert found["holdfast_checkpoint_age_seconds{tier=shared}"] == 60
+    assert found["holdfast_launcher_silent_seconds"] == 60
+
+
+def test_what_happens_is_counted(metrics, golden, clock):
+    metrics.report(ok=True)
+    metrics.report(ok=False)
+    metrics.notice(Notice.from_report(golden("report.json")["notices"][0]))
+    metrics.poll_error("AWS")
+    metrics.stored(7)
+    clock.forward(3)
+    found = samples(metrics)
+    assert found["holdfast_sidecar_reports_total{result=ok}"] == 1
+    assert found["holdfast_sidecar_reports_total{result=failed}"] == 1
+    assert found["holdfast_sidecar_notices_total{action=terminate,source=AWS}"] == 1
+    assert found["holdfast_sidecar_poll_errors_total{source=AWS}"] == 1
+    assert found["holdfast_membership_revision"] == 7
+    assert found["holdfast_sidecar_report_age_seconds"] == 3
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        '{"version": 1}',
+        '{"version": 1, "ranks": 5, "checkpoints": [], "phase": 3, "committedStep": "x", "loss": true}',
+        '{"version": 1, "ranks": [3, {"step": null}], "checkpoints": {"shared": 4, "local": {"time": "soon"}}}',
+        '{"version": 1, "phase": "\\ud800\\n\\"", "checkpoints": {"\\ud800": {"step": 1}}}',
+        '{"version": 1, "loss": NaN, "throughput": 1e999, "committedStep": 1' + "0" * 400 + "}",
+    ],
+)
+def test_a_strange_status_leaves_out_what_it_does_not_say(metrics, heartbeat, run_dir, status):
+    (run_dir / "status.json").write_text(status)
+    heartbeat.poll()
+    found = samples(metrics)
+    assert "holdfast_launcher_silent_seconds" in found
+    assert "holdfast_loss" not in found
+    assert "holdfast_committed_step" not in found
+
+
+class Gate:
+    """A server of which one page waits until the gate is opened."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.waiting = threading.Semaphore(0)
+        pages = {"/slow": self._slow, "/ok": probe_page(list), "/bad": probe_page(lambda: ["stuck"])}
+        self.server = Server("127.0.0.1", 0, pages)
+        self.port = self.server.port
+
+    def _slow(self) -> Page:
+        self.waiting.release()
+        self.open.wait(20)
+        return Page(status=200, body=b"late")
+
+
+@pytest.fixture
+def server():
+    gate = Gate()
+    threading.Thread(target=gate.server.serve_forever, args=(0.02,), daemon=True).start()
+    yield gate
+    gate.open.set()
+    gate.server.shutdown()
+    gate.server.server_close()
+
+
+def get(port: int, path: str) -> tuple[int, bytes]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def test_a_probe_names_its_problems(server):
+    assert get(server.port, "/ok") == (200, b"ok\n")
+    assert get(server.port, "/bad") == (503, b"stuck\n")
+
+
+def test_connections_beyond_the_limit_are_turned_away_and_served_when_one_is_free(server, wait):
+    with contextlib.ExitStack() as held:
+        for _ in range(c.MAX_SCRAPES):
+            sock = held.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            sock.sendall(b"GET /slow HTTP/1.0\r\n\r\n")
+            assert server.waiting.acquire(timeout=20)
+        assert not get_quietly(server.port)
+        server.open.set()
+        wait(lambda: get_quietly(server.port), "a free place")
+
+
+def test_a_scraper_that_sends_nothing_is_let_go(server, wait):
+    with contextlib.ExitStack() as held:
+        for _ in range(c.MAX_SCRAPES):
+            held.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+        wait(lambda: get_quietly(server.port), "a free place")
+
+
+def get_quietly(port: int) -> bool:
+    try:
+        return get(port, "/ok")[0] == 200
+    except (ConnectionError, urllib.error.URLError):
+        return False
+
+
+def test_metrics_are_served_in_prometheus_text(metrics):
+    page = metrics_page(metrics.render)()
+    assert page.status == 200
+    assert page.content_type.startswith("text/plain")
+    assert b"holdfast_sidecar_info" in page.body

@@ -1,0 +1,172 @@
+"""A notice reaches the launcher once, and never at the cost of a request that is already there."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast_sidecar.contract import Notice, dump_document, parse_time
+from holdfast_sidecar.errors import SourceError
+from holdfast_sidecar.notice import Ledger, Watcher, merge_requests
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
+def notice(name: str = "aws-spot-1", action: str = "terminate", minutes: float = 2) -> Notice:
+    deadline = NOON + timedelta(minutes=minutes)
+    return Notice(id=name, reason=action, source="AWS", action=action, deadline=deadline, observed_at=NOON)
+
+
+def touch(run_dir: Path) -> dict[str, object]:
+    return json.loads((run_dir / "emergency_checkpoint").read_text())
+
+
+def test_an_interruption_asks_for_a_drain_by_its_deadline(run_dir: Path):
+    assert Ledger(run_dir).pass_on(notice())
+    assert touch(run_dir) == notice().as_request()
+    assert touch(run_dir)["drain"] is True
+    assert touch(run_dir)["deadline"] == "2026-01-31T12:02:00.000000Z"
+
+
+@pytest.mark.parametrize("action", ["terminate", "stop", "hibernate"])
+def test_each_interruption_drains(action: str):
+    assert notice(action=action).drain
+
+
+def test_a_rebalance_asks_for_a_checkpoint_only(run_dir: Path):
+    Ledger(run_dir).pass_on(notice(action="rebalance"))
+    assert touch(run_dir)["drain"] is False
+
+
+def test_a_notice_that_the_launcher_has_taken_does_not_come_back(run_dir: Path):
+    ledger = Ledger(run_dir)
+    ledger.pass_on(notice())
+    (run_dir / "emergency_checkpoint").unlink()
+    assert not ledger.pass_on(notice())
+    assert not Ledger(run_dir).pass_on(notice()), "nor after a restart of the sidecar"
+    assert not (run_dir / "emergency_checkpoint").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("emergency_checkpoint", {"version": 1, "id": "aws-spot-1", "drain": True}),
+        ("emergency_checkpoint.ack", {"version": 1, "id": "aws-spot-1", "result": "Committed"}),
+        ("status.json", {"version": 1, "notices": [{"id": "aws-spot-1"}]}),
+        ("emergency_checkpoint", {"version": 1, "id": "by-hand", "supersedes": ["aws-spot-1"]}),
+        ("status.json", {"version": 1, "id": [], "notices": [7, {"id": {}}, {"id": "aws-spot-1"}]}),
+    ],
+)
+def test_a_sidecar_killed_before_it_could_remember_finds_its_traces(run_dir: Path, name: str, content: object):
+    (run_dir / name).write_text(json.dumps(content))
+    assert Ledger(run_dir).pass_on(notice()), "it is reported"
+    assert json.loads((run_dir / name).read_text()) == content, "and not asked for again"
+    assert (run_dir / "emergency_checkpoint").exists() == (name == "emergency_checkpoint")
+
+
+def test_a_later_and_other_notice_is_passed_on_too(run_dir: Path):
+    ledger = Ledger(run_dir)
+    assert ledger.pass_on(notice("aws-rebalance-1", "rebalance"))
+    (run_dir / "emergency_checkpoint").unlink()
+    assert ledger.pass_on(notice("aws-spot-2"))
+    assert touch(run_dir)["id"] == "aws-spot-2"
+    assert [known.id for known in Ledger(run_dir).notices()] == ["aws-rebalance-1", "aws-spot-2"]
+
+
+def test_a_damaged_memory_starts_anew(run_dir: Path):
+    (run_dir / "sidecar-notices.json").write_text('{"version": 1, "notices": [{"id": 3}]}')
+    assert Ledger(run_dir).notices() == ()
+
+
+@pytest.mark.parametrize("content", [b"", b" \n", b"garbage", b'{"version": 9, "id": "later"}'])
+def test_a_request_without_readable_content_gives_way(content: bytes):
+    assert merge_requests(content, notice().as_request()).request == notice().as_request()
+
+
+def test_a_drain_takes_over_a_checkpoint_that_waits_and_names_it():
+    waiting = notice("aws-rebalance-1", "rebalance", minutes=1).as_request()
+    merged = merge_requests(dump_document(waiting), notice("aws-spot-1").as_request()).request
+    assert (merged["id"], merged["drain"], merged["supersedes"]) == ("aws-spot-1", True, ["aws-rebalance-1"])
+    assert merged["deadline"] == waiting["deadline"], "the earlier deadline holds"
+
+
+def test_a_checkpoint_does_not_displace_a_drain_that_waits():
+    waiting = notice("aws-spot-1").as_request()
+    new = notice("aws-rebalance-1", "rebalance", minutes=9).as_request()
+    merged = merge_requests(dump_document(waiting), new).request
+    assert merged == {**waiting, "supersedes": ["aws-rebalance-1"]}
+
+
+requests = st.builds(
+    lambda name, action, minutes: notice(name, action, minutes).as_request(),
+    st.sampled_from(["a", "b", "c", "d"]),
+    st.sampled_from(["terminate", "rebalance"]),
+    st.integers(min_value=1, max_value=90),
+)
+
+
+@given(st.lists(requests, min_size=1, max_size=6))
+def test_no_order_of_requests_loses_a_drain_a_deadline_or_a_name(waiting: list[dict[str, object]]):
+    unique = list({request["id"]: request for request in waiting}.values())
+    held = unique[0]
+    for request in unique[1:]:
+        held = merge_requests(dump_document(held), request).request
+    assert held["drain"] == any(request["drain"] for request in unique)
+    assert parse_time(str(held["deadline"])) == min(parse_time(str(request["deadline"])) for request in unique)
+    assert {held["id"], *held.get("supersedes", [])} == {request["id"] for request in unique}
+
+
+class Scripted:
+    """A source that plays a script."""
+
+    name = "AWS"
+
+    def __init__(self, *answers: Notice | Exception | None) -> None:
+        self._answers = list(answers)
+
+    def poll(self, now: datetime) -> Notice | None:
+        answer = self._answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def watch(run_dir: Path, clock: object, *answers: Notice | Exception | None) -> tuple[list[float], list[Notice]]:
+    told: list[Notice] = []
+    watcher = Watcher(Scripted(*answers), Ledger(run_dir), clock, lambda low, high: high, on_notice=told.append)
+    return [watcher.tick() for _ in answers], told
+
+
+def test_a_notice_that_holds_is_told_once(run_dir: Path, clock):
+    waits, told = watch(run_dir, clock, None, notice(), notice(), notice())
+    assert told == [notice()]
+    assert waits == [2.0] * 4
+
+
+def test_an_absent_source_is_asked_ever_less_often_and_is_one_line(run_dir: Path, clock, caplog):
+    waits, _ = watch(run_dir, clock, *[SourceError("refused")] * 9)
+    assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
+    assert len(caplog.records) == 1
+
+
+def test_a_source_that_has_answered_is_never_left_for_long(run_dir: Path, clock):
+    waits, _ = watch(run_dir, clock, None, *[SourceError("500")] * 9)
+    assert max(waits) == 5.0
+
+
+def test_a_source_that_recovers_is_polled_at_its_usual_pace(run_dir: Path, clock):
+    waits, told = watch(run_dir, clock, None, SourceError("500"), SourceError("500"), notice())
+    assert waits[-1] == 2.0
+    assert told == [notice()]
+
+
+def test_a_touch_file_that_cannot_be_written_is_tried_again(tmp_path: Path, clock):
+    gone = tmp_path / "run"
+    watcher = Watcher(Scripted(notice(), notice()), Ledger(gone), clock, lambda low, high: high)
+    watcher.tick()
+    gone.mkdir()
+    watcher.tick()
+    assert touch(gone)["id"] == "aws-spot-1"

@@ -1,0 +1,60 @@
+"""The environment becomes settings, or a sentence that names what is wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from holdfast_sidecar import sources
+from holdfast_sidecar.errors import SettingsError
+from holdfast_sidecar.settings import read_environment
+from holdfast_sidecar.sources.aws import AwsSource
+
+NEEDED = {
+    "HOLDFAST_POD_NAMESPACE": "ml",
+    "HOLDFAST_POD_NAME": "gpt-w0",
+    "HOLDFAST_POD_UID": "uid-w0",
+    "HOLDFAST_OPERATOR_URL": "https://operator.holdfast-system.svc:8443/",
+}
+
+
+def test_defaults_are_the_protocols():
+    settings = read_environment(NEEDED)
+    assert settings.run_dir == Path("/var/run/holdfast")
+    assert settings.token_file == Path("/var/run/secrets/holdfast/token")
+    assert settings.ca_file == Path("/var/run/secrets/holdfast/ca.crt")
+    assert settings.operator_url == "https://operator.holdfast-system.svc:8443"
+    assert (settings.port, settings.checkpoint_deadline_seconds) == (9464, 25.0)
+    assert settings.metadata_url == "http://169.254.169.254"
+    assert sources.build(settings, lambda: 0.0) == []
+
+
+@pytest.mark.parametrize("name", sorted(NEEDED))
+def test_what_is_missing_is_named(name: str):
+    with pytest.raises(SettingsError, match=f"{name} is not set"):
+        read_environment({**NEEDED, name: " "})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HOLDFAST_OPERATOR_URL", "http://operator:8443"),
+        ("HOLDFAST_OPERATOR_URL", "https://"),
+        ("HOLDFAST_OPERATOR_URL", "https://operator:port"),
+        ("HOLDFAST_METADATA_URL", "ftp://169.254.169.254"),
+        ("HOLDFAST_SIDECAR_PORT", "seventy"),
+        ("HOLDFAST_SIDECAR_PORT", "65536"),
+        ("HOLDFAST_SIDECAR_PORT", "nan"),
+        ("HOLDFAST_CHECKPOINT_DEADLINE_SECONDS", "0"),
+        ("HOLDFAST_CHECKPOINT_DEADLINE_SECONDS", "nan"),
+    ],
+)
+def test_what_is_wrong_is_named(name: str, value: str):
+    with pytest.raises(SettingsError, match=name):
+        read_environment({**NEEDED, name: value})
+
+
+def test_a_provider_that_is_not_known_is_left_out_and_said(caplog):
+    settings = read_environment({**NEEDED, "HOLDFAST_NOTICE_PROVIDERS": "AWS, Moon,AWS"})
+    built = sources.build(settings, lambda: 0.0)
+    assert [type(source) for source in built] == [AwsSource]
+    assert "Moon is no source of notices" in caplog.text
