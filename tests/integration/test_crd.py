@@ -1,0 +1,523 @@
+"""The schema of FaultTolerantJob, judged by a real API server: what it refuses, and in which words."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from kubernetes import client
+from kubernetes.client.exceptions import ApiException
+
+from holdfast_testbed.cluster import Cluster
+
+GROUP = ("holdfast.dev", "v1alpha1")
+PLURAL = "faulttolerantjobs"
+REMOVE = object()
+
+SMALLEST: dict[str, Any] = {
+    "apiVersion": "holdfast.dev/v1alpha1",
+    "kind": "FaultTolerantJob",
+    "metadata": {"name": "gpt"},
+    "spec": {
+        "workers": {
+            "replicas": 3,
+            "template": {"spec": {"containers": [{"name": "trainer", "image": "train:1"}]}},
+        }
+    },
+}
+POD = "spec.workers.template.spec"
+TRAINER = f"{POD}.containers.0"
+
+
+def job(*changes: tuple[str, Any]) -> dict[str, Any]:
+    """The smallest job with values put at dotted paths."""
+    made = copy.deepcopy(SMALLEST)
+    for path, value in changes:
+        put(made, path.split("."), value)
+    return made
+
+
+def put(node: Any, path: list[str], value: Any) -> None:
+    for part in path[:-1]:
+        node = node[int(part)] if isinstance(node, list) else node.setdefault(part, {})
+    if value is REMOVE:
+        del node[path[-1]]
+    elif isinstance(node, list):
+        node.append(value)
+    else:
+        node[path[-1]] = value
+
+
+BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
+    # -- what is needed
+    ("no spec", [("spec", REMOVE)], "spec: Required value"),
+    ("no workers", [("spec.workers", REMOVE)], "spec.workers: Required value"),
+    ("no replicas", [("spec.workers.replicas", REMOVE)], "spec.workers.replicas: Required value"),
+    ("no template", [("spec.workers.template", REMOVE)], "spec.workers.template: Required value"),
+    ("no pod spec", [("spec.workers.template", {})], "spec.workers.template.spec: Required value"),
+    ("no containers", [(POD, {})], "template.spec.containers: Required value"),
+    ("empty containers", [(f"{POD}.containers", [])], "should have at least 1 items"),
+    ("container without a name", [(TRAINER + ".name", REMOVE)], "containers[0].name: Required value"),
+    ("container without an image", [(TRAINER + ".image", REMOVE)], "containers[0].image: Required value"),
+    ("empty image", [(TRAINER + ".image", "")], "should be at least 1 chars long"),
+    # -- names
+    ("name too long", [("metadata.name", "g" * 51)], "at most 50 lower-case letters"),
+    ("name begins with a digit", [("metadata.name", "7b")], "begin with a letter"),
+    ("name with a dot", [("metadata.name", "gpt.small")], "it becomes the name of the job's service"),
+    ("container name with capitals", [(TRAINER + ".name", "Trainer")], "should match"),
+    # -- numbers
+    ("no workers at all", [("spec.workers.replicas", 0)], "greater than or equal to 1"),
+    ("too many workers", [("spec.workers.replicas", 1025)], "less than or equal to 1024"),
+    ("replicas as a word", [("spec.workers.replicas", "three")], 'must be of type integer: "string"'),
+    ("half a worker", [("spec.workers.replicas", 2.5)], "must be of type integer"),
+    ("no process", [("spec.workers.processesPerWorker", 0)], "greater than or equal to 1"),
+    ("too many processes", [("spec.workers.processesPerWorker", 65)], "less than or equal to 64"),
+    ("startup deadline too short", [("spec.startupDeadlineSeconds", 9)], "greater than or equal to 10"),
+    ("startup deadline too long", [("spec.startupDeadlineSeconds", 86401)], "less than or equal to 86400"),
+    # -- the template
+    ("restart by the kubelet", [(f"{POD}.restartPolicy", "Always")], "Holdfast itself decides what to restart"),
+    ("restart on failure", [(f"{POD}.restartPolicy", "OnFailure")], "must be Never or absent"),
+    ("pinned to a node", [(f"{POD}.nodeName", "node-1")], "use nodeSelector or affinity"),
+    ("own scheduling gate", [(f"{POD}.schedulingGates", [{"name": "x"}])], "Holdfast gates the workers itself"),
+    (
+        "container with the sidecar's name",
+        [(f"{POD}.containers.1", {"name": "holdfast-sidecar", "image": "x"})],
+        "the container name holdfast-sidecar is Holdfast's: choose another",
+    ),
+    (
+        "init container with the sidecar's name",
+        [(f"{POD}.initContainers", [{"name": "holdfast-sidecar", "image": "x"}])],
+        "the container name holdfast-sidecar is Holdfast's: choose another",
+    ),
+    (
+        "two trainers",
+        [(f"{POD}.containers.1", {"name": "trainer", "image": "x"})],
+        'containers[1]: Duplicate value: {"name":"trainer"}',
+    ),
+    (
+        "reserved variable",
+        [(TRAINER + ".env", [{"name": "HOLDFAST_POD_UID", "value": "x"}])],
+        "names begin with HOLDFAST_ are set by Holdfast",
+    ),
+    (
+        "reserved variable in an init container",
+        [(f"{POD}.initContainers", [{"name": "a", "image": "x", "env": [{"name": "HOLDFAST_X"}]}])],
+        "names begin with HOLDFAST_ are set by Holdfast",
+    ),
+    (
+        "reserved volume",
+        [(f"{POD}.volumes", [{"name": "holdfast-run", "emptyDir": {}}])],
+        "names begin with holdfast- are added by Holdfast: choose another name",
+    ),
+    (
+        "reserved label",
+        [("spec.workers.template.metadata.labels", {"holdfast.dev/job-name": "x"})],
+        "labels under holdfast.dev/ are set by Holdfast: remove them",
+    ),
+    (
+        "reserved annotation",
+        [("spec.workers.template.metadata.annotations", {"holdfast.dev/x": "y"})],
+        "annotations under holdfast.dev/ are set by Holdfast: remove them",
+    ),
+    (
+        "misspelt field in the template's metadata",
+        [("spec.workers.template.metadata.lables", {"a": "b"})],
+        'unknown field "spec.workers.template.metadata.lables"',
+    ),
+    # -- elasticity
+    (
+        "fewest above wanted",
+        [("spec.elasticity.minReplicas", 4)],
+        "lower minReplicas or raise workers.replicas",
+    ),
+    ("fewest is none", [("spec.elasticity.minReplicas", 0)], "greater than or equal to 1"),
+    (
+        "wanted is no multiple of the step",
+        [("spec.elasticity.replicaStep", 2)],
+        "workers.replicas is not a multiple of elasticity.replicaStep",
+    ),
+    (
+        "fewest is no multiple of the step",
+        [("spec.workers.replicas", 4), ("spec.elasticity", {"replicaStep": 2, "minReplicas": 3})],
+        "minReplicas is not a multiple of replicaStep",
+    ),
+    ("no step", [("spec.elasticity.replicaStep", 0)], "greater than or equal to 1"),
+    ("unknown reaction", [("spec.elasticity.onFailure", "Panic")], 'supported values: "Shrink", "Replace"'),
+    # -- recovery
+    (
+        "budget for an unknown cause",
+        [("spec.recovery.budgets", [{"cause": "Cosmic", "maxRestarts": 1}])],
+        'supported values: "Application", "Infrastructure", "Interruption", "OOM"',
+    ),
+    (
+        "two budgets for one cause",
+        [("spec.recovery.budgets", [{"cause": "OOM", "maxRestarts": 1}, {"cause": "OOM", "maxRestarts": 2}])],
+        'Duplicate value: {"cause":"OOM"}',
+    ),
+    ("budget without a number", [("spec.recovery.budgets", [{"cause": "OOM"}])], "maxRestarts: Required value"),
+    (
+        "negative budget",
+        [("spec.recovery.budgets", [{"cause": "OOM", "maxRestarts": -1}])],
+        "greater than or equal to 0",
+    ),
+    (
+        "window too short",
+        [("spec.recovery.budgets", [{"cause": "OOM", "maxRestarts": 1, "windowSeconds": 5}])],
+        "greater than or equal to 60",
+    ),
+    (
+        "first pause above the longest",
+        [("spec.recovery.backoff", {"initialSeconds": 60, "maxSeconds": 30})],
+        "initialSeconds is above maxSeconds",
+    ),
+    (
+        "first pause above the longest by default",
+        [("spec.recovery.backoff", {"initialSeconds": 600})],
+        "lower it or raise maxSeconds",
+    ),
+    # -- checkpoints
+    ("no steps between checkpoints", [("spec.checkpoint.interval", 0)], "a number of steps from 1 on"),
+    ("negative interval", [("spec.checkpoint.interval", -5)], "a number of steps from 1 on"),
+    ("interval without a unit", [("spec.checkpoint.interval", "50")], '("30s", "5m", "1h")'),
+    ("interval with two units", [("spec.checkpoint.interval", "1h30m")], "whole seconds, minutes or hours"),
+    ("interval in days", [("spec.checkpoint.interval", "1d")], "whole seconds, minutes or hours"),
+    ("interval as a fraction", [("spec.checkpoint.interval", 0.5)], "interval"),
+    ("volume without a claim", [("spec.checkpoint.volume", {})], "volume.claimName: Required value"),
+    ("claim with a bad name", [("spec.checkpoint.volume.claimName", "My Claim")], "should match"),
+    ("nothing kept", [("spec.checkpoint.retention.keepLast", 0)], "greater than or equal to 1"),
+    ("unknown resume", [("spec.checkpoint.resume", "Maybe")], 'supported values: "Always", "Never"'),
+    # -- interruption
+    ("unknown cloud", [("spec.interruption.providers", ["Acme"])], 'supported values: "AWS"'),
+    ("a cloud twice", [("spec.interruption.providers", ["AWS", "AWS"])], 'Duplicate value: "AWS"'),
+    ("no time to commit", [("spec.interruption.checkpointDeadlineSeconds", 4)], "greater than or equal to 5"),
+    # -- fields that are not there
+    ("a field of later versions", [("spec.suspend", True)], 'unknown field "spec.suspend"'),
+    ("a misspelt field", [("spec.elasticity.minReplica", 2)], 'unknown field "spec.elasticity.minReplica"'),
+]
+
+GOOD: list[tuple[str, list[tuple[str, Any]]]] = [
+    ("the smallest", []),
+    ("longest name", [("metadata.name", "g" * 50)]),
+    ("an interval in steps", [("spec.checkpoint.interval", 50)]),
+    ("an interval in hours", [("spec.checkpoint.interval", "1h")]),
+    ("steps that fit", [("spec.workers.replicas", 4), ("spec.elasticity", {"replicaStep": 2, "minReplicas": 2})]),
+    ("restartPolicy spelled out", [(f"{POD}.restartPolicy", "Never")]),
+    ("no provider", [("spec.interruption.providers", [])]),
+    ("no budget at all", [("spec.recovery.budgets", [])]),
+    (
+        "pod fields that the schema does not list",
+        [
+            (f"{POD}.tolerations", [{"key": "gpu", "operator": "Exists"}]),
+            (f"{POD}.nodeSelector", {"pool": "a"}),
+            (TRAINER + ".resources", {"limits": {"nvidia.com/gpu": 8}}),
+            (TRAINER + ".env", [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]),
+            (f"{POD}.volumes", [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]),
+        ],
+    ),
+]
+
+
+class Jobs:
+    """Jobs of one namespace."""
+
+    def __init__(self, api: client.CustomObjectsApi, namespace: str) -> None:
+        self._api = api
+        self._where = (*GROUP, namespace, PLURAL)
+
+    def create(self, body: dict[str, Any], **options: Any) -> dict[str, Any]:
+        made: dict[str, Any] = self._api.create_namespaced_custom_object(
+            *self._where, body, field_validation="Strict", **options
+        )
+        return made
+
+    def patch(self, name: str, *changes: tuple[str, Any]) -> dict[str, Any]:
+        body: dict[str, Any] = {}
+        for path, value in changes:
+            put(body, path.split("."), value)
+        changed: dict[str, Any] = self._api.patch_namespaced_custom_object(*self._where, name, body)
+        return changed
+
+    def replace_status(self, name: str, status: dict[str, Any]) -> dict[str, Any]:
+        body = self._api.get_namespaced_custom_object(*self._where, name)
+        changed: dict[str, Any] = self._api.replace_namespaced_custom_object_status(
+            *self._where, name, {**body, "status": status}
+        )
+        return changed
+
+    def patch_status(self, name: str, status: dict[str, Any]) -> dict[str, Any]:
+        changed: dict[str, Any] = self._api.patch_namespaced_custom_object_status(
+            *self._where, name, {"status": status}
+        )
+        return changed
+
+
+@pytest.fixture
+def jobs(admin: Any, namespace: str) -> Jobs:
+    return Jobs(client.CustomObjectsApi(admin), namespace)
+
+
+@pytest.fixture(scope="module")
+def trial(admin: Any, cluster: Cluster) -> Jobs:
+    """Creates in the default namespace, dry runs only."""
+    return Jobs(client.CustomObjectsApi(admin), "default")
+
+
+def message(error: ApiException) -> str:
+    return str(json.loads(error.body)["message"])
+
+
+def test_the_table_is_long_enough_and_names_each_case_once() -> None:
+    names = [name for name, _changes, _says in BAD]
+    assert len(set(names)) == len(names) >= 40
+
+
+@pytest.mark.parametrize(("changes", "says"), [b[1:] for b in BAD], ids=[b[0] for b in BAD])
+def test_a_bad_job_is_refused_in_words_that_help(trial: Jobs, changes: list[tuple[str, Any]], says: str) -> None:
+    with pytest.raises(ApiException) as caught:
+        trial.create(job(*changes), dry_run="All")
+    assert caught.value.status in (400, 422)
+    assert says in message(caught.value)
+
+
+@pytest.mark.parametrize("changes", [g[1] for g in GOOD], ids=[g[0] for g in GOOD])
+def test_a_good_job_is_taken_as_it_is(trial: Jobs, changes: list[tuple[str, Any]]) -> None:
+    wanted = job(*changes)
+    made = trial.create(wanted, dry_run="All")
+    assert made["spec"]["workers"]["template"] == wanted["spec"]["workers"]["template"]
+
+
+def test_the_smallest_job_gets_every_default(trial: Jobs) -> None:
+    spec = trial.create(job(), dry_run="All")["spec"]
+    del spec["workers"]["template"]
+    assert spec == {
+        "workers": {"replicas": 3, "processesPerWorker": 1},
+        "elasticity": {"replicaStep": 1, "onFailure": "Shrink"},
+        "recovery": {
+            "budgets": [{"cause": "Application", "maxRestarts": 3, "windowSeconds": 21600}],
+            "backoff": {"initialSeconds": 5, "maxSeconds": 300},
+        },
+        "checkpoint": {"interval": "5m", "retention": {"keepLast": 3}, "resume": "Always"},
+        "startupDeadlineSeconds": 1200,
+        "interruption": {"providers": ["AWS"], "checkpointDeadlineSeconds": 25},
+    }
+
+
+CHANGES_REFUSED = [
+    ("another image", [(f"{POD}.containers", [{"name": "trainer", "image": "train:2"}])], "template is immutable"),
+    (
+        "a pod field that the schema does not list",
+        [(f"{POD}.priorityClassName", "high")],
+        "template is immutable",
+    ),
+    (
+        "an unlisted field for another",
+        [(f"{POD}.nodeSelector", None), (f"{POD}.priorityClassName", "high")],
+        "template is immutable",
+    ),
+    (
+        "another variable by another way",
+        [(f"{POD}.containers", [{"name": "trainer", "image": "train:1", "env": [{"name": "A", "valueFrom": {}}]}])],
+        "template is immutable",
+    ),
+    (
+        "another kind of volume",
+        [(f"{POD}.volumes", [{"name": "data", "emptyDir": {}}])],
+        "template is immutable",
+    ),
+    ("another label", [("spec.workers.template.metadata.labels", {"a": "b"})], "delete the job and apply it again"),
+    ("more processes", [("spec.workers.processesPerWorker", 2)], "processesPerWorker is immutable"),
+    ("another volume", [("spec.checkpoint.volume.claimName", "other")], "checkpoint.volume is immutable"),
+    ("no volume", [("spec.checkpoint.volume", None)], "checkpoint.volume is immutable"),
+    ("no volume by the back door", [("spec.checkpoint", None)], "checkpoint.volume is immutable"),
+    ("fewer than the fewest", [("spec.workers.replicas", 1)], "minReplicas is above workers.replicas"),
+]
+
+
+@pytest.fixture
+def running(jobs: Jobs) -> Jobs:
+    jobs.create(
+        job(
+            ("spec.elasticity.minReplicas", 2),
+            ("spec.checkpoint.volume.claimName", "checkpoints"),
+            (f"{POD}.nodeSelector", {"pool": "a"}),
+            (f"{POD}.volumes", [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]),
+            (f"{TRAINER}.env", [{"name": "A", "value": "1"}]),
+        )
+    )
+    return jobs
+
+
+@pytest.mark.parametrize(("changes", "says"), [c[1:] for c in CHANGES_REFUSED], ids=[c[0] for c in CHANGES_REFUSED])
+def test_a_change_that_cannot_be_carried_out_is_refused(
+    running: Jobs, changes: list[tuple[str, Any]], says: str
+) -> None:
+    with pytest.raises(ApiException) as caught:
+        running.patch("gpt", *changes)
+    assert says in message(caught.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("spec.workers.replicas", 5),
+        ("spec.elasticity.minReplicas", 1),
+        ("spec.elasticity.onFailure", "Replace"),
+        ("spec.recovery.budgets", []),
+        ("spec.checkpoint.interval", 10),
+        ("spec.checkpoint.retention.keepLast", 9),
+        ("spec.startupDeadlineSeconds", 60),
+    ],
+    ids=lambda change: change[0],
+)
+def test_what_a_running_job_can_follow_may_change(running: Jobs, change: tuple[str, Any]) -> None:
+    assert running.patch("gpt", change)["metadata"]["generation"] == 2
+
+
+STATUS: dict[str, Any] = {
+    "observedGeneration": 1,
+    "conditions": [
+        {
+            "type": "Degraded",
+            "status": "True",
+            "observedGeneration": 1,
+            "lastTransitionTime": "2026-01-31T12:00:00Z",
+            "reason": "AwaitingFence",
+            "message": "delete node node-3",
+        }
+    ],
+    "status": "AwaitingFence",
+    "ready": "2/3",
+    "restartCount": 1,
+    "incarnations": 4,
+    "membership": {
+        "revision": 7,
+        "generation": 2,
+        "publication": "p2-6f1e",
+        "active": None,
+        "previous": [{"generation": 1, "publication": "p1-aa07", "members": ["uid-w0"]}],
+        "gone": ["uid-w2"],
+        "claims": [
+            {
+                "version": 1,
+                "jobUID": "u",
+                "publication": "p1-aa07",
+                "generation": 1,
+                "attempt": 3,
+                "fromStep": 350,
+                "fromPair": None,
+            }
+        ],
+        "members": [
+            {
+                "index": 0,
+                "pod": "gpt-w0",
+                "podUID": "uid-w0",
+                "ip": "10.244.0.7",
+                "ports": {"store": 29400, "control": 29401},
+                "node": "node-1",
+            }
+        ],
+        "directives": {"checkpoint": None, "drain": []},
+    },
+    "restarts": [
+        {
+            "cause": "OOM",
+            "count": 1,
+            "windowStart": "2026-01-31T12:00:00Z",
+            "lastTime": "2026-01-31T12:00:00Z",
+        }
+    ],
+    "incidents": [
+        {
+            "number": 1,
+            "generation": 1,
+            "attempt": 3,
+            "cause": "OOM",
+            "action": "Shrink",
+            "reason": "OOMKilled",
+            "message": "m",
+            "pod": "gpt-w1",
+            "rank": None,
+            "node": "node-2",
+            "detectedTime": "2026-01-31T12:00:00.000000Z",
+            "resumedTime": None,
+            "lostSteps": None,
+        }
+    ],
+    "lastCheckpoint": {
+        "step": 400,
+        "generation": 2,
+        "attempt": 1,
+        "tier": "shared",
+        "time": "2026-01-31T12:00:00.000000Z",
+    },
+    "progress": {"step": 412, "loss": 2.125, "throughput": 1536.0, "time": "2026-01-31T12:00:00.000000Z"},
+    "avoidedNodes": [{"node": "node-3", "reason": "dead", "until": "2026-01-31T12:10:00Z"}],
+    "gang": {"attempts": 1, "since": "2026-01-31T12:00:00Z", "retryAt": None},
+    "placement": {"whatever": {"the": "operator needs"}},
+    "startTime": "2026-01-31T12:00:00Z",
+}
+
+
+def test_a_whole_status_is_kept_to_the_last_field(running: Jobs) -> None:
+    assert running.replace_status("gpt", STATUS)["status"] == STATUS
+
+
+def test_spec_and_status_do_not_write_over_each_other(running: Jobs) -> None:
+    running.patch_status("gpt", STATUS)
+    changed = running.patch("gpt", ("spec.workers.replicas", 4), ("status", {"ready": "9/9"}))
+    assert changed["status"]["ready"] == "2/3"
+    changed = running.patch_status("gpt", {"ready": "3/4"})
+    assert changed["metadata"]["generation"] == 2
+
+
+def test_kubectl_get_shows_a_line_that_tells_the_story(cluster: Cluster, running: Jobs, namespace: str) -> None:
+    running.patch_status("gpt", STATUS)
+    head, line = cluster.kubectl("get", "ftj", "-n", namespace).splitlines()
+    assert head.split() == ["NAME", "STATUS", "READY", "STEP", "RESTARTS", "LAST", "CHECKPOINT", "AGE"]
+    assert line.split()[:5] == ["gpt", "AwaitingFence", "2/3", "412", "1"]
+    assert "faulttolerantjob.holdfast.dev/gpt" in cluster.kubectl("get", "all", "-n", namespace)
+
+
+def test_kubectl_refuses_in_the_same_words(cluster: Cluster, namespace: str) -> None:
+    from holdfast_testbed.errors import TestbedError
+
+    with pytest.raises(TestbedError, match=r"spec\.elasticity\.minReplicas.*lower minReplicas or raise"):
+        cluster.kubectl(
+            "apply", "-n", namespace, "-f", "-", input=json.dumps(job(("spec.elasticity.minReplicas", 4)))
+        )
+
+
+def test_every_field_is_explained(cluster: Cluster) -> None:
+    """`kubectl explain` is the documentation: no field of spec or status is without words, top to bottom."""
+    crd = json.loads(cluster.kubectl("get", "crd", "faulttolerantjobs.holdfast.dev", "-o", "json"))
+    schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    spec = schema["properties"]["spec"]
+    assert [path for path, node in walk(spec, "spec") if not node.get("description")] == []
+    status = schema["properties"]["status"]["properties"]
+    assert [name for name, node in status.items() if not node.get("description")] == []
+
+
+def walk(node: dict[str, Any], path: str) -> list[tuple[str, dict[str, Any]]]:
+    found = [(path, node)]
+    for name, child in node.get("properties", {}).items():
+        found += walk(child, f"{path}.{name}")
+    if node.get("items", {}).get("properties"):
+        found += walk(node["items"], f"{path}[]")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("ftj.spec.recovery", "How often the job may be hurt before it counts as failed"),
+        ("ftj.spec.recovery.budgets", "counted without limit"),
+        ("ftj.spec.elasticity.onFailure", "Replace waits for the replacement"),
+        ("ftj.spec.checkpoint.interval", 'a duration with its unit ("30s", "5m", "1h")'),
+    ],
+)
+def test_kubectl_explain_reads_like_documentation(cluster: Cluster, path: str, says: str) -> None:
+    text = " ".join(cluster.kubectl("explain", path).split())
+    assert says in text
