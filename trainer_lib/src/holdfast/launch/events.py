@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from holdfast.constants import Cause
 from holdfast.worlds import Claim, Pair
+
 from .membership import Membership
 from .messages import Failure, Master, Message, World
 
@@ -88,7 +89,8 @@ class Entered:
 
 @dataclass(frozen=True, kw_only=True)
 class StepMade:
-    """A committed step of the attempt; `restored` is the step from which it went on (0: fresh start)."""
+    """A committed step of the attempt; `restored` is the step from which it went on (0: fresh start). One a pass of
+    the shell's loop is enough."""
 
     pair: Pair
     step: int
@@ -105,14 +107,18 @@ class RankFailed:
 
 @dataclass(frozen=True, kw_only=True)
 class Quiesced:
-    """All local ranks of the pair made their last step after a durable, agreed commit."""
+    """All local ranks of the pair made their last step, and its commit is durable. Also when nobody here asked:
+    another launcher's request reaches all ranks."""
 
     pair: Pair
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalDone:
-    """All local ranks are done: each said `done`, or ended with 0 if it never says it."""
+    """Every local rank process has ended with 0, after `done` if it speaks.
+
+    One that said hello and ended with 0 without `done` is a `RankFailed` with `Priority.ENDED_EARLY`.
+    """
 
     pair: Pair
 

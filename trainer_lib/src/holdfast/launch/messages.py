@@ -7,13 +7,14 @@ lost, doubled or late. The launcher's control channel adds who sent it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from enum import IntEnum, StrEnum
 from typing import Any, ClassVar, Final
 
 from holdfast.constants import Cause
 from holdfast.errors import DocumentError
 from holdfast.worlds import Claim, Json, Pair
+
 from .membership import Member, Membership
 
 
@@ -172,7 +173,10 @@ class Master:
 
 @dataclass(frozen=True, kw_only=True)
 class Hello:
-    """The sender's whole present. Said on every change and once a second."""
+    """The sender's whole present. Said on every change and once a second.
+
+    `failure` is what ended (or, while `draining`, will end) the sender's attempt `failed`.
+    """
 
     type: ClassVar[str] = "hello"
     generation: int = 0
@@ -184,6 +188,7 @@ class Hello:
     ready: bool = False
     draining: bool = False
     done: bool = False
+    failed: Pair | None = None
     failure: Failure | None = None
     foreign: tuple[Claim, ...] = ()
 
@@ -284,6 +289,7 @@ _NULLABLE: Final[dict[str, Callable[[Any], Any]]] = {
     "accepted": Pair.from_json,
     "started": Pair.from_json,
     "highest": Pair.from_json,
+    "failed": Pair.from_json,
     "pair": Pair.from_json,
     "world": World.from_json,
     "failure": Failure.from_json,
@@ -329,8 +335,3 @@ def from_json(value: Json) -> Message:
 def _read(name: str, value: Any) -> Any:
     read = _NULLABLE.get(name)
     return value if read is None or value is None else read(value)
-
-
-def with_action(incident: Incident, action: Remedy) -> Incident:
-    """The same incident, with what is done about it."""
-    return replace(incident, action=action)

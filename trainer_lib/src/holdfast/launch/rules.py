@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from holdfast.worlds import Pair
+
 from .membership import Member, Membership, Rules
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from holdfast.constants import Cause, Phase
 from holdfast.worlds import Claim, Pair
+
 from .events import Exit, How
 from .membership import Membership
 from .messages import Failure, Hello, Incident, Master, World
@@ -20,7 +21,8 @@ class Peer:
     since: float
     how: How | None = None
     hello: Hello | None = None
-    shared: tuple[int, int] = (0, 0)
+    met: bool = False
+    shared_at: float = 0.0
     muted_until: float = 0.0
 
 
@@ -46,8 +48,9 @@ class Attempt:
     failures: tuple[Failure, ...] = ()
     failed_at: float | None = None
     quiesce: Quiesce | None = None
-    quiesced: bool = False
+    quiesced_at: float | None = None
     done: bool = False
+    started_sent: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +103,12 @@ class State:
     killing: bool = False
     pending: Pending | None = None
     proposal: Proposal | None = None
-    highest_refusal: Pair | None = None
+    refused: Pair | None = None
+    retry_at: float = 0.0
+    idle_since: float | None = None
     last: Pair | None = None
+    failed: Pair | None = None
+    failure: Failure | None = None
     incidents: tuple[Incident, ...] = ()
     history: tuple[tuple[Cause, float], ...] = ()
     counted: frozenset[Pair] = frozenset()
@@ -110,6 +117,7 @@ class State:
     foreign: tuple[Claim, ...] = ()
     drain: Drain | None = None
     requests: frozenset[str] = frozenset()
+    waiting_requests: tuple[tuple[str, str], ...] = ()
     confirmed: Pair | None = None
     confirmations: frozenset[str] = frozenset()
     confirm_sent: float = 0.0

@@ -1,0 +1,382 @@
+"""How attempts end: failures and their root, budgets, drains, foreign claims, completion. Pure; rules 8 and 9.
+
+Invariants: an attempt ends once; one incident stands for one ended pair; `complete` is announced only by the
+coordinator, when every member has confirmed that it is done and still in the attempt; a launcher exits only when
+none of its ranks is left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.constants import Cause, ExitCode
+from holdfast.worlds import Claim, Pair
+
+from .events import DrainAsked, Exit, How, QuiesceRanks, StepMade
+from .membership import Budget
+from .messages import Complete, Confirm, Confirmed, Failure, GiveUp, Incident, Leaving, Priority, Remedy
+from .state import Attempt, Drain, Quiesce
+from .turn import Turn
+
+LINGER = 2.0
+
+
+# Failures
+
+
+def settle_failures(turn: Turn) -> None:
+    """End the attempt when its root cause is plain, or the others had time to say what they saw."""
+    attempt = turn.attempt
+    if attempt is None:
+        return
+    if not attempt.entered and attempt.step is None and turn.now >= attempt.since + turn.rules.startup_deadline:
+        turn.fail(_not_entered(turn))
+        attempt = turn.attempt or attempt
+    if attempt.failed_at is None:
+        return
+    plain = any(failure.priority <= Priority.KILLED for failure in attempt.failures)
+    if plain or turn.now >= attempt.failed_at + turn.rules.settle:
+        _end(turn, attempt, root_cause(turn, attempt))
+
+
+def _not_entered(turn: Turn) -> Failure:
+    return Failure(
+        cause=Cause.INFRASTRUCTURE,
+        reason="EntryDeadline",
+        message=f"the local ranks did not enter the attempt within {turn.rules.startup_deadline:.0f} s",
+        priority=Priority.DEADLINE,
+        at=turn.now,
+    )
+
+
+def root_cause(turn: Turn, attempt: Attempt) -> Failure:
+    """The attempt's failure with the lowest priority number, the earliest of equals."""
+    root = min(attempt.failures, key=lambda failure: failure.rank_of_root)
+    drained = _drain_failure(turn, attempt)
+    if root.priority is Priority.PEER_LOST and drained is not None:
+        root = drained
+    elif root.priority is Priority.PEER_LOST and _someone_done(turn, attempt):
+        root = replace(
+            root,
+            cause=Cause.APPLICATION,
+            reason="EndedEarly",
+            message=f"a rank ended normally while others still had steps to make ({root.message})",
+        )
+    steps = [step for step in (root.step, attempt.step) if step is not None]
+    return replace(root, step=max(steps, default=None))
+
+
+def _someone_done(turn: Turn, attempt: Attempt) -> bool:
+    pair = attempt.world.pair
+    said = [hello for uid in attempt.world.uids if (hello := turn.hello(uid))]
+    return attempt.done or any(hello.done and hello.world and hello.world.pair == pair for hello in said)
+
+
+def _end(turn: Turn, attempt: Attempt, root: Failure) -> None:
+    pair = attempt.world.pair
+    turn.set(failed=pair, failure=root)
+    _back_off(turn, attempt, root)
+    incident = Incident(pair=pair, failure=root, action=Remedy.WAIT, detected=root.at or turn.now)
+    adopt_incident(turn, incident)
+    close_attempt(turn)
+    if _speaks(turn, attempt):
+        _give_up_if_spent(turn, incident)
+
+
+def _back_off(turn: Turn, attempt: Attempt, root: Failure) -> None:
+    fruitless = turn.state.fruitless + 1 if attempt.step is None else 0
+    blamed = root.cause in (Cause.APPLICATION, Cause.OOM)
+    doublings = fruitless if blamed else fruitless - 1
+    pause = min(turn.rules.backoff_initial * 2.0 ** min(doublings, 30), turn.rules.backoff_max)
+    turn.set(fruitless=fruitless, not_before=turn.now + (pause if blamed or fruitless else 0.0))
+
+
+def close_attempt(turn: Turn) -> None:
+    """The attempt is over here, for whatever reason: its ranks must end."""
+    if turn.attempt is not None:
+        turn.set(attempt=None, last=turn.attempt.world.pair, confirmed=None, confirmations=frozenset())
+    turn.kill_ranks()
+
+
+def adopt_incident(turn: Turn, incident: Incident) -> None:
+    """Record an incident under its pair; the proposer's word replaces our own first view of it."""
+    state = turn.state
+    acknowledged = turn.membership.acknowledged if turn.membership else frozenset()
+    if incident.pair not in state.counted:
+        turn.set(
+            counted=state.counted | {incident.pair},
+            history=(*state.history, (incident.failure.cause, turn.now)),
+        )
+    if state.failed is None or incident.pair >= state.failed:
+        turn.set(failed=incident.pair, failure=incident.failure)
+    if incident.pair in acknowledged:
+        return
+    before = next((known for known in state.incidents if known.pair == incident.pair), None)
+    if before is not None:
+        incident = replace(incident, resumed=before.resumed, lost_steps=before.lost_steps)
+    others = tuple(known for known in state.incidents if known.pair != incident.pair)
+    turn.set(incidents=(*others, incident))
+
+
+def resumed(turn: Turn, event: StepMade) -> None:
+    """The first step of an attempt closes the incidents before it."""
+    attempt = turn.attempt
+    if attempt is None or attempt.world.pair != event.pair:
+        return
+    first = attempt.step is None
+    turn.set_attempt(step=event.step, restored=event.restored, entered=True)
+    if not first:
+        return
+    closed = tuple(_closed(incident, event, turn.now) for incident in turn.state.incidents)
+    turn.set(incidents=closed, fruitless=0)
+
+
+def _closed(incident: Incident, event: StepMade, now: float) -> Incident:
+    if incident.resumed is not None or incident.pair >= event.pair:
+        return incident
+    reached = incident.failure.step
+    lost_steps = None if reached is None else max(reached - event.restored, 0)
+    return replace(incident, resumed=now, lost_steps=lost_steps)
+
+
+# Budgets
+
+
+def _speaks(turn: Turn, attempt: Attempt) -> bool:
+    """The lowest live member of the ended world judges its budget, for all."""
+    alive = [m.pod_uid for m in attempt.world.members if turn.up(m.pod_uid)]
+    return bool(alive) and alive[0] == turn.state.me
+
+
+def _give_up_if_spent(turn: Turn, incident: Incident) -> None:
+    cause = incident.failure.cause
+    for budget in turn.rules.budgets:
+        if budget.cause is cause and count(turn, budget) > budget.max_restarts:
+            message = (
+                f"{incident.failure.message}; more than {budget.max_restarts} incidents of cause {cause}"
+                f" within {budget.window:.0f} s"
+            )
+            incident = replace(incident, action=Remedy.FAIL)
+            turn.broadcast(GiveUp(incident=incident, message=message))
+            give_up(turn, incident, message)
+            return
+
+
+def count(turn: Turn, budget: Budget) -> int:
+    """Incidents of a cause in its window: as seen here, or as the operator counts, whichever is more."""
+    state, membership = turn.state, turn.membership
+    own = sum(1 for cause, at in state.history if cause is budget.cause and at > turn.now - budget.window)
+    counted = membership.restarts.get(budget.cause, 0) if membership else 0
+    fresh = sum(1 for incident in state.incidents if incident.failure.cause is budget.cause)
+    return max(own, counted + fresh)
+
+
+def give_up(turn: Turn, incident: Incident, message: str) -> None:
+    """The job has failed for good."""
+    adopt_incident(turn, incident)
+    failure = incident.failure
+    leave(
+        turn,
+        Exit(
+            code=failure.exit_code or int(ExitCode.LAUNCHER_FAULT),
+            cause=failure.cause,
+            reason=failure.reason,
+            message=message,
+            traceback=failure.traceback,
+            final=True,
+        ),
+    )
+
+
+# Foreign claims
+
+
+def stop_for(turn: Turn, claims: tuple[Claim, ...]) -> None:
+    """Claims that the membership does not know: no attempt goes on beside them."""
+    foreign = _unknown(turn, (*turn.state.foreign, *claims))
+    turn.set(foreign=foreign)
+    if foreign and turn.attempt is not None:
+        close_attempt(turn)
+
+
+def _unknown(turn: Turn, claims: tuple[Claim, ...]) -> tuple[Claim, ...]:
+    membership = turn.membership
+    if membership is None:
+        return tuple(sorted(set(claims)))
+    known = frozenset(membership.claims)
+    return tuple(sorted({c for c in claims if c not in known and c.pair.generation >= membership.generation}))
+
+
+# Drain
+
+
+def begin_drain(turn: Turn, event: DrainAsked) -> None:
+    """This launcher must leave: an agreed commit first if there is something to lose."""
+    if turn.state.drain is not None or turn.state.leaving is not None:
+        return
+    until = event.until if event.until is not None else turn.now + turn.rules.checkpoint_deadline
+    turn.set(drain=Drain(id=event.id, reason=event.reason, until=until, cause=event.cause))
+    attempt = turn.attempt
+    if attempt is not None and _has_something_to_lose(attempt) and attempt.quiesce is None:
+        turn.set_attempt(quiesce=Quiesce(id=event.id, reason=event.reason, until=until))
+        turn.do(QuiesceRanks(pair=attempt.world.pair, id=event.id, reason=event.reason))
+
+
+def _has_something_to_lose(attempt: Attempt) -> bool:
+    return attempt.step is not None and not attempt.failures and attempt.quiesced_at is None and not attempt.done
+
+
+def drain_incident(turn: Turn) -> tuple[Pair, Failure] | None:
+    """What a draining launcher says of its attempt: nothing if the operator wanted it so."""
+    drain, attempt = turn.state.drain, turn.attempt
+    if drain is None or drain.cause is None or attempt is None:
+        return None
+    me = next(member for member in attempt.world.members if member.pod_uid == turn.state.me)
+    return attempt.world.pair, Failure(
+        cause=drain.cause,
+        reason="Drained",
+        message=f"{me.pod or me.pod_uid} leaves: {drain.reason}",
+        priority=Priority.MEMBER_LOST,
+        pod=me.pod,
+        node=me.node,
+    )
+
+
+def _drain_failure(turn: Turn, attempt: Attempt) -> Failure | None:
+    """The drain that ends this attempt, ours or a member's, if it is an incident."""
+    own = drain_incident(turn)
+    if own is not None:
+        return own[1]
+    for uid in sorted(attempt.world.uids):
+        peer = turn.state.peers.get(uid)
+        said = peer.hello if peer else None
+        if said and said.draining and said.failed == attempt.world.pair:
+            return said.failure
+    return None
+
+
+def _drains(turn: Turn, attempt: Attempt) -> bool:
+    said = [peer.hello for uid in attempt.world.uids if (peer := turn.state.peers.get(uid))]
+    return turn.state.drain is not None or any(hello is not None and hello.draining for hello in said)
+
+
+def settle_quiesced(turn: Turn) -> None:
+    """An agreed commit ended the attempt: the drained leave, the others wait a moment for the next proposal."""
+    attempt = turn.attempt
+    if attempt is None or attempt.quiesced_at is None or turn.state.pending is not None:
+        return
+    if _drains(turn, attempt):
+        drained = _drain_failure(turn, attempt)
+        if drained is not None:
+            adopt_incident(turn, _drained(attempt, replace(drained, step=attempt.step), turn.now))
+        close_attempt(turn)
+    elif turn.now >= attempt.quiesced_at + turn.rules.accept_deadline:
+        close_attempt(turn)
+
+
+def _drained(attempt: Attempt, failure: Failure, now: float) -> Incident:
+    return Incident(pair=attempt.world.pair, failure=failure, action=Remedy.SHRINK, detected=failure.at or now)
+
+
+def settle_drain(turn: Turn) -> None:
+    """A draining launcher leaves when its attempt is over, has nothing to lose, or the time is up."""
+    drain, attempt = turn.state.drain, turn.attempt
+    if drain is None or turn.state.leaving is not None:
+        return
+    waits = attempt is not None and (_has_something_to_lose(attempt) or attempt.done) and turn.now < drain.until
+    if not waits:
+        cause = drain.cause
+        message = f"left on request: {drain.reason}"
+        leave(turn, Exit(code=int(ExitCode.LEFT_ON_REQUEST), cause=cause, reason="Drained", message=message))
+
+
+# Completion
+
+
+def complete(turn: Turn) -> None:
+    """Coordinator: when all are done, ask all once more, and only then announce it."""
+    attempt = turn.attempt
+    if attempt is None or attempt.world.coordinator != turn.state.me or turn.state.leaving is not None:
+        return
+    if not attempt.done or not all(_done(turn, attempt, uid) for uid in attempt.world.uids - {turn.state.me}):
+        return
+    if turn.state.confirmed is None:
+        turn.set(confirmed=attempt.world.pair)
+    waiting = attempt.world.uids - turn.state.confirmations - {turn.state.me}
+    if not waiting:
+        _announce(turn, attempt)
+    elif turn.now >= turn.state.confirm_sent + turn.rules.resend:
+        turn.set(confirm_sent=turn.now)
+        for uid in sorted(waiting):
+            turn.send(uid, Confirm(pair=attempt.world.pair))
+
+
+def _done(turn: Turn, attempt: Attempt, uid: str) -> bool:
+    hello = turn.hello(uid)
+    return hello is not None and hello.done and hello.world is not None and hello.world.pair == attempt.world.pair
+
+
+def _announce(turn: Turn, attempt: Attempt) -> None:
+    pair = attempt.world.pair
+    turn.set(complete=pair)
+    turn.broadcast(Complete(pair=pair))
+    leave(turn, _completed(), linger=LINGER)
+
+
+def _completed() -> Exit:
+    return Exit(code=int(ExitCode.COMPLETE), reason="Complete", message="the job is complete", final=True)
+
+
+def confirm(turn: Turn, sender: str, pair: Pair) -> None:
+    """Member: still in the attempt, done, and on no way out of it."""
+    attempt = turn.attempt
+    if attempt is None or attempt.world.pair != pair or attempt.world.coordinator != sender:
+        return
+    if attempt.done and not attempt.failures and turn.state.pending is None and turn.state.accepted == pair:
+        turn.set(confirmed=pair)
+        turn.send(sender, Confirmed(pair=pair))
+
+
+def confirmed_by(turn: Turn, sender: str, pair: Pair) -> None:
+    """Coordinator: one more member confirmed."""
+    if turn.attempt is not None and turn.attempt.world.pair == pair and sender in turn.attempt.world.uids:
+        turn.set(confirmations=turn.state.confirmations | {sender})
+
+
+def completed(turn: Turn, pair: Pair) -> None:
+    """The job is complete, says its coordinator."""
+    turn.set(complete=pair)
+    leave(turn, _completed())
+
+
+# Leaving
+
+
+def leave(turn: Turn, exit_: Exit, linger: float = 0.0) -> None:
+    """Exit as soon as no local rank is left and the linger is over."""
+    if turn.state.leaving is None:
+        turn.set(leaving=exit_, leave_at=turn.now + linger, proposal=None, pending=None)
+
+
+def settle_leaving(turn: Turn) -> None:
+    """Say goodbye and go."""
+    leaving, leave_at = turn.state.leaving, turn.state.leave_at
+    if leaving is None or turn.state.exit is not None or leave_at is None:
+        return
+    if turn.attempt is not None and (leaving.code != ExitCode.COMPLETE):
+        close_attempt(turn)
+    turn.kill_ranks()
+    if turn.state.ranks is None and (turn.now >= leave_at or not any(turn.up(uid) for uid in turn.state.peers)):
+        turn.broadcast(Leaving(code=leaving.code))
+        turn.do(leaving)
+        turn.set(exit=leaving)
+
+
+def left(turn: Turn, sender: str, code: int) -> None:
+    """A peer says goodbye; its channel is as good as closed."""
+    peer = turn.state.peers.get(sender)
+    if peer is None:
+        return
+    if code == ExitCode.COMPLETE and turn.attempt is not None and sender in turn.attempt.world.uids:
+        completed(turn, turn.attempt.world.pair)
+    turn.set_peer(sender, replace(peer, up=False, since=turn.now, how=How.LEFT))
