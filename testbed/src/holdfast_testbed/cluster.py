@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import socket
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from holdfast_testbed import network, processes, removal
-from holdfast_testbed.addresses import Plan, free_number, make_plan
+from holdfast_testbed import metadata, network, pods, processes, removal, volumes
+from holdfast_testbed.addresses import Plan, free_number, make_plan, node_number
 from holdfast_testbed.commands import run
 from holdfast_testbed.constants import DEFAULT_CLUSTER, MACHINE_LOCK, NODE_MONITOR_GRACE_SECONDS
 from holdfast_testbed.controlplane import PARTS, ControlPlane
-from holdfast_testbed.errors import AlreadyUp, NoSuchCluster, TestbedError
+from holdfast_testbed.errors import AlreadyUp, CommandFailed, NoSuchCluster, TestbedError
+from holdfast_testbed.images import build_all
 from holdfast_testbed.kubeconfig import certificate_user, token_user, write_kubeconfig
 from holdfast_testbed.locks import locked
+from holdfast_testbed.node import Node
+from holdfast_testbed.nodeconfig import instance_id
+from holdfast_testbed.processes import Process
 from holdfast_testbed.programs import program
 from holdfast_testbed.say import say
 from holdfast_testbed.settings import settings
@@ -44,10 +51,11 @@ class Cluster:
         nodes: int = 3,
         node_monitor_grace_seconds: int = NODE_MONITOR_GRACE_SECONDS,
         state_dir: Path | None = None,
+        images: bool = True,
     ) -> Cluster:
         """Bring a cluster up; it is usable when this returns. With no nodes: only the control plane.
 
-        What an earlier run left half-way under this name is removed first.
+        Images are built if anything in them changed, and loaded into each node, unless `images` is false. What an earlier run left half-way under this name is removed first.
         """
         clusters = state_dir or settings().clusters
         with locked(clusters / f"{name}.lock", what=f"cluster '{name}'"):
@@ -55,7 +63,7 @@ class Cluster:
             state = _reserve(clusters / name, nodes, node_monitor_grace_seconds)
             cluster = cls(state=state)
             try:
-                cluster._start()
+                cluster._start(images)
             except BaseException:
                 removal.remove(state)
                 raise
@@ -70,13 +78,55 @@ class Cluster:
             raise NoSuchCluster(f"cluster '{name}' never came up wholly: remove it with 'down --name {name}'")
         return cls(state=state)
 
-    def _start(self) -> None:
+    def _start(self, images: bool) -> None:
+        """Bring all parts up, each as soon as what it needs is there."""
         self.control_plane.prepare()
-        self.control_plane.start()
+        with ThreadPoolExecutor() as pool:
+            control_plane = pool.submit(self.control_plane.start)
+            nodes = [pool.submit(_boot, self.node(node.number)) for node in self.state.plan.nodes]
+            archives = pool.submit(build_all) if images and nodes else None
+            control_plane.result()
+            for node in nodes:
+                node.result()
+            if archives:
+                archives.result()
         wait_for(self._usable, what="namespace 'default' has its service account", seconds=60, every=0.1)
+        if archives:
+            self.load_images()
+        self.wait_for_nodes()
 
     def _usable(self) -> bool:
         return "default" in self.kubectl("get", "serviceaccounts", "-o", "name")
+
+    def wait_for_nodes(self, seconds: float = 120.0) -> None:
+        """Return when every node is Ready."""
+        if not self.nodes:
+            return
+        wait_for(
+            lambda: len(self.ready_nodes()) == self.nodes,
+            what=f"all {self.nodes} nodes are Ready",
+            seconds=seconds,
+            every=0.25,
+            explain=lambda: f"Ready: {', '.join(self.ready_nodes()) or 'none'}; logs are in {self.state.logs}",
+        )
+
+    def ready_nodes(self) -> list[str]:
+        """Names of the nodes that are Ready and carry no taint."""
+        shown = json.loads(self.kubectl("get", "nodes", "-o", "json"))["items"]
+        return [
+            node["metadata"]["name"]
+            for node in shown
+            if not node["spec"].get("taints") and {"type": "Ready", "status": "True"}.items() <= _ready_of(node).items()
+        ]
+
+    def load_images(self) -> None:
+        """Build what changed and give every node that has power all images."""
+        with ThreadPoolExecutor() as pool:
+            paths = build_all().values()
+            nodes = [node for node in map(self.node, range(1, self.nodes + 1)) if node.alive()]
+            loads = [pool.submit(node.import_image, path) for node in nodes for path in paths]
+            for load in loads:
+                load.result()
 
     def down(self) -> None:
         """Remove the cluster without a trace."""
@@ -88,6 +138,19 @@ class Cluster:
         return self.state.name
 
     @property
+    def nodes(self) -> int:
+        """How many nodes it has, counted from 1."""
+        return len(self.state.plan.nodes)
+
+    def node(self, number: int) -> Node:
+        """Node `number`, counted from 1; its name is `node-<number>`."""
+        return Node(state=self.state, plan=self.state.plan.node(number))
+
+    def service_address(self, last: int) -> str:
+        """A cluster IP to give to a service by hand: number `last` of the first 256."""
+        return self.state.plan.first_service_address.rsplit(".", 1)[0] + f".{last}"
+
+    @property
     def control_plane(self) -> ControlPlane:
         """The control plane's processes."""
         return ControlPlane(state=self.state)
@@ -97,9 +160,14 @@ class Cluster:
         """The administrator's kubeconfig."""
         return self.state.kubeconfig
 
-    def kubectl(self, *words: str, input: str | None = None, timeout: float = 120.0) -> str:  # noqa: A002
-        """Run kubectl as the administrator and return what it printed."""
-        return run([program("kubectl"), *words], stdin=input, timeout=timeout, KUBECONFIG=str(self.kubeconfig))
+    def kubectl(self, *words: str, input: str | None = None, timeout: float = 120.0, check: bool = True) -> str:  # noqa: A002
+        """Run kubectl as the administrator and return what it printed; unless `check`, nothing if it fails."""
+        try:
+            return run([program("kubectl"), *words], stdin=input, timeout=timeout, KUBECONFIG=str(self.kubeconfig))
+        except CommandFailed:
+            if check:
+                raise
+            return ""
 
     def helm(self, *words: str, timeout: float = 300.0) -> str:
         """Run the Helm CLI as the administrator and return what it printed."""
@@ -133,8 +201,56 @@ class Cluster:
             namespace=namespace,
         )
 
+    def ensure_namespace(self, name: str) -> None:
+        """Make a namespace that enforces the restricted Pod Security Standard, ready for pods."""
+        self.kubectl("apply", "-f", "-", input=volumes.manifest_list([volumes.restricted_namespace(name)]))
+        wait_for(
+            lambda: "default" in self.kubectl("get", "serviceaccounts", "-n", name, "-o", "name"),
+            what=f"namespace {name} has its service account",
+            seconds=60,
+            every=0.1,
+        )
+
+    def prepare_namespace(self, name: str) -> None:
+        """The same, with the claims `host-runtime` (read-only) and `checkpoints` (shared) that jobs mount."""
+        self.ensure_namespace(name)
+        folder = self.checkpoint_dir(name)
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o777)
+        items = volumes.job_volumes(name, runtime=self.state.host_runtime, checkpoints=folder)
+        self.kubectl("apply", "-f", "-", input=volumes.manifest_list(items))
+
+    def checkpoint_dir(self, namespace: str) -> Path:
+        """The host's folder behind the claim `checkpoints` of a namespace."""
+        return self.state.checkpoints / namespace
+
+    def pod_processes(self, namespace: str, pod: str) -> list[Process]:
+        """The processes of a pod, its sandbox's included, with the host's PIDs; empty when it is gone."""
+        shown = self.kubectl("get", "pod", pod, "-n", namespace, "-o", "json", check=False)
+        return pods.processes_of(json.loads(shown)) if shown else []
+
+    def signal(self, process: Process, number: int) -> bool:
+        """Signal a process of a pod, if it is this very process still."""
+        return processes.send(process.identity, number)
+
+    def notice(self, node: int, *, action: str = "terminate", seconds: float = 120) -> None:
+        """The cloud announces that a node's instance will be stopped or terminated in so many seconds."""
+        where = self.node(node)
+        said = metadata.interruption(instance_id(where.plan), action=action, seconds=seconds, now=datetime.now(UTC))
+        said.write(where.files.announcement)
+
+    def recommend_rebalance(self, node: int) -> None:
+        """The cloud tells that a node's instance is at an elevated risk of interruption."""
+        where = self.node(node)
+        metadata.rebalance(instance_id(where.plan), now=datetime.now(UTC)).write(where.files.announcement)
+
+    def clear_notice(self, node: int) -> None:
+        """As if nothing had been announced for a node."""
+        where = self.node(node)
+        metadata.Announcement(instance_id=instance_id(where.plan)).write(where.files.announcement)
+
     def pause(self, part: str) -> None:
-        """Stop a part without ending it (SIGSTOP): `etcd`, `kube-apiserver`, …"""
+        """Stop a part without ending it: `etcd`, `kube-apiserver` (or `apiserver`), `node-1/kubelet`, …"""
         self._signal_part(part, signal.SIGSTOP)
 
     def resume(self, part: str) -> None:
@@ -142,11 +258,25 @@ class Cluster:
         self._signal_part(part, signal.SIGCONT)
 
     def _signal_part(self, part: str, number: int) -> None:
+        node, slash, inner = part.partition("/")
+        if slash:
+            self.node(node_number(node)).signal(inner, number)
+            return
         name = part if part in PARTS else f"kube-{part}"
         if name not in PARTS:
-            raise TestbedError(f"'{part}' is no part of the cluster: say one of {', '.join(PARTS)}")
+            raise TestbedError(f"'{part}' is no part: say one of {', '.join(PARTS)}, or node-1/kubelet")
         if not processes.send(self.control_plane.identity(name), number):
             raise TestbedError(f"{name} does not run")
+
+
+def _boot(node: Node) -> None:
+    node.prepare()
+    node.start()
+
+
+def _ready_of(node: dict[str, Any]) -> dict[str, Any]:
+    conditions = node["status"].get("conditions", [])
+    return next((condition for condition in conditions if condition["type"] == "Ready"), {})
 
 
 def remove_cluster(name: str, *, state_dir: Path | None = None) -> None:

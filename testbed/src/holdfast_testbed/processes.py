@@ -130,12 +130,7 @@ def kill_all(identities: Sequence[Identity], *, seconds: float = 30.0) -> None:
 
 def children(identity: Identity) -> list[Identity]:
     """The living children of a process."""
-    found = []
-    for entry in _PROC.iterdir():
-        stat = look(int(entry.name)) if entry.name.isdigit() else None
-        if stat is not None and stat.parent == identity.pid and stat.state not in "ZX":
-            found.append(stat.identity)
-    return found
+    return [stat.identity for stat in everything() if stat.parent == identity.pid]
 
 
 def command_line(pid: int) -> list[str]:
@@ -154,3 +149,26 @@ def tail(log: Path, lines: int = 15) -> str:
     except FileNotFoundError:
         return f"({log} does not exist)"
     return "\n".join([f"the end of {log}:", *text.splitlines()[-lines:]])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """A process in a pod, by the host's PIDs."""
+
+    pid: int
+    ppid: int
+    start: int
+    cmdline: tuple[str, ...]
+    container: str
+    """Name of its container; empty for the pod's sandbox."""
+
+    @property
+    def identity(self) -> Identity:
+        """Who this is."""
+        return Identity(pid=self.pid, start=self.start)
+
+
+def everything() -> list[Stat]:
+    """All processes that live now."""
+    stats = [look(int(entry.name)) for entry in _PROC.iterdir() if entry.name.isdigit()]
+    return [stat for stat in stats if stat is not None and stat.state not in "ZX"]
