@@ -31,7 +31,6 @@ def cluster() -> Iterator[Cluster]:
     made = Cluster.up(name=f"{PREFIX}{os.getpid()}", nodes=0)
     try:
         made.kubectl("apply", "-f", str(REPOSITORY / "crds"))
-        made.kubectl("wait", "--for=condition=Established", "crd/faulttolerantjobs.holdfast.dev", "--timeout=60s")
         wait_until(lambda: "ftj" in made.kubectl("api-resources", "--cached=false"), "the kind is discovered")
         yield made
     finally:
