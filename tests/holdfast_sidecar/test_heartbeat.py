@@ -83,6 +83,17 @@ def test_silence_is_counted_from_the_last_change(heartbeat, run_dir, clock):
     assert heartbeat.current().silent_seconds(clock.monotonic()) == 3
 
 
+def test_a_sign_of_life_without_news_ends_the_silence_and_is_no_news(heartbeat, run_dir, clock):
+    write(run_dir, '{"version": 1, "phase": "AwaitingFence"}')
+    heartbeat.poll()
+    before = heartbeat.current().sequence
+    clock.forward(100)
+    os.utime(run_dir / "status.json", (5e9, 5e9))
+    assert not heartbeat.poll()
+    assert heartbeat.current().sequence == before
+    assert heartbeat.current().silent_seconds(clock.monotonic()) == 0
+
+
 def test_a_status_older_than_the_sidecar_counts_with_its_age(heartbeat, run_dir, clock):
     write(run_dir, '{"version": 1}')
     written = clock.now().timestamp() - 40

@@ -89,7 +89,16 @@ def _refusal(response: Response) -> str:
         except ContractError:
             leader = None
         return f"the operator is not serving now (503), its leader is {str(leader or 'not known')[:200]}"
-    return REFUSALS.get(response.status, f"the operator answered {response.status}")
+    return REFUSALS.get(response.status) or f"the operator answered {response.status}{_complaint(response)}"
+
+
+def _complaint(response: Response) -> str:
+    """The operator's own words, where it gives any."""
+    try:
+        error = parse_document(response.body, "the answer").get("error")
+    except ContractError:
+        return ""
+    return f": {error[:200]}" if isinstance(error, str) else ""
 
 
 class Reporter:

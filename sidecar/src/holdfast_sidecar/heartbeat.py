@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -27,7 +27,7 @@ class Beat:
     """Monotonic time of the last change of the file (of the sidecar's start, while there is none)."""
     significance: bytes
     sequence: int
-    """Rises with every status that was read."""
+    """Rises with every status that says something else than the one before."""
 
     def silent_seconds(self, monotonic: float) -> float:
         """How long the launcher has said nothing."""
@@ -51,7 +51,7 @@ class Heartbeat:
             return self._beat
 
     def poll(self) -> bool:
-        """Look at the file once; True when it has changed."""
+        """Look at the file once; True when it says something new."""
         with self._lock:
             found = stamp(self._path)
             if found is None or found == self._stamp:
@@ -61,6 +61,9 @@ class Heartbeat:
             if before is None:
                 changed_at -= self._age(found)
             status = self._read()
+            if status == self._beat.status:  # a sign of life, without news
+                self._beat = replace(self._beat, changed_at=changed_at)
+                return False
             self._beat = Beat(
                 status=status,
                 changed_at=changed_at,
