@@ -105,6 +105,25 @@ def peer_lost(rank: int, message: str, place: Place, *, step: int | None) -> Fai
     )
 
 
+def raised(
+    rank: int, exception: str, traceback: tuple[str, ...], place: Place, *, step: int | None = None
+) -> Failure:
+    """The script's own exception, as its loop told before the process ended."""
+    return Failure(
+        cause=Cause.APPLICATION,
+        reason="Exception",
+        message=exception,
+        priority=Priority.EXCEPTION,
+        at=place.at,
+        pod=place.pod,
+        node=place.node,
+        rank=rank,
+        exit_code=1,
+        traceback=traceback,
+        step=step,
+    )
+
+
 def not_started(program: str, message: str, place: Place) -> Failure:
     """The command could not be started at all."""
     code = 127 if "No such file" in message else 126

@@ -162,7 +162,14 @@ class ControlChannel:
     def _keep(self, task: asyncio.Task[Any] | None) -> None:
         if task is not None:
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            loop = asyncio.get_running_loop()
+            loop.call_exception_handler({"message": "the control channel failed", "exception": error})
 
     # Opening
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from holdfast.constants import MAX_DOCUMENT_BYTES
+from holdfast.constants import MAX_DOCUMENT_BYTES, STATUS_FILE
 from holdfast.errors import DocumentError
 
 Stamp = tuple[int, int, int]
@@ -45,3 +45,10 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(json.dumps(value, indent=1) + "\n")
     temporary.rename(path)
+
+
+def clean(run_dir: Path) -> None:
+    """Make the run directory, and take away what an earlier launcher left half written."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    for leftover in run_dir.glob(f".{STATUS_FILE}.*"):
+        leftover.unlink(missing_ok=True)

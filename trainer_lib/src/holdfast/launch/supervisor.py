@@ -172,10 +172,10 @@ class Supervisor:
             if rank.process is not None:
                 rank.process.send(signal.SIGTERM)
 
-    def kill(self, pair: Pair, grace: float) -> None:
+    def kill(self, pair: Pair, grace: float) -> asyncio.Task[None]:
         """End all processes of this pair and lower ones; `all_ended` follows."""
-        previous = self._ending
-        self._ending = asyncio.get_running_loop().create_task(self._end(pair, grace, previous))
+        self._ending = asyncio.get_running_loop().create_task(self._end(pair, grace, self._ending))
+        return self._ending
 
     async def _end(self, pair: Pair, grace: float, previous: asyncio.Task[None] | None) -> None:
         if previous is not None:

@@ -1,0 +1,235 @@
+"""The command line: `holdfast run [options] -- python train.py …`, in torchrun's words."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from holdfast.constants import ExitCode
+from holdfast.environment import Environment, read_environment
+from holdfast.errors import HoldfastError, UsageError
+
+_UNUSED = {
+    "--node-rank": "Holdfast gives out ranks by itself",
+    "--master-addr": "use --rdzv-endpoint HOST:PORT",
+    "--master-port": "use --rdzv-endpoint HOST:PORT",
+    "--module": "write it out after '--': python -m MODULE",
+    "-m": "write it out after '--': python -m MODULE",
+    "--no-python": "Holdfast runs what follows '--' as it stands",
+    "--start-method": "each rank is a process of its own",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """`holdfast run`, parsed and checked."""
+
+    command: tuple[str, ...]
+    processes: int
+    min_nodes: int
+    max_nodes: int
+    endpoint: tuple[str, int] | None
+    run_id: str
+    max_restarts: int
+    checkpoint_interval: str
+    checkpoint_keep: int
+    resume: str
+    prefix_output: bool
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises instead of exiting, so that one place says what is wrong."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{self.prog}: {message}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; returns its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        options = parse(words)
+        environment = read_environment()
+        return _run(options, environment)
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return int(ExitCode.USAGE)
+    except HoldfastError as error:
+        print(f"holdfast: {error}", file=sys.stderr)
+        return int(ExitCode.LAUNCHER_FAULT)
+
+
+def _run(options: RunOptions, environment: Environment) -> int:
+    from holdfast.launch.run import launch
+
+    return asyncio.run(launch(options, environment))
+
+
+def parse(words: Sequence[str]) -> RunOptions:
+    """Parse and check; raises `UsageError` that names the option and the mend."""
+    head, command = _split(words)
+    _refuse_unused(head)
+    known = _parser().parse_args(head)
+    if known.verb != "run":  # argparse has refused anything else
+        raise UsageError("holdfast: give a command: holdfast run [options] -- python train.py")
+    command = [*known.script, *command]
+    if not command:
+        raise UsageError("holdfast run: nothing to run; end with '-- python train.py'")
+    low, high = known.nnodes
+    if known.standalone and known.rdzv_endpoint is not None:
+        raise UsageError("holdfast run: --standalone and --rdzv-endpoint exclude each other; leave one out")
+    if high > 1 and known.rdzv_endpoint is None:
+        raise UsageError(f"holdfast run: --nnodes {low}:{high} needs --rdzv-endpoint HOST:PORT of the first host")
+    return RunOptions(
+        command=tuple(command),
+        processes=known.nproc_per_node,
+        min_nodes=low,
+        max_nodes=high,
+        endpoint=known.rdzv_endpoint,
+        run_id=known.rdzv_id,
+        max_restarts=known.max_restarts,
+        checkpoint_interval=known.checkpoint_interval or "",
+        checkpoint_keep=known.checkpoint_keep,
+        resume=known.resume,
+        prefix_output=known.prefix_output,
+    )
+
+
+def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What stands before the first `--` is ours, what follows is the command."""
+    if "--" not in words:
+        return list(words), []
+    at = list(words).index("--")
+    return list(words[:at]), list(words[at + 1 :])
+
+
+def _refuse_unused(words: Sequence[str]) -> None:
+    for word in words:
+        if not word.startswith("-"):
+            continue
+        name = word.split("=")[0].replace("_", "-")
+        if name in _UNUSED:
+            raise UsageError(f"holdfast run: {name} is not an option here: {_UNUSED[name]}")
+
+
+def _parser() -> _Parser:
+    top = _Parser(prog="holdfast", description="Fault-tolerant training launcher.", allow_abbrev=False)
+    verbs = top.add_subparsers(dest="verb", required=True, metavar="COMMAND")
+    run = verbs.add_parser(
+        "run",
+        help="run a training script and keep it running",
+        usage="holdfast run [options] -- python train.py [arguments]",
+        allow_abbrev=False,
+    )
+    _add(
+        run,
+        "--nproc-per-node",
+        _count("--nproc-per-node", words=("auto", "gpu", "cpu")),
+        0,
+        "rank processes on this host (a number, auto, gpu, cpu)",
+    )
+    _add(run, "--nnodes", _nodes, (1, 1), "hosts: N, or MIN:MAX to go on with fewer and take them back")
+    _add(run, "--rdzv-endpoint", _endpoint, None, "HOST:PORT of the launcher that collects the others")
+    _add(run, "--rdzv-id", str, "", "name of the run (random when left out)")
+    _add(run, "--rdzv-backend", _backend, "c10d", "accepted for torchrun's sake; only c10d")
+    _add(
+        run, "--max-restarts", _count("--max-restarts", least=0), 3, "incidents of the script's own making to survive"
+    )
+    _add(run, "--checkpoint-interval", _interval, None, "steps (50) or seconds (30s) between checkpoints")
+    _add(run, "--checkpoint-keep", _count("--checkpoint-keep"), 3, "checkpoints to keep")
+    _add(run, "--resume", _resume, "Always", "Always, or Never to begin afresh on a folder that has checkpoints")
+    run.add_argument("--standalone", action="store_true", help="one host, no rendezvous (the default)")
+    run.add_argument(
+        "--prefix-output", "--prefix_output", action="store_true", help="begin each line of a rank with [rank]"
+    )
+    run.add_argument("script", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return top
+
+
+def _add(
+    parser: argparse.ArgumentParser, name: str, read: Callable[[str], object], default: object, text: str
+) -> None:
+    """An option under torchrun's two spellings, with - and with _."""
+    other = "--" + name[2:].replace("-", "_")
+    names = [name] if other == name else [name, other]
+    parser.add_argument(*names, dest=name[2:].replace("-", "_"), type=_naming(read), default=default, help=text)
+
+
+def _naming(read: Callable[[str], object]) -> Callable[[str], object]:
+    """Keep our own words for what is wrong; argparse puts the option's name before them."""
+
+    def checked(text: str) -> object:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return checked
+
+
+def _count(name: str, *, least: int = 1, words: tuple[str, ...] = ()) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if text in words:
+            return _local_processes(text)
+        if not text.isascii() or not text.isdecimal() or int(text) < least:
+            choices = "".join(f", or {word}" for word in words)
+            raise ValueError(f"{text!r} does not do: give a whole number of at least {least}{choices}")
+        return int(text)
+
+    return read
+
+
+def _local_processes(word: str) -> int:
+    """As torchrun counts: one a GPU, else one a CPU."""
+    import os
+
+    cpus = len(os.sched_getaffinity(0))
+    if word == "cpu":
+        return cpus
+    import torch
+
+    gpus = torch.cuda.device_count()
+    if word == "gpu" and not gpus:
+        raise ValueError("there is no GPU here: give a number, or cpu")
+    return gpus or cpus
+
+
+def _nodes(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)(?::(\d+))?", text, re.ASCII)
+    if match is None:
+        raise ValueError(f"{text!r} does not do: give N or MIN:MAX, such as 2:4")
+    low = int(match[1])
+    high = int(match[2] or match[1])
+    if not 1 <= low <= high:
+        raise ValueError(f"{text!r} does not do: MIN must be at least 1 and at most MAX")
+    return low, high
+
+
+def _endpoint(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ValueError(f"{text!r} does not do: give HOST:PORT, such as node-1:29400")
+    return host.strip("[]"), int(port)
+
+
+def _backend(text: str) -> str:
+    if text != "c10d":
+        raise ValueError(f"{text!r} does not do: Holdfast has its own rendezvous; leave it out or give c10d")
+    return text
+
+
+def _interval(text: str) -> str:
+    if re.fullmatch(r"[1-9]\d*s?", text, re.ASCII) is None:
+        raise ValueError(f"{text!r} does not do: give steps, such as 50, or seconds, such as 30s")
+    return text
+
+
+def _resume(text: str) -> str:
+    if text not in {"Always", "Never"}:
+        raise ValueError(f"{text!r} does not do: give Always or Never")
+    return text

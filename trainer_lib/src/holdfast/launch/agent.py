@@ -1,0 +1,440 @@
+"""The shell around the core: what happens becomes events, what the core decides is done. One event loop.
+
+Nothing here decides who may train; `core.step` does. This module owns the moving parts and their order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from holdfast.constants import AGENT_SOCKET_FILE, CONTROL_PORT, STATUS_FILE, STORE_PORT, Cause, ExitCode
+from holdfast.errors import DocumentError, StoreError
+from holdfast.launch import core, messages, report, termination
+from holdfast.launch import events as e
+from holdfast.launch.agent_socket import AgentSocket, RankMessage
+from holdfast.launch.control import Address, ControlChannel
+from holdfast.launch.files import clean, read_json
+from holdfast.launch.local import LocalRanks
+from holdfast.launch.membership import Membership
+from holdfast.launch.membership_file import MembershipFile
+from holdfast.launch.messages import Failure, Priority
+from holdfast.launch.process import Reaper
+from holdfast.launch.state import State
+from holdfast.launch.status_file import StatusFile
+from holdfast.launch.store import StoreHost
+from holdfast.launch.supervisor import Command, Supervisor
+from holdfast.launch.termination import Ending
+from holdfast.launch.touchfile import Request, TouchFile
+from holdfast.logs import LogContext, rfc3339
+from holdfast.worlds import Pair
+
+_log = logging.getLogger("holdfast.launch")
+_TICK_SECONDS = 0.1
+_POLL_SECONDS = 0.05
+_PLAIN_GRACE_SECONDS = 2.0
+_LEAVE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentConfig:
+    """What a launcher must know before it hears of any membership."""
+
+    run_dir: Path
+    identity: report.Identity
+    host: str  # where peers reach this launcher
+    command: Command
+    control_port: int = CONTROL_PORT
+    store_port: int = STORE_PORT
+    grace_seconds: float = 30.0
+    termination_log: Path | None = None
+    membership_from_file: bool = True
+    hold_at_exit: float = 0.0
+
+
+class Agent:
+    """One launcher."""
+
+    def __init__(self, config: AgentConfig, context: LogContext) -> None:
+        self._config = config
+        self._context = context
+        self._me = config.identity.pod_uid
+        self._origin = time.time() - time.monotonic()
+        self._state = _remembered(config)
+        self._queue: deque[e.Event] = deque()
+        self._feeding = False
+        self._key: bytes | None = None
+        self._configured: tuple[object, ...] = ()
+        self._notices: list[dict[str, Any]] = []
+        self._ending: Ending | None = None
+        self._exit: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
+        self._signals = 0
+        self.listening = asyncio.Event()
+        self._touch = TouchFile(config.run_dir)
+        self._socket = AgentSocket(config.run_dir / AGENT_SOCKET_FILE, self._heard)
+        self._local = LocalRanks(
+            feed=self.feed,
+            now=self.now,
+            place=(config.identity.pod, config.identity.node),
+            socket=self._socket,
+            touch=self._touch,
+        )
+        self._supervisor = Supervisor(
+            command=config.command, run_dir=config.run_dir, me=self._me, listener=self._local
+        )
+        self._local.supervisor = self._supervisor
+        self._control = ControlChannel(me=self._me, listener=self)
+        self._store = StoreHost(self._store_lost)
+        self._status = StatusFile(config.run_dir, self._document)
+        self._membership = MembershipFile(config.run_dir, self.see_membership)
+        self._reaper = Reaper(self._is_ours) if os.getpid() == 1 else None
+
+    def now(self) -> float:
+        """The core's clock: Unix time that never jumps."""
+        return self._origin + time.monotonic()
+
+    @property
+    def state(self) -> State:
+        """What the core knows."""
+        return self._state
+
+    @property
+    def control_port(self) -> int:
+        """Where the control channel listens."""
+        return self._control.port
+
+    # Life
+
+    async def run(self) -> int:
+        """Live until the core says how to leave; returns the exit code."""
+        tasks = [asyncio.create_task(self._guard(work)) for work in await self._start()]
+        try:
+            ending = await self._exit
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await self._leave(ending)
+        return ending.code
+
+    async def _start(self) -> list[Coroutine[Any, Any, None]]:
+        clean(self._config.run_dir)
+        asyncio.get_running_loop().set_exception_handler(self._callback_failed)
+        self._install_signals()
+        await self._socket.start()
+        port = await self._control.start(self._config.host or None, self._config.control_port)
+        _log.info("launcher started", extra={"fields": {"control": port, "pid": os.getpid()}})
+        self.feed(e.Ready())
+        self.listening.set()
+        work = [self._tick(), self._watch_touch_file()]
+        return [*work, self._membership.watch()] if self._config.membership_from_file else work
+
+    async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
+        """A fault of our own ends the launcher with 70: half a launcher is worse than none."""
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001  (logged, and the end of this launcher)
+            _log.exception("the launcher cannot go on")
+            self.fault(f"{type(error).__name__}: {error}")
+
+    def _callback_failed(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        _log.error("the launcher cannot go on: %s", context.get("message"), exc_info=error)
+        self.fault(f"{type(error).__name__}: {error}" if error else str(context.get("message")))
+
+    def fault(self, message: str) -> None:
+        """Leave with 70."""
+        self._finish(
+            Ending(
+                code=ExitCode.LAUNCHER_FAULT,
+                cause=str(Cause.INFRASTRUCTURE),
+                reason="LauncherFault",
+                message=message,
+            )
+        )
+
+    async def _tick(self) -> None:
+        while True:
+            self.feed(e.Tick())
+            if self._reaper is not None:
+                self._reaper.reap()
+            await asyncio.sleep(_TICK_SECONDS)
+
+    async def _leave(self, ending: Ending) -> None:
+        """End the ranks, say why, close everything. What peers must still hear is sent first."""
+        self._ending = ending
+        self._local.give_up_answers()
+        if self._config.termination_log is not None:
+            termination.write(self._config.termination_log, ending)
+        self._status.flush()
+        fields = {"code": ending.code, "reason": ending.reason}
+        _log.info("launcher leaves: %s", ending.message or ending.reason, extra={"fields": fields})
+        await self._end_ranks()
+        await self._control.close()
+        await self._socket.close()
+        self._store.close()
+        self._status.flush()
+
+    async def _end_ranks(self) -> None:
+        pair = self._supervisor.pair
+        if pair is not None and self._supervisor.pids:
+            done = self._supervisor.kill(pair, self._grace(0.0))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(done, _LEAVE_SECONDS)
+
+    def _finish(self, ending: Ending) -> None:
+        if not self._exit.done():
+            self._exit.set_result(ending)
+
+    # Signals
+
+    def _install_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._terminated)
+        loop.add_signal_handler(signal.SIGINT, self._interrupted)
+        loop.add_signal_handler(signal.SIGUSR1, self._checkpoint_signal)
+        if self._reaper is not None:
+            loop.add_signal_handler(signal.SIGCHLD, self._reaper.reap)
+
+    def _terminated(self) -> None:
+        until = self.now() + max(1.0, self._config.grace_seconds - _LEAVE_SECONDS)
+        _log.info("SIGTERM: this worker leaves after an agreed commit")
+        self.feed(e.DrainAsked(id="sigterm", reason="SIGTERM", until=until))
+
+    def _interrupted(self) -> None:
+        _log.info("SIGINT: stopping")
+        self._finish(Ending(code=128 + signal.SIGINT, reason="Interrupted", message="stopped by SIGINT"))
+
+    def _checkpoint_signal(self) -> None:
+        self._signals += 1
+        self.feed(e.CheckpointAsked(id=f"sigusr1-{self._signals}", reason="SIGUSR1"))
+
+    # What happens
+
+    def feed(self, event: e.Event) -> None:
+        """Let the core see an event and do what it decides, in order also when one leads to the next."""
+        self._queue.append(event)
+        if self._feeding:
+            return
+        self._feeding = True
+        try:
+            while self._queue:
+                self._step(self._queue.popleft())
+        finally:
+            self._feeding = False
+
+    def _step(self, event: e.Event) -> None:
+        before = self._state
+        decision = core.step(before, event, self.now())
+        self._state = decision.state
+        self._follow(before)
+        for action in decision.actions:
+            self._do(action)
+        if _transition(before, self._state):
+            self._status.flush()
+        elif before is not self._state:
+            self._status.changed()
+
+    def _follow(self, before: State) -> None:
+        """Connect to whom the new state knows; label the log."""
+        after = self._state
+        if after.world is not before.world:
+            pair = after.world.pair if after.world else None
+            self._context.update(generation=pair.generation if pair else None, attempt=pair.attempt if pair else None)
+        if after.membership is not before.membership or after.accepted_world is not before.accepted_world:
+            self._connect()
+
+    def _connect(self) -> None:
+        membership = self._state.membership
+        if membership is None or self._key is None:
+            return
+        members = core.contacts(self._state)
+        self._control.configure(
+            key=self._key,
+            peers={uid: Address(host=m.host, port=m.control_port) for uid, m in members.items()},
+            heartbeat=membership.rules.heartbeat,
+            dead_after=membership.rules.dead_after,
+        )
+        if membership.members and membership.members[0].pod_uid == self._me:
+            self._store.warm()
+
+    def see_membership(self, document: dict[str, Any]) -> None:
+        """Take a membership document, from the file or from the endpoint's part of this program."""
+        membership = Membership.from_json(document)
+        self._key = _key(document)
+        self.feed(e.MembershipSeen(membership=membership))
+        self._connect()
+
+    def peer_up(self, uid: str) -> None:
+        """The control channel to a peer is open."""
+        _log.info("connected to %s", uid)
+        self.feed(e.PeerUp(pod_uid=uid))
+
+    def peer_down(self, uid: str, how: e.How) -> None:
+        """It is lost."""
+        _log.info("lost %s (%s)", uid, how)
+        self.feed(e.PeerDown(pod_uid=uid, how=how))
+
+    def peer_said(self, uid: str, body: Mapping[str, Any]) -> None:
+        """A peer's message; raises `DocumentError` on one that cannot be read, which closes the channel."""
+        self.feed(e.Received(sender=uid, message=messages.from_json(body)))
+
+    def _heard(self, message: RankMessage) -> None:
+        self._local.heard(message)
+        self._status.changed()
+
+    def _store_lost(self, pair: Pair, message: str) -> None:
+        attempt = self._state.attempt
+        if attempt is None or attempt.world.pair != pair:
+            self.feed(e.StoreFailed(pair=pair, message=message))
+            return
+        failure = Failure(
+            cause=Cause.INFRASTRUCTURE,
+            reason="StoreLost",
+            message=message,
+            priority=Priority.KILLED,
+            at=self.now(),
+            pod=self._config.identity.pod,
+            node=self._config.identity.node,
+        )
+        self.feed(e.RankFailed(pair=pair, failure=failure))
+
+    async def _watch_touch_file(self) -> None:
+        while True:
+            request = self._touch.take()
+            if request is not None:
+                self._requested(request)
+            await asyncio.sleep(_POLL_SECONDS)
+
+    def _requested(self, request: Request) -> None:
+        fields = {"id": request.id, "drain": request.drain, "source": request.source}
+        _log.info("checkpoint asked for: %s", request.reason, extra={"fields": fields})
+        if request.document:
+            self._notices.append(_notice(request, self.now()))
+        self._local.expect_answer(request.id)
+        if request.drain:
+            self.feed(e.DrainAsked(id=request.id, reason=request.reason))
+        else:
+            self.feed(e.CheckpointAsked(id=request.id, reason=request.reason))
+
+    # What the core decides
+
+    def _do(self, action: e.Action) -> None:
+        match action:
+            case e.Send(to=to, message=message):
+                self._control.send(to, messages.to_json(message))
+            case e.OpenStore(pair=pair):
+                self._open_store(pair)
+            case e.StartRanks(world=world, master=master):
+                self._start_ranks(world, master)
+            case e.KillRanks(pair=pair, grace=grace):
+                self._supervisor.kill(pair, self._grace(grace))
+            case e.QuiesceRanks(pair=pair, id=wish, reason=reason):
+                self._local.quiesce(pair, wish, reason)
+            case e.RequestCheckpoint(pair=pair, id=wish, reason=reason):
+                self._local.checkpoint(pair, wish, reason)
+            case e.Note(phase=phase, message=text):
+                _log.info("%s", text, extra={"fields": {"phase": phase}})
+            case e.Exit():
+                self._finish(_ending(action))
+
+    def _open_store(self, pair: Pair) -> None:
+        try:
+            master = self._store.open(pair, self._config.host)
+        except StoreError as error:
+            self.feed(e.StoreFailed(pair=pair, message=str(error)))
+            return
+        self.feed(e.StoreOpened(pair=pair, master=master))
+
+    def _start_ranks(self, world: messages.World, master: messages.Master) -> None:
+        if self._state.membership is not None:
+            self._local.start(world, master, self._state.membership)
+
+    def _grace(self, wanted: float) -> float:
+        """A script without Holdfast's loop may have a SIGTERM handler of its own; the loop needs no warning."""
+        if self._supervisor.speaks_holdfast:
+            return wanted
+        drain = self._state.drain
+        return max(wanted, _PLAIN_GRACE_SECONDS if drain is None else drain.until - self.now())
+
+    def _is_ours(self, pid: int) -> bool:
+        return pid in self._supervisor.pids or pid == self._store.pid
+
+    def _document(self) -> dict[str, Any]:
+        return report.status(
+            identity=self._config.identity,
+            state=self._state,
+            ranks=self._supervisor.ranks,
+            progress=self._local.progress,
+            control_port=self._control.port,
+            store_port=self._config.store_port,
+            notices=self._notices,
+            ending=self._ending,
+        )
+
+
+def _remembered(config: AgentConfig) -> State:
+    """What a launcher that was restarted in its pod promised before: it may never fall."""
+    state = State(me=config.identity.pod_uid)
+    try:
+        before = read_json(config.run_dir / STATUS_FILE)
+        if before.get("podUID") != state.me:
+            return state
+        return replace(state, accepted=Pair.maybe(before.get("accepted")), started=Pair.maybe(before.get("started")))
+    except DocumentError:
+        return state
+
+
+def _transition(before: State, after: State) -> bool:
+    """What the sidecar must see at once: anything but progress, heartbeats and patience."""
+    names = (
+        "phase",
+        "ready",
+        "accepted",
+        "started",
+        "incidents",
+        "foreign",
+        "complete",
+    )
+    return after.world is not before.world or any(getattr(before, n) != getattr(after, n) for n in names)
+
+
+def _key(document: Mapping[str, Any]) -> bytes:
+    try:
+        key = bytes.fromhex(document["jobKey"])
+    except (KeyError, TypeError, ValueError):
+        raise DocumentError("membership.json has no valid jobKey (hex)") from None
+    if len(key) < 16:
+        raise DocumentError("membership.json has a jobKey of fewer than 16 bytes")
+    return key
+
+
+def _notice(request: Request, moment: float) -> dict[str, Any]:
+    return {
+        "id": request.id,
+        "reason": request.reason,
+        "source": request.source,
+        "action": "drain" if request.drain else "checkpoint",
+        "deadline": request.deadline,
+        "observedAt": request.requested_at or rfc3339(moment),
+    }
+
+
+def _ending(action: e.Exit) -> Ending:
+    return Ending(
+        code=action.code,
+        cause=str(action.cause or ""),
+        reason=action.reason,
+        message=action.message,
+        traceback=action.traceback,
+        final=action.final,
+    )

@@ -1,0 +1,280 @@
+"""The local ranks as the core sees them: what they say and how they end becomes events, its wishes reach them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.errors import DocumentError
+from holdfast.launch import causes
+from holdfast.launch.agent_socket import AgentSocket, RankMessage
+from holdfast.launch.causes import Place, RankEnd
+from holdfast.launch.events import (
+    Entered,
+    Event,
+    ForeignClaims,
+    LocalDone,
+    Quiesced,
+    RankFailed,
+    RanksEnded,
+    StepMade,
+)
+from holdfast.launch.membership import Membership
+from holdfast.launch.messages import Failure, Master, Priority, World
+from holdfast.launch.supervisor import Rank, Supervisor
+from holdfast.launch.touchfile import TouchFile
+from holdfast.worlds import Claim, Pair
+
+_log = logging.getLogger("holdfast.launch.local")
+# A script that has not said hello by then is one without Holdfast's loop: it gets signals instead of messages.
+_PLAIN_AFTER_SECONDS = 20.0
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """What the ranks told of their training, for the status."""
+
+    committed_step: int | None = None
+    committed_at: float | None = None
+    loss: float | None = None
+    throughput: float | None = None
+    checkpoints: dict[str, dict[str, Any]] = field(default_factory=dict)
+    claims: dict[Pair, Claim] = field(default_factory=dict)
+    quarantined: list[dict[str, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """A `checkpoint` or `quiesce` for the ranks of an attempt, also for those that say hello later."""
+
+    type: str
+    pair: Pair
+    id: str
+    reason: str
+
+    def to_json(self) -> dict[str, str]:
+        """Wire form."""
+        return {"type": self.type, "id": self.id, "reason": self.reason}
+
+
+class LocalRanks:
+    """Between the supervisor and the agent socket on one side, the core on the other."""
+
+    def __init__(
+        self,
+        *,
+        feed: Callable[[Event], None],
+        now: Callable[[], float],
+        place: tuple[str, str],
+        socket: AgentSocket,
+        touch: TouchFile,
+    ) -> None:
+        self._feed = feed
+        self._now = now
+        self._pod, self._node = place
+        self._socket = socket
+        self._touch = touch
+        self._restored = 0
+        self._reported: set[int] = set()
+        self._wishes: list[Wish] = []
+        self._unanswered: dict[str, float] = {}
+        self._timers: list[asyncio.TimerHandle] = []
+        self._membership: Membership | None = None
+        self.progress = Progress()
+        self.supervisor: Supervisor
+
+    # What the core wants
+
+    def start(self, world: World, master: Master, membership: Membership) -> None:
+        """Start this launcher's ranks of a world."""
+        self._restored = 0
+        self._reported = set()
+        self._wishes = []
+        self._cancel_timers()
+        self._membership = membership
+        self.supervisor.start(world, master, membership)
+        if not self.supervisor.speaks_holdfast:
+            wait = min(_PLAIN_AFTER_SECONDS, membership.rules.startup_deadline / 2)
+            self._later(wait, lambda: self._enter_plain(world.pair))
+
+    def quiesce(self, pair: Pair, wish_id: str, reason: str) -> None:
+        """Ask for an agreed commit and no step after it; a script without the loop is asked to end (SIGTERM)."""
+        self._wish(Wish(type="quiesce", pair=pair, id=wish_id, reason=reason))
+        if not self.supervisor.speaks_holdfast and self.supervisor.ranks:
+            age = asyncio.get_running_loop().time() - self.supervisor.ranks[0].started_at
+            self._later(max(0.0, _PLAIN_AFTER_SECONDS - age), lambda: self._terminate_plain(pair))
+        self._check_quiesced(pair)
+
+    def checkpoint(self, pair: Pair, wish_id: str, reason: str) -> None:
+        """Ask for an agreed commit."""
+        self._wish(Wish(type="checkpoint", pair=pair, id=wish_id, reason=reason))
+
+    def expect_answer(self, request_id: str) -> None:
+        """A touch-file asked: whoever wrote it waits for an acknowledgement."""
+        self._unanswered[request_id] = self._now()
+
+    def give_up_answers(self) -> None:
+        """Say of every request that is still open that no commit answers it."""
+        for request_id in list(self._unanswered):
+            self._answer([request_id], {"step": self.progress.committed_step or 0, "result": "Failed"})
+
+    # What the ranks say
+
+    def heard(self, message: RankMessage) -> None:
+        """A message of a rank process; what is not of the present attempt is dropped."""
+        try:
+            rank = self.supervisor.hear(message)
+            if rank is not None:
+                self._react(rank, message)
+        except (KeyError, TypeError, ValueError, DocumentError) as error:
+            _log.warning("rank %d sent a %s that cannot be read: %r", message.rank, message.type, error)
+
+    def _react(self, rank: Rank, message: RankMessage) -> None:
+        body, pair = message.body, message.pair
+        match message.type:
+            case "hello":
+                self._greet(rank)
+            case "restored":
+                self._restored = int(body["step"])
+                self.progress.quarantined = list(body["quarantined"])
+            case "claim":
+                claim = Claim.from_json(body["claim"])
+                self.progress.claims[claim.pair] = claim
+            case "foreignClaims":
+                self._feed(ForeignClaims(pair=pair, claims=tuple(map(Claim.from_json, body["claims"]))))
+            case "step":
+                self._stepped(pair, body)
+            case "checkpoint":
+                self._saved(pair, body)
+            case "peerLost":
+                text = str(body["message"])
+                self._fail(rank, causes.peer_lost(message.rank, text, self._place(), step=rank.step))
+            case "exception":
+                self._fail(
+                    rank,
+                    causes.raised(message.rank, rank.exception, rank.traceback, self._place(), step=rank.step),
+                )
+            case "quiesced" | "done":
+                self._check_quiesced(pair)
+            case _:
+                pass
+
+    def _greet(self, rank: Rank) -> None:
+        membership = self._membership
+        if membership is None:
+            return
+        claims = {claim.pair: claim for claim in membership.claims} | self.progress.claims
+        welcome = {
+            "type": "welcome",
+            "claims": [claims[pair].to_json() for pair in sorted(claims)],
+            "settings": membership.document.get("settings", {}),
+        }
+        number = rank.place.rank
+        self._socket.send(rank.pair, welcome, rank=number)
+        for wish in self._wishes:
+            if wish.pair == rank.pair:
+                self._socket.send(rank.pair, wish.to_json(), rank=number)
+        if all(other.greeted for other in self.supervisor.ranks):
+            self._feed(Entered(pair=rank.pair))
+
+    def _stepped(self, pair: Pair, body: Mapping[str, Any]) -> None:
+        step = int(body["step"])
+        seconds = float(body["seconds"])
+        self.progress.loss = float(body["loss"])
+        if seconds > 0:
+            rate = float(body["samples"]) / seconds
+            known = self.progress.throughput
+            self.progress.throughput = rate if known is None else 0.8 * known + 0.2 * rate
+        if step != self.progress.committed_step:
+            self.progress.committed_step, self.progress.committed_at = step, self._now()
+            self._feed(StepMade(pair=pair, step=step, restored=self._restored))
+
+    def _saved(self, pair: Pair, body: Mapping[str, Any]) -> None:
+        if body["result"] == "Committed":
+            self.progress.checkpoints[str(body["tier"])] = {
+                "step": int(body["step"]),
+                **pair.to_json(),
+                "time": self._now(),
+            }
+        else:
+            _log.error("checkpoint of step %s failed: %s", body["step"], body["message"])
+        self._answer(body["ids"], body)
+
+    def _answer(self, ids: Iterable[str], body: Mapping[str, Any]) -> None:
+        for request_id in ids:
+            asked = self._unanswered.pop(request_id, None)
+            if asked is not None:
+                self._touch.acknowledge(
+                    request_id=request_id,
+                    step=int(body["step"]),
+                    tier=str(body.get("tier", "")),
+                    result=str(body["result"]),
+                    seconds=round(self._now() - asked, 3),
+                )
+
+    # How they end
+
+    def rank_ended(self, pair: Pair, end: RankEnd) -> None:
+        """A rank process ended."""
+        failure = causes.judge(end, self._place())
+        if failure is not None:
+            reported = end.rank in self._reported and failure.priority >= Priority.EXCEPTION
+            if pair == self.supervisor.pair and not reported:
+                self._reported.add(end.rank)
+                self._feed(RankFailed(pair=pair, failure=failure))
+            return
+        self._check_quiesced(pair)
+        ranks = self.supervisor.ranks
+        if end.ended_well and pair == self.supervisor.pair and all(rank.ended_well for rank in ranks):
+            self._feed(LocalDone(pair=pair))
+
+    def cannot_start(self, pair: Pair, program: str, message: str) -> None:
+        """The command cannot be started."""
+        self._feed(RankFailed(pair=pair, failure=causes.not_started(program, message, self._place())))
+
+    def all_ended(self, pair: Pair) -> None:
+        """No process of this pair or a lower one is left."""
+        self._cancel_timers()
+        self._feed(RanksEnded(pair=pair))
+
+    # Inside
+
+    def _wish(self, wish: Wish) -> None:
+        self._wishes.append(wish)
+        self._socket.send(wish.pair, wish.to_json())
+
+    def _fail(self, rank: Rank, failure: Failure) -> None:
+        if rank.place.rank not in self._reported:
+            self._reported.add(rank.place.rank)
+            self._feed(RankFailed(pair=rank.pair, failure=failure))
+
+    def _check_quiesced(self, pair: Pair) -> None:
+        wished = any(wish.type == "quiesce" and wish.pair == pair for wish in self._wishes)
+        ranks = self.supervisor.ranks
+        if wished and self.supervisor.pair == pair and all(r.quiesced or r.done or r.ended for r in ranks):
+            self._wishes = [wish for wish in self._wishes if wish.type != "quiesce"]
+            self._feed(Quiesced(pair=pair))
+
+    def _terminate_plain(self, pair: Pair) -> None:
+        if self.supervisor.pair == pair and not self.supervisor.speaks_holdfast:
+            _log.info("the script has no Holdfast loop; SIGTERM tells it to end")
+            self.supervisor.terminate(self.supervisor.ranks)
+
+    def _enter_plain(self, pair: Pair) -> None:
+        ranks = self.supervisor.ranks
+        if self.supervisor.pair == pair and ranks and not any(rank.greeted for rank in ranks):
+            self._feed(Entered(pair=pair))
+
+    def _later(self, seconds: float, call: Callable[[], None]) -> None:
+        self._timers.append(asyncio.get_running_loop().call_later(seconds, call))
+
+    def _cancel_timers(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+
+    def _place(self) -> Place:
+        return Place(pod=self._pod, node=self._node, at=self._now())

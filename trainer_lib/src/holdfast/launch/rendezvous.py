@@ -1,0 +1,170 @@
+"""The connection between the endpoint's launcher and the others: join, hear memberships, notice who is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from holdfast.errors import ControlError, DocumentError, UsageError
+from holdfast.launch import wire
+from holdfast.launch.standalone import LEASE_SECONDS, Joined, Roster, job_key, rendezvous_key
+from holdfast.worlds import Pair
+
+_log = logging.getLogger("holdfast.launch.rendezvous")
+_BEAT_SECONDS = 0.5
+_PUBLISH_SECONDS = 0.2
+ENDPOINT = "endpoint"
+
+
+class Endpoint:
+    """Plays the operator's part on the launcher that owns the endpoint's address."""
+
+    def __init__(
+        self,
+        *,
+        roster: Roster,
+        secret: bytes,
+        accept: Callable[[dict[str, Any]], None],
+        record: Callable[[], tuple[Pair | None, tuple[Pair, ...]]],
+        now: Callable[[], float],
+    ) -> None:
+        self._roster = roster
+        self._secret = secret
+        self._accept = accept
+        self._record = record
+        self._now = now
+        self._connections: dict[str, wire.Connection] = {}
+        self._published: dict[str, Any] | None = None
+
+    async def serve(self, listener: socket.socket | None, own: Joined) -> None:
+        """Collect and publish for ever. Without a listener: a world of this launcher alone."""
+        self._roster = self._roster.joined(own, self._now())
+        server = None
+        if listener is not None:
+            server = await asyncio.start_server(self._welcome, sock=listener, limit=wire.LIMIT)
+        try:
+            while True:
+                self._publish()
+                await asyncio.sleep(_PUBLISH_SECONDS)
+        finally:
+            if server is not None:
+                server.close()
+            for connection in self._connections.values():
+                connection.abort()
+
+    def _publish(self) -> None:
+        self._roster = self._roster.publish(self._now())
+        if not self._roster.published:
+            return
+        started, acknowledged = self._record()
+        revision = 1 if self._published is None else int(self._published["revision"])
+        document = self._roster.document(
+            now=self._now(), revision=revision, started=started, acknowledged=acknowledged
+        )
+        if document == self._published:
+            return
+        document["revision"] = revision + 1
+        self._published = document
+        for connection in self._connections.values():
+            connection.send({"type": "membership", "document": document})
+        self._accept(with_key(document, self._secret))
+
+    async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            connection = await wire.answer(reader, writer, me=ENDPOINT, key=rendezvous_key(self._secret))
+            first = await connection.receive()
+            if first is None or first.get("type") != "join":
+                raise ControlError("a launcher must begin with join")
+            member = Joined(uid=connection.peer, entry=first["member"])
+        except (OSError, TimeoutError, ControlError, DocumentError, KeyError) as error:
+            _log.error("a launcher was refused at the endpoint: %s", error)
+            writer.transport.abort()
+            return
+        self._connections[member.uid] = connection
+        _log.info("%s joined", member.uid)
+        self._roster = self._roster.joined(member, self._now())
+        if self._published is not None:
+            connection.send({"type": "membership", "document": self._published})
+        await _hear(connection, lambda _: None)
+        if self._connections.get(member.uid) is connection:
+            del self._connections[member.uid]
+            self._roster = self._roster.left(member.uid, self._now())
+            _log.info("%s left the endpoint", member.uid)
+
+
+async def join(
+    connection: wire.Connection, *, own: Joined, secret: bytes, accept: Callable[[dict[str, Any]], None]
+) -> None:
+    """Be a member until the endpoint is lost."""
+    connection.send({"type": "join", "member": dict(own.entry)})
+
+    def heard(body: dict[str, Any]) -> None:
+        if body.get("type") == "membership":
+            accept(with_key(body["document"], secret))
+
+    await _hear(connection, heard)
+
+
+async def _hear(connection: wire.Connection, heard: Callable[[dict[str, Any]], None]) -> None:
+    """Read until the other side closes or is silent. Silence is counted in our own beats, so a stall is no one's."""
+    quiet = 0
+
+    async def beat() -> None:
+        nonlocal quiet
+        while quiet * _BEAT_SECONDS < LEASE_SECONDS:
+            quiet += 1
+            connection.send({"type": "beat"})
+            await asyncio.sleep(_BEAT_SECONDS)
+        connection.abort()
+
+    beating = asyncio.create_task(beat())
+    try:
+        while (body := await connection.receive()) is not None:
+            quiet = 0
+            heard(body)
+    except ControlError as error:
+        _log.warning("the connection to %s broke a rule: %s", connection.peer, error)
+    finally:
+        beating.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await beating
+        connection.abort()
+
+
+async def dial(host: str, port: int, *, me: str, secret: bytes, patience: float) -> wire.Connection:
+    """Connect to the endpoint, which may not be there yet."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + patience
+    while True:
+        try:
+            return await wire.dial(host, port, me=me, peer=ENDPOINT, key=rendezvous_key(secret), timeout=5.0)
+        except (OSError, TimeoutError) as error:
+            if loop.time() >= deadline:
+                raise UsageError(
+                    f"--rdzv-endpoint {host}:{port} does not answer: {error}; start the launcher on that host"
+                ) from error
+        await asyncio.sleep(0.2)
+
+
+def bind(host: str, port: int) -> socket.socket | None:
+    """Own the endpoint if its address is this machine's and nobody owns it yet; None: another launcher does."""
+    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(address)
+            listener.listen(128)
+        except OSError:
+            listener.close()
+            continue
+        return listener
+    return None
+
+
+def with_key(document: dict[str, Any], secret: bytes) -> dict[str, Any]:
+    """The document with the run's key, which never travels."""
+    return {**document, "jobKey": job_key(secret, str(document["job"]["uid"])).hex()}

@@ -1,0 +1,120 @@
+"""The launcher's status as `status.json` has it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.constants import PROTOCOL_VERSION
+from holdfast.launch import core
+from holdfast.launch.local import Progress
+from holdfast.launch.messages import Incident, World
+from holdfast.launch.state import State
+from holdfast.launch.supervisor import Rank
+from holdfast.launch.termination import Ending
+from holdfast.logs import rfc3339
+from holdfast.worlds import Pair
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """Who this launcher is."""
+
+    pod_uid: str
+    pod: str
+    node: str
+
+
+def status(
+    *,
+    identity: Identity,
+    state: State,
+    ranks: Sequence[Rank],
+    progress: Progress,
+    control_port: int,
+    store_port: int,
+    notices: Sequence[Mapping[str, Any]],
+    ending: Ending | None,
+) -> dict[str, Any]:
+    """The whole document."""
+    return {
+        "version": PROTOCOL_VERSION,
+        "podUID": identity.pod_uid,
+        "pod": identity.pod,
+        "node": identity.node,
+        "ready": state.ready,
+        "ports": {"store": store_port, "control": control_port},
+        "accepted": _pair(state.accepted),
+        "started": _pair(state.started),
+        "world": _world(state.world),
+        "phase": str(state.phase),
+        "message": state.message,
+        "ranks": [rank.to_status() for rank in ranks if not rank.ended],
+        **_progress(progress),
+        "highestClaim": _highest_claim(state, progress),
+        "foreignClaims": [claim.to_json() for claim in state.foreign],
+        "incidents": [_incident(incident) for incident in state.incidents],
+        "notices": [dict(notice) for notice in notices],
+        "lostMembers": _lost(state),
+        "exit": None if ending is None else ending.to_status(),
+    }
+
+
+def _pair(pair: Pair | None) -> dict[str, Any] | None:
+    return None if pair is None else pair.to_json()
+
+
+def _time(moment: float | None) -> str | None:
+    return None if moment is None else rfc3339(moment)
+
+
+def _world(world: World | None) -> dict[str, Any] | None:
+    if world is None:
+        return None
+    return {
+        **world.pair.to_json(),
+        "publication": world.publication,
+        "members": [member.pod_uid for member in world.members],
+        "coordinator": world.coordinator,
+    }
+
+
+def _progress(progress: Progress) -> dict[str, Any]:
+    return {
+        "committedStep": progress.committed_step,
+        "committedAt": _time(progress.committed_at),
+        "checkpoints": {
+            tier: {**commit, "time": _time(commit["time"])} for tier, commit in progress.checkpoints.items()
+        },
+        "quarantined": list(progress.quarantined),
+        "loss": progress.loss,
+        "throughput": None if progress.throughput is None else round(progress.throughput, 3),
+    }
+
+
+def _highest_claim(state: State, progress: Progress) -> dict[str, Any] | None:
+    inherited = () if state.membership is None else state.membership.claims
+    known = {claim.pair: claim for claim in inherited} | progress.claims
+    return known[max(known)].to_json() if known else None
+
+
+def _incident(incident: Incident) -> dict[str, Any]:
+    failure = incident.failure
+    return {
+        **incident.pair.to_json(),
+        "cause": str(failure.cause),
+        "action": str(incident.action),
+        "reason": failure.reason,
+        "message": failure.message,
+        "pod": failure.pod,
+        "rank": failure.rank,
+        "node": failure.node,
+        "detectedTime": _time(incident.detected),
+        "resumedTime": _time(incident.resumed),
+        "lostSteps": incident.lost_steps,
+    }
+
+
+def _lost(state: State) -> list[dict[str, Any]]:
+    return [{"podUID": uid, "since": _time(since), "how": str(how)} for uid, since, how in core.lost_members(state)]

@@ -1,0 +1,219 @@
+"""`holdfast run`: puts the launcher together for where it runs, under the operator or without one."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import os
+import secrets
+import shutil
+import socket
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from holdfast.constants import CONTROL_PORT, ENV_JOB_KEY_FILE, STORE_PORT
+from holdfast.environment import Environment
+from holdfast.errors import UsageError
+from holdfast.launch import rendezvous
+from holdfast.launch.agent import Agent, AgentConfig
+from holdfast.launch.report import Identity
+from holdfast.launch.standalone import Joined, Roster, Terms
+from holdfast.launch.supervisor import Command, resolve_command
+from holdfast.logs import LogContext, configure
+from holdfast.worlds import Pair
+
+if TYPE_CHECKING:
+    from holdfast.cli import RunOptions
+
+_log = logging.getLogger("holdfast.launch")
+_LOOPBACK_SECRET = b"this host only"
+_JOIN_SECONDS = 600.0
+_LOST_ENDPOINT_SECONDS = 3.0
+
+
+async def launch(options: RunOptions, environment: Environment) -> int:
+    """Be a launcher until the job is over or this worker must leave; returns the exit code."""
+    context = LogContext()
+    configure(context)
+    if environment.under_operator:
+        return await _under_operator(options, environment, context)
+    return await _alone(options, environment, context)
+
+
+def _command(options: RunOptions, *, processes: int) -> Command:
+    return Command(
+        argv=resolve_command(options.command),
+        processes=processes,
+        environ=dict(os.environ),
+        prefix_output=options.prefix_output,
+    )
+
+
+async def _under_operator(options: RunOptions, environment: Environment, context: LogContext) -> int:
+    """The membership comes from the file that the sidecar keeps."""
+    pod = environment.pod_name or environment.pod_uid
+    context.update(pod=pod, job=environment.job_name)
+    config = AgentConfig(
+        run_dir=environment.run_dir or Path(),
+        identity=Identity(pod_uid=environment.pod_uid, pod=pod, node=environment.node_name),
+        host=environment.pod_ip,
+        command=_command(options, processes=options.processes),
+        control_port=CONTROL_PORT if environment.control_port is None else environment.control_port,
+        store_port=STORE_PORT,
+        grace_seconds=environment.grace_seconds,
+        termination_log=environment.termination_log,
+    )
+    return await Agent(config, context).run()
+
+
+async def _alone(options: RunOptions, environment: Environment, context: LogContext) -> int:
+    """No operator: the launcher that owns the endpoint plays its part, the others join it."""
+    made = environment.run_dir is None
+    run_dir = environment.run_dir or Path(tempfile.mkdtemp(prefix="holdfast-"))
+    try:
+        place = await _find_place(options, environment)
+        name = f"{socket.gethostname()}-{os.getpid()}"
+        context.update(pod=name)
+        config = AgentConfig(
+            run_dir=run_dir,
+            identity=Identity(pod_uid=f"{name}-{secrets.token_hex(4)}", pod=name, node=socket.gethostname()),
+            host=place.host,
+            command=_command(options, processes=options.processes or 1),
+            control_port=environment.control_port or 0,
+            grace_seconds=environment.grace_seconds,
+            termination_log=environment.termination_log,
+            membership_from_file=False,
+        )
+        return await _Standalone(config, context, place, _terms(options, environment)).run()
+    finally:
+        if made:
+            shutil.rmtree(run_dir, ignore_errors=True)
+
+
+def _terms(options: RunOptions, environment: Environment) -> Terms:
+    return Terms(
+        min_nodes=options.min_nodes,
+        max_nodes=options.max_nodes,
+        processes=options.processes or 1,
+        max_restarts=options.max_restarts,
+        run_id=options.run_id or f"run-{secrets.token_hex(4)}",
+        checkpoint_interval=options.checkpoint_interval or environment.checkpoint_interval or "50",
+        checkpoint_keep=options.checkpoint_keep,
+        resume=options.resume,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """Where this launcher stands: its address, the endpoint if there is one, and whether it owns it."""
+
+    host: str
+    secret: bytes
+    endpoint: tuple[str, int] | None = None
+    listener: socket.socket | None = None
+
+
+async def _find_place(options: RunOptions, environment: Environment) -> _Place:
+    if options.endpoint is None:
+        return _Place(host="127.0.0.1", secret=secrets.token_bytes(32))
+    host, port = options.endpoint
+    try:
+        listener = await asyncio.to_thread(rendezvous.bind, host, port)
+        address = await asyncio.to_thread(_address_towards, host, port)
+    except OSError as error:
+        raise UsageError(f"holdfast run: --rdzv-endpoint {host}:{port} cannot be used: {error}") from error
+    return _Place(
+        host=address, secret=_secret(environment, host, address), endpoint=options.endpoint, listener=listener
+    )
+
+
+def _address_towards(host: str, port: int) -> str:
+    """The address of ours by which whoever reaches the endpoint reaches us."""
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)  # sends nothing: it only picks the route
+        return str(probe.getsockname()[0])
+
+
+def _secret(environment: Environment, host: str, address: str) -> bytes:
+    if environment.job_key_file is None:
+        if not ipaddress.ip_address(address).is_loopback:
+            raise UsageError(
+                f"holdfast run: --rdzv-endpoint {host} is reached over a network, so the launchers need a common"
+                f" key: put the same random bytes into a file on each host and name it in {ENV_JOB_KEY_FILE}"
+            )
+        return _LOOPBACK_SECRET
+    try:
+        secret = environment.job_key_file.read_bytes().strip()
+    except OSError as error:
+        raise UsageError(f"{ENV_JOB_KEY_FILE} cannot be read: {error}") from error
+    if len(secret) < 16:
+        raise UsageError(f"{ENV_JOB_KEY_FILE} holds fewer than 16 bytes: make it with 'openssl rand -hex 32'")
+    return secret
+
+
+class _Standalone:
+    """A launcher, and beside it either the endpoint's part or the membership of one."""
+
+    def __init__(self, config: AgentConfig, context: LogContext, place: _Place, terms: Terms) -> None:
+        self._place = place
+        self._config = config
+        self._terms = terms
+        self._agent = Agent(config, context)
+
+    async def run(self) -> int:
+        """Run both until the launcher leaves."""
+        agent = asyncio.create_task(self._agent.run())
+        beside = asyncio.create_task(self._beside())
+        await asyncio.wait([agent, beside], return_when=asyncio.FIRST_COMPLETED)
+        if not agent.done():
+            await self._endpoint_lost(agent, beside)
+        beside.cancel()
+        await asyncio.gather(beside, return_exceptions=True)
+        return await agent
+
+    async def _endpoint_lost(self, agent: asyncio.Task[int], beside: asyncio.Task[None]) -> None:
+        """The endpoint says goodbye before its last message is worked on: wait a little for that."""
+        error = beside.exception()
+        await asyncio.wait([agent], timeout=0.0 if error else _LOST_ENDPOINT_SECONDS)
+        if not agent.done():
+            self._agent.fault(str(error) if error else "the launcher at --rdzv-endpoint is lost, and the run with it")
+
+    async def _beside(self) -> None:
+        await self._agent.listening.wait()
+        identity = self._config.identity
+        own = Joined.of(
+            uid=identity.pod_uid,
+            name=identity.pod,
+            host=self._config.host,
+            control=self._agent.control_port,
+            store=self._config.store_port,
+            node=identity.node,
+        )
+        if self._place.endpoint is None or self._place.listener is not None:
+            await self._be_endpoint(own)
+        else:
+            await self._be_member(own, *self._place.endpoint)
+
+    async def _be_endpoint(self, own: Joined) -> None:
+        endpoint = rendezvous.Endpoint(
+            roster=Roster(terms=self._terms, publication=secrets.token_hex(4)),
+            secret=self._place.secret,
+            accept=self._agent.see_membership,
+            record=self._record,
+            now=self._agent.now,
+        )
+        await endpoint.serve(self._place.listener, own)
+
+    async def _be_member(self, own: Joined, host: str, port: int) -> None:
+        connection = await rendezvous.dial(host, port, me=own.uid, secret=self._place.secret, patience=_JOIN_SECONDS)
+        await rendezvous.join(connection, own=own, secret=self._place.secret, accept=self._agent.see_membership)
+
+    def _record(self) -> tuple[Pair | None, tuple[Pair, ...]]:
+        """What an operator would have recorded: the highest started pair, and the incidents that are over."""
+        state = self._agent.state
+        over = tuple(incident.pair for incident in state.incidents if incident.resumed is not None)
+        return state.started, over

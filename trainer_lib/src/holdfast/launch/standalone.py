@@ -1,0 +1,184 @@
+"""Without an operator: the launcher at the rendezvous endpoint plays its part.
+
+It collects members, publishes generations and keeps the record of them; its loss ends the run, which is also what
+proves a member gone: a member that lost the endpoint ends itself. One launcher by itself is a roster of one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from holdfast.constants import PROTOCOL_VERSION
+from holdfast.worlds import Pair
+
+# A member ends itself this long after it lost the endpoint; the endpoint counts it as gone some time later.
+LEASE_SECONDS = 10.0
+GONE_SECONDS = 20.0
+LAST_CALL_SECONDS = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What the command line asks for."""
+
+    min_nodes: int = 1
+    max_nodes: int = 1
+    processes: int = 1
+    max_restarts: int = 3
+    run_id: str
+    checkpoint_interval: str = "50"
+    checkpoint_keep: int = 3
+    resume: str = "Always"
+    last_call: float = LAST_CALL_SECONDS
+    backoff_seconds: float = 1.0
+
+    def settings(self) -> dict[str, Any]:
+        """As a membership carries them."""
+        return {
+            "minReplicas": self.min_nodes,
+            "replicaStep": 1,
+            "onFailure": "Shrink" if self.min_nodes < self.max_nodes else "Wait",
+            "replicas": self.max_nodes,
+            "processesPerWorker": self.processes,
+            "heartbeatSeconds": 0.25,
+            "deadAfterSeconds": 1.0,
+            "firstAttemptWaitSeconds": 30.0,
+            "startupDeadlineSeconds": 300.0,
+            "checkpoint": {
+                "interval": self.checkpoint_interval,
+                "keepLast": self.checkpoint_keep,
+                "resume": self.resume,
+                "deadlineSeconds": 25.0,
+            },
+            "budgets": [
+                {"cause": cause, "maxRestarts": self.max_restarts, "windowSeconds": 21600.0}
+                for cause in ("Application", "OOM")
+            ],
+            "backoff": {"initialSeconds": self.backoff_seconds, "maxSeconds": 60.0},
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joined:
+    """A launcher that reported, in the form that a membership lists (less its index)."""
+
+    uid: str
+    entry: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, *, uid: str, name: str, host: str, control: int, store: int, node: str) -> Joined:
+        """From its parts."""
+        entry = {"pod": name, "podUID": uid, "ip": host, "ports": {"store": store, "control": control}, "node": node}
+        return cls(uid=uid, entry=entry)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """A generation as it was published."""
+
+    generation: int
+    publication: str
+    members: tuple[Joined, ...]
+
+    @property
+    def uids(self) -> frozenset[str]:
+        """Its pods."""
+        return frozenset(member.uid for member in self.members)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roster:
+    """Who is there, and what was published. Pure: each change makes the next one."""
+
+    terms: Terms
+    publication: str  # of this run; a generation's is made of it
+    present: tuple[Joined, ...] = ()
+    last_join: float = 0.0
+    lost: Mapping[str, float] = field(default_factory=dict)
+    published: tuple[Published, ...] = ()
+
+    def joined(self, member: Joined, now: float) -> Roster:
+        """A launcher reported."""
+        others = tuple(known for known in self.present if known.uid != member.uid)
+        lost = {uid: since for uid, since in self.lost.items() if uid != member.uid}
+        return replace(self, present=(*others, member), last_join=now, lost=lost)
+
+    def left(self, uid: str, now: float) -> Roster:
+        """A launcher's connection to the endpoint ended."""
+        present = tuple(known for known in self.present if known.uid != uid)
+        return replace(self, present=present, lost={**self.lost, uid: now})
+
+    def publish(self, now: float) -> Roster:
+        """Publish the next generation if it is time for one."""
+        members = self._next_members(now)
+        if members is None:
+            return self
+        generation = len(self.published) + 1
+        publication = f"p{generation}-{self.publication}"
+        new = Published(generation=generation, publication=publication, members=members)
+        return replace(self, published=(*self.published, new))
+
+    def _next_members(self, now: float) -> tuple[Joined, ...] | None:
+        here = self.present[: self.terms.max_nodes]
+        if len(here) < self.terms.min_nodes:
+            return None
+        if not self.published:
+            full = len(here) == self.terms.max_nodes
+            return here if full or now - self.last_join >= self.terms.last_call else None
+        last = self.published[-1]
+        kept = tuple(member for member in last.members if member in here)
+        new = tuple(member for member in here if member.uid not in last.uids or member not in last.members)
+        shrunk_alone = 2 * len(kept) > len(last.members)
+        if not new and (len(kept) == len(last.members) or shrunk_alone):
+            return None
+        return (*kept, *new)
+
+    def gone(self, now: float) -> list[str]:
+        """Members whose end is certain: they lost the endpoint for longer than their lease."""
+        return sorted(uid for uid, since in self.lost.items() if now - since > GONE_SECONDS)
+
+    def document(
+        self, *, now: float, revision: int, started: Pair | None, acknowledged: tuple[Pair, ...]
+    ) -> dict[str, Any]:
+        """The membership of the last generation published."""
+        last = self.published[-1]
+        first = started.generation if started else 1
+        return {
+            "version": PROTOCOL_VERSION,
+            "job": {
+                "namespace": "",
+                "name": self.terms.run_id,
+                "uid": self.terms.run_id,
+                "runId": self.terms.run_id,
+            },
+            "revision": revision,
+            "generation": last.generation,
+            "publication": last.publication,
+            "active": None if started is None else started.to_json(),
+            "previous": [_previous(old) for old in self.published[first - 1 : -1]],
+            "gone": self.gone(now),
+            "members": [{"index": index, **member.entry} for index, member in enumerate(last.members)],
+            "claims": [],
+            "acknowledged": [pair.to_json() for pair in acknowledged],
+            "restarts": {},
+            "directives": {"checkpoint": None, "drain": []},
+            "settings": self.terms.settings(),
+        }
+
+
+def _previous(old: Published) -> dict[str, Any]:
+    return {"generation": old.generation, "publication": old.publication, "members": sorted(old.uids)}
+
+
+def job_key(secret: bytes, run_id: str) -> bytes:
+    """The key of a run: what the launchers of it prove to each other."""
+    return hmac.new(secret, f"holdfast-run\n{run_id}".encode(), hashlib.sha256).digest()
+
+
+def rendezvous_key(secret: bytes) -> bytes:
+    """The key by which a launcher proves itself to the endpoint, before it knows the run."""
+    return hmac.new(secret, b"holdfast-rendezvous", hashlib.sha256).digest()
