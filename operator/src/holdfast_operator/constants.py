@@ -102,9 +102,11 @@ POLL = timedelta(seconds=10)
 POLL_STUCK = timedelta(seconds=5)
 
 MAX_INCIDENTS = 10
+# Times kept of each cause; budgets above this are counted by it.
+COUNTED_TIMES = 1000
 KEEP_ENDED_PODS = 3
 MAX_MESSAGE = 1024
-CLAIMS_KEPT = 64
+QUARANTINED_KEPT = 20
 
 CAUSE_APPLICATION = "Application"
 CAUSE_INFRASTRUCTURE = "Infrastructure"
@@ -124,3 +126,5 @@ DEGRADED = "Degraded"
 COMPLETE = "Complete"
 FAILED = "Failed"
 CONDITIONS = (READY, RESTARTING, DEGRADED, COMPLETE, FAILED)
+# An incident that is told for this long without its end is acknowledged as it is.
+ACKNOWLEDGE_AFTER = timedelta(minutes=5)

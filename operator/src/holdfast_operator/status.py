@@ -44,6 +44,7 @@ class Worker:
     grace_seconds: int = 30
     since: datetime | None = None
     bound_at: datetime | None = None
+    ready_at: datetime | None = None
     absent_since: datetime | None = None
     cause: str = ""
     reason: str = ""
@@ -52,6 +53,7 @@ class Worker:
     final: bool = False
     pair: Pair | None = None
     counted: bool = False
+    ordered: bool = False  # it goes because we say so: no incident
 
     @property
     def known(self) -> bool:
@@ -73,6 +75,7 @@ class Worker:
                 "graceSeconds": self.grace_seconds,
                 "since": _time(self.since),
                 "boundAt": _time(self.bound_at),
+                "readyAt": _time(self.ready_at),
                 "absentSince": _time(self.absent_since),
                 "cause": self.cause,
                 "reason": self.reason,
@@ -81,6 +84,7 @@ class Worker:
                 "final": self.final,
                 "pair": self.pair.to_json() if self.pair else None,
                 "counted": self.counted,
+                "ordered": self.ordered,
             }
         )
 
@@ -99,6 +103,7 @@ class Worker:
             grace_seconds=int(value.get("graceSeconds", 30)),
             since=parse_time(value.get("since")),
             bound_at=parse_time(value.get("boundAt")),
+            ready_at=parse_time(value.get("readyAt")),
             absent_since=parse_time(value.get("absentSince")),
             cause=str(value.get("cause") or ""),
             reason=str(value.get("reason") or ""),
@@ -107,6 +112,7 @@ class Worker:
             final=bool(value.get("final", False)),
             pair=parse_pair(value.get("pair")),
             counted=bool(value.get("counted", False)),
+            ordered=bool(value.get("ordered", False)),
         )
 
 
@@ -491,6 +497,7 @@ class Status:
     backoff_until: datetime | None = None
     counted_batch: int = -1
     document: str = ""
+    quarantined: tuple[str, ...] = ()
     start_time: datetime | None = None
     completion_time: datetime | None = None
 
@@ -539,6 +546,7 @@ class Status:
                 "backoffUntil": _time(self.backoff_until),
                 "countedBatch": self.counted_batch,
                 "document": self.document,
+                "quarantined": list(self.quarantined),
             },
             "startTime": _time(self.start_time),
             "completionTime": _time(self.completion_time),
@@ -567,6 +575,7 @@ class Status:
             backoff_until=parse_time(placement.get("backoffUntil")),
             counted_batch=int(placement.get("countedBatch", -1)),
             document=str(placement.get("document") or ""),
+            quarantined=tuple(map(str, placement.get("quarantined") or ())),
             start_time=parse_time(value.get("startTime")),
             completion_time=parse_time(value.get("completionTime")),
         )

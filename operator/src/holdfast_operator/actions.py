@@ -1,0 +1,95 @@
+"""What a pass may do to the world outside the status. Each is idempotent and names the object it means by UID."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from holdfast_operator.manifests import Manifest
+from holdfast_operator.status import Status
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApplyChildren:
+    """Service and ConfigMap, server-side applied."""
+
+    manifests: tuple[Manifest, ...] = field(hash=False)
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CreatePod:
+    """A worker's pod. That it exists already is fine if it is ours."""
+
+    name: str
+    manifest: Manifest = field(hash=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiftGate:
+    """Let the scheduler have the pod."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelPod:
+    """Show the worker's index on its pod."""
+
+    name: str
+    uid: str
+    index: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeletePod:
+    """Gracefully, and only this very pod."""
+
+    name: str
+    uid: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Publish:
+    """Serve this membership to the job's pods."""
+
+    revision: int
+    document: Manifest = field(hash=False)
+
+
+Action = ApplyChildren | CreatePod | LiftGate | LabelPod | DeletePod | Publish
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """A line in ``kubectl describe``: the same words as in condition and log."""
+
+    reason: str
+    message: str
+    warning: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovered:
+    """Training went on after an incident: for the metrics."""
+
+    cause: str
+    seconds: float
+    lost_steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Write ``status`` first; then, if that was accepted, do ``actions`` in order and tell ``events``."""
+
+    status: Status
+    actions: tuple[Action, ...]
+    events: tuple[Event, ...]
+    counted: tuple[str, ...]
+    recovered: tuple[Recovered, ...]
+    reason: str
+    message: str
+    requeue_after: float | None
+    decided_at: datetime

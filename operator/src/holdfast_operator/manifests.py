@@ -1,0 +1,310 @@
+"""Children of a job as plain dictionaries. Pure.
+
+The user's pod spec goes through untouched except for what docs/reference/protocol.md lists; above all, the command is
+never rewritten.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast_operator import constants as c
+from holdfast_operator.api import Job, JobSpec, ca_config_map, pod_name, run_id, trainer_container
+from holdfast_operator.seen import Platform
+from holdfast_operator.status import Membership, Worker
+
+Manifest = dict[str, Any]
+
+
+def owner_reference(job: Job) -> Manifest:
+    """Children go with their job."""
+    return {
+        "apiVersion": f"{c.GROUP}/{c.API_VERSION}",
+        "kind": c.KIND,
+        "name": job.name,
+        "uid": job.uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+
+
+def labels(job: Job) -> dict[str, str]:
+    """On every child."""
+    return {
+        c.LABEL_JOB: job.name,
+        c.LABEL_APP_NAME: "holdfast-job",
+        c.LABEL_APP_INSTANCE: job.name,
+        c.LABEL_APP_MANAGED_BY: c.MANAGED_BY,
+    }
+
+
+def service(job: Job) -> Manifest:
+    """Headless: gives each pod a name, also before it is ready."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _metadata(job, job.name, component="network"),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {c.LABEL_JOB: job.name, c.LABEL_APP_COMPONENT: c.COMPONENT_WORKER},
+            "ports": [
+                {"name": "store", "port": c.PORT_STORE, "protocol": "TCP", "targetPort": c.PORT_STORE},
+                {"name": "control", "port": c.PORT_CONTROL, "protocol": "TCP", "targetPort": c.PORT_CONTROL},
+                {"name": "metrics", "port": c.PORT_SIDECAR, "protocol": "TCP", "targetPort": c.PORT_SIDECAR},
+            ],
+        },
+    }
+
+
+def config_map(job: Job, platform: Platform) -> Manifest:
+    """The CA bundle by which sidecars know the operator."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": _metadata(job, ca_config_map(job.name), component="ca"),
+        "data": {c.CA_KEY: platform.ca_bundle},
+    }
+
+
+def children(job: Job, platform: Platform) -> tuple[Manifest, ...]:
+    """What a job has besides its pods, in the order of need."""
+    return (service(job), config_map(job, platform))
+
+
+def digest(*values: Any) -> str:
+    """A short name for a content."""
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def pod(job: Job, spec: JobSpec, worker: Worker, platform: Platform) -> Manifest:
+    """One worker's pod."""
+    template_meta: Mapping[str, Any] = spec.template.get("metadata") or {}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": pod_name(job.name, worker.incarnation),
+            "namespace": job.namespace,
+            "labels": {
+                **(template_meta.get("labels") or {}),
+                **labels(job),
+                c.LABEL_APP_COMPONENT: c.COMPONENT_WORKER,
+                c.LABEL_INCARNATION: str(worker.incarnation),
+            },
+            "annotations": {
+                "kubectl.kubernetes.io/default-container": trainer_container(spec.pod_spec),
+                **(template_meta.get("annotations") or {}),
+            },
+            "ownerReferences": [owner_reference(job)],
+        },
+        "spec": _pod_spec(job, spec, worker, platform),
+    }
+
+
+def _pod_spec(job: Job, spec: JobSpec, worker: Worker, platform: Platform) -> Manifest:
+    result: Manifest = copy.deepcopy(dict(spec.pod_spec))
+    trainer = trainer_container(result)
+    result["containers"] = [
+        _trainer(container, job, spec) if container.get("name") == trainer else container
+        for container in result["containers"]
+    ]
+    result["initContainers"] = [*(result.get("initContainers") or []), _sidecar(spec, platform)]
+    result["volumes"] = [*(result.get("volumes") or []), *_volumes(job, spec, result)]
+    result["restartPolicy"] = "Never"
+    result["subdomain"] = job.name
+    least = spec.checkpoint_deadline_seconds + 5
+    result["terminationGracePeriodSeconds"] = max(int(result.get("terminationGracePeriodSeconds") or 30), least)
+    result["tolerations"] = [*(result.get("tolerations") or []), *_tolerations(result)]
+    if platform.image_pull_secrets:
+        own = [{"name": name} for name in platform.image_pull_secrets]
+        result["imagePullSecrets"] = [*(result.get("imagePullSecrets") or []), *own]
+    if worker.avoid:
+        result["affinity"] = _avoiding(result.get("affinity") or {}, worker.avoid)
+    if worker.gated:
+        result["schedulingGates"] = [{"name": c.GANG_GATE}]
+    return result
+
+
+def _trainer(container: Manifest, job: Job, spec: JobSpec) -> Manifest:
+    mounts = list(container.get("volumeMounts") or [])
+    mounts.append({"name": c.VOLUME_RUN, "mountPath": c.RUN_DIR})
+    if not _mounts_shm(container):
+        mounts.append({"name": c.VOLUME_SHM, "mountPath": c.SHM_DIR})
+    if spec.checkpoint.claim_name:
+        mounts.append(
+            {
+                "name": c.VOLUME_CHECKPOINTS,
+                "mountPath": c.CHECKPOINT_DIR,
+                "subPath": f"{job.namespace}/{job.name}",
+            }
+        )
+    env = [*_identity_env(), _field("HOLDFAST_POD_IP", "status.podIP"), _value("HOLDFAST_JOB_NAME", job.name)]
+    if spec.checkpoint.claim_name:
+        env.append(_value("HOLDFAST_CHECKPOINT_DIR", c.CHECKPOINT_DIR))
+    # First, so that the user's own variables can refer to them as $(HOLDFAST_…).
+    return {**container, "env": [*env, *(container.get("env") or [])], "volumeMounts": mounts}
+
+
+def _sidecar(spec: JobSpec, platform: Platform) -> Manifest:
+    env = [
+        *_identity_env(),
+        _value("HOLDFAST_OPERATOR_URL", platform.agents_url),
+        _value("HOLDFAST_TOKEN_FILE", c.TOKEN_FILE),
+        _value("HOLDFAST_CA_FILE", c.CA_FILE),
+        _value("HOLDFAST_NOTICE_PROVIDERS", ",".join(spec.providers)),
+        _value("HOLDFAST_CHECKPOINT_DEADLINE_SECONDS", str(spec.checkpoint_deadline_seconds)),
+        _value("HOLDFAST_SIDECAR_PORT", str(c.PORT_SIDECAR)),
+    ]
+    if platform.metadata_url:
+        env.append(_value("HOLDFAST_METADATA_URL", platform.metadata_url))
+    return {
+        "name": c.SIDECAR_CONTAINER,
+        "image": platform.sidecar_image,
+        "imagePullPolicy": platform.sidecar_pull_policy,
+        "restartPolicy": "Always",
+        "env": env,
+        "ports": [{"name": "holdfast", "containerPort": c.PORT_SIDECAR, "protocol": "TCP"}],
+        "resources": {"requests": {"cpu": "10m", "memory": "48Mi"}, "limits": {"memory": "96Mi"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+            "runAsNonRoot": True,
+            # Said here too: a pod-level runAsUser of 0 would keep the sidecar from starting.
+            "runAsUser": c.SIDECAR_UID,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "volumeMounts": [
+            {"name": c.VOLUME_RUN, "mountPath": c.RUN_DIR},
+            {"name": c.VOLUME_AGENT, "mountPath": c.AGENT_DIR, "readOnly": True},
+        ],
+    }
+
+
+def _volumes(job: Job, spec: JobSpec, pod_spec: Manifest) -> list[Manifest]:
+    trainer = trainer_container(pod_spec)
+    container = next(item for item in pod_spec["containers"] if item.get("name") == trainer)
+    volumes: list[Manifest] = [
+        {"name": c.VOLUME_RUN, "emptyDir": {"medium": "Memory", "sizeLimit": "16Mi"}},
+        {"name": c.VOLUME_AGENT, "projected": {"sources": _agent_sources(job)}},
+    ]
+    if any(mount["name"] == c.VOLUME_SHM for mount in container["volumeMounts"]):
+        volumes.append({"name": c.VOLUME_SHM, "emptyDir": {"medium": "Memory"}})
+    if spec.checkpoint.claim_name:
+        claim = {"claimName": spec.checkpoint.claim_name}
+        volumes.append({"name": c.VOLUME_CHECKPOINTS, "persistentVolumeClaim": claim})
+    return volumes
+
+
+def _agent_sources(job: Job) -> list[Manifest]:
+    token = {"audience": c.TOKEN_AUDIENCE, "expirationSeconds": c.TOKEN_SECONDS, "path": "token"}
+    bundle = {"name": ca_config_map(job.name), "items": [{"key": c.CA_KEY, "path": c.CA_KEY}]}
+    return [{"serviceAccountToken": token}, {"configMap": bundle}]
+
+
+def _tolerations(pod_spec: Manifest) -> list[Manifest]:
+    """Short ones: the stock 300 s would keep a dead node's pods for minutes. The user's own win."""
+    given = {toleration.get("key") for toleration in pod_spec.get("tolerations") or []}
+    return [
+        {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": c.TOLERATION_SECONDS}
+        for key in (c.TAINT_NOT_READY, c.TAINT_UNREACHABLE)
+        if key not in given and None not in given
+    ]
+
+
+def _avoiding(affinity: Manifest, nodes: tuple[str, ...]) -> Manifest:
+    """The affinity with these nodes excluded from each of its alternatives."""
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+    node_affinity = dict(affinity.get("nodeAffinity") or {})
+    required = dict(node_affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {})
+    terms = required.get("nodeSelectorTerms") or [{}]
+    required["nodeSelectorTerms"] = [
+        {**term, "matchFields": [*(term.get("matchFields") or []), *fields]} for term in terms
+    ]
+    node_affinity["requiredDuringSchedulingIgnoredDuringExecution"] = required
+    return {**affinity, "nodeAffinity": node_affinity}
+
+
+def _mounts_shm(container: Manifest) -> bool:
+    return any(mount.get("mountPath", "").rstrip("/") == c.SHM_DIR for mount in container.get("volumeMounts") or [])
+
+
+def _identity_env() -> list[Manifest]:
+    return [
+        _value("HOLDFAST_RUN_DIR", c.RUN_DIR),
+        _field("HOLDFAST_POD_UID", "metadata.uid"),
+        _field("HOLDFAST_POD_NAME", "metadata.name"),
+        _field("HOLDFAST_POD_NAMESPACE", "metadata.namespace"),
+        _field("HOLDFAST_NODE_NAME", "spec.nodeName"),
+    ]
+
+
+def _value(name: str, value: str) -> Manifest:
+    return {"name": name, "value": value}
+
+
+def _field(name: str, path: str) -> Manifest:
+    return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
+
+
+def _metadata(job: Job, name: str, *, component: str) -> Manifest:
+    return {
+        "name": name,
+        "namespace": job.namespace,
+        "labels": {**labels(job), c.LABEL_APP_COMPONENT: component},
+        "ownerReferences": [owner_reference(job)],
+    }
+
+
+def settings(spec: JobSpec) -> Manifest:
+    """Effective settings, as launchers get them."""
+    return {
+        "minReplicas": spec.min_replicas,
+        "replicaStep": spec.replica_step,
+        "onFailure": spec.on_failure,
+        "replicas": spec.replicas,
+        "processesPerWorker": spec.processes_per_worker,
+        "heartbeatSeconds": c.HEARTBEAT_SECONDS,
+        "deadAfterSeconds": c.DEAD_AFTER_SECONDS,
+        "firstAttemptWaitSeconds": c.FIRST_ATTEMPT_WAIT_SECONDS,
+        "startupDeadlineSeconds": float(spec.startup_deadline_seconds),
+        "checkpoint": {
+            "interval": spec.checkpoint.interval,
+            "keepLast": spec.checkpoint.keep_last,
+            "resume": spec.checkpoint.resume,
+            "deadlineSeconds": float(spec.checkpoint_deadline_seconds),
+        },
+        "budgets": [
+            {
+                "cause": budget.cause,
+                "maxRestarts": budget.max_restarts,
+                "windowSeconds": float(budget.window_seconds),
+            }
+            for budget in spec.budgets
+        ],
+        "backoff": {
+            "initialSeconds": float(spec.backoff.initial_seconds),
+            "maxSeconds": float(spec.backoff.max_seconds),
+        },
+    }
+
+
+def membership_document(
+    job: Job, spec: JobSpec, membership: Membership, restarts: Mapping[str, int], job_key: str
+) -> Manifest:
+    """``membership.json``."""
+    published = membership.to_json()
+    return {
+        "version": c.PROTOCOL_VERSION,
+        "job": {"namespace": job.namespace, "name": job.name, "uid": job.uid, "runId": run_id(job)},
+        **published,
+        "restarts": dict(restarts),
+        "settings": settings(spec),
+        "jobKey": job_key,
+    }

@@ -1,0 +1,32 @@
+"""Nodes on which no new worker of a job is placed for now: dead, noticed, about to go."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from holdfast_operator.policies.draft import Draft
+from holdfast_operator.status import AvoidedNode
+
+_LASTING = frozenset({"NodeLost"})
+
+
+def avoiding(draft: Draft, node: str, reason: str, span: timedelta) -> Draft:
+    """Avoid a node from now on, for a while."""
+    known = next((entry for entry in draft.status.avoided if entry.node == node), None)
+    if known is not None and known.reason == reason:
+        return draft
+    others = tuple(entry for entry in draft.status.avoided if entry.node != node)
+    entry = AvoidedNode(node=node, reason=reason, until=draft.now + span)
+    return draft.but(avoided=tuple(sorted((*others, entry), key=lambda item: item.node)))
+
+
+def apply(draft: Draft) -> Draft:
+    """Forget nodes whose time is over, that are gone, or that were dead and live again."""
+    return draft.but(avoided=tuple(entry for entry in draft.status.avoided if _still(draft, entry)))
+
+
+def _still(draft: Draft, entry: AvoidedNode) -> bool:
+    node = draft.seen.node(entry.node)
+    if node is None or draft.now >= entry.until:
+        return False
+    return entry.reason not in _LASTING or node.dead(draft.now)

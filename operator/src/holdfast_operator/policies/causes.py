@@ -1,0 +1,96 @@
+"""Why a worker ended: one of the four causes, or none if we ordered it or its template cannot run.
+
+Causes are decided once, when the end is seen (docs/reference/protocol.md, Causes).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from holdfast_operator import constants as c
+from holdfast_operator.seen import Exit, NodeView, PodView
+
+TAINT_MANAGER = "DeletionByTaintManager"
+HOLDFAST_MISSING = "HoldfastMissing"
+CONTAINER_FAILED = "ContainerFailed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """A cause (empty: no incident) with the words for it."""
+
+    cause: str
+    reason: str
+    message: str
+
+
+def node_dead(node: NodeView | None, now: datetime) -> bool:
+    """Its object is gone, or it has been silent for too long."""
+    return node is None or node.dead(now)
+
+
+def of_departure(pod: PodView, node: NodeView | None, now: datetime) -> Verdict:
+    """Somebody deletes the pod, or its object is gone, and it was not us."""
+    if pod.disruption == TAINT_MANAGER or (pod.bound and node_dead(node, now)):
+        return Verdict(
+            cause=c.CAUSE_INFRASTRUCTURE,
+            reason="NodeLost",
+            message=f"{pod.name} is lost: its node {pod.node} is not heard of",
+        )
+    if pod.disruption:
+        return Verdict(
+            cause=c.CAUSE_INTERRUPTION, reason=pod.disruption, message=f"{pod.name} is disrupted: {pod.disruption}"
+        )
+    return Verdict(
+        cause=c.CAUSE_INTERRUPTION, reason="PodDeleted", message=f"{pod.name} was deleted, not by the operator"
+    )
+
+
+def of_exit(pod: PodView, node: NodeView | None, now: datetime) -> Verdict:
+    """The pod ended. Eviction and deletion count before what the container made of them."""
+    ended = pod.exit
+    if ended is not None and ended.reason == "OOMKilled":
+        return Verdict(cause=c.CAUSE_OOM, reason="OOMKilled", message=f"{pod.name} ran out of its memory limit")
+    if pod.leaving and (ended is None or ended.code in (c.EXIT_LEFT, c.EXIT_SIGKILL, 143)):
+        return of_departure(pod, node, now)
+    if ended is None:
+        return Verdict(
+            cause=c.CAUSE_INFRASTRUCTURE, reason="PodFailed", message=f"{pod.name} failed without its trainer's end"
+        )
+    if ended.code == c.EXIT_LEFT:
+        return Verdict(
+            cause=c.CAUSE_INTERRUPTION, reason="LeftOnRequest", message=f"{pod.name} left after an agreed commit"
+        )
+    return _of_code(pod, ended)
+
+
+def _of_code(pod: PodView, ended: Exit) -> Verdict:
+    words = ended.words()
+    if ended.cause in c.CAUSES:
+        return Verdict(cause=ended.cause, reason=ended.reason or ended.cause, message=f"{pod.name}: {words}")
+    cannot_start = ended.reason in ("StartError", "ContainerCannotRun")
+    if ended.code == c.EXIT_NOT_FOUND or cannot_start:
+        return Verdict(cause="", reason=_start_reason(ended), message=_start_message(pod, ended))
+    signal = f"signal {ended.code - 128}" if ended.code > 128 else f"exit code {ended.code}"
+    message = f"{pod.name} ended with {signal}" + (f": {words}" if words else "")
+    if ended.code in (c.EXIT_SIGKILL, 143):
+        return Verdict(cause=c.CAUSE_INFRASTRUCTURE, reason="Killed", message=message)
+    if ended.code == 70:
+        return Verdict(cause=c.CAUSE_INFRASTRUCTURE, reason="LauncherFailed", message=message)
+    return Verdict(cause=c.CAUSE_APPLICATION, reason="ExitCode", message=message)
+
+
+def _start_reason(ended: Exit) -> str:
+    missing = ended.code == c.EXIT_NOT_FOUND or "not found" in ended.message or "no such file" in ended.message
+    return HOLDFAST_MISSING if missing else CONTAINER_FAILED
+
+
+def _start_message(pod: PodView, ended: Exit) -> str:
+    told = f": {ended.message}" if ended.message else f" (exit code {ended.code})"
+    if _start_reason(ended) == HOLDFAST_MISSING:
+        return (
+            f"the trainer's command cannot be started in {pod.name}{told}. Its image must bring the holdfast package"
+            " on its PATH; the command is `holdfast run -- python train.py …`"
+        )
+    return f"the trainer container of {pod.name} cannot be started{told}"

@@ -1,0 +1,24 @@
+"""One launcher's 0 completes the job; nothing is replaced after it."""
+
+from __future__ import annotations
+
+from holdfast_operator import constants as c
+from holdfast_operator.policies.draft import Draft
+from holdfast_operator.policies.progress import newest_progress
+from holdfast_operator.policies.terminal import finish
+
+
+def apply(draft: Draft) -> Draft:
+    """Complete the job once a trainer has ended with 0, or its launcher says that it will."""
+    if not _complete(draft):
+        return draft
+    draft = newest_progress(draft, force=True)
+    step = draft.status.progress.step if draft.status.progress else 0
+    return finish(draft, c.COMPLETE, "Completed", f"training is complete at step {step}")
+
+
+def _complete(draft: Draft) -> bool:
+    uids = {worker.pod_uid for worker in draft.status.workers if worker.known}
+    exits = [pod.exit for pod in draft.seen.pods if pod.uid in uids]
+    exits += [report.exit for report in draft.seen.reports if report.pod_uid in uids]
+    return any(ended is not None and ended.code == c.EXIT_COMPLETE for ended in exits)

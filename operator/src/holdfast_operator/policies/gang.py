@@ -1,0 +1,152 @@
+"""All workers of a gang start together, or none holds a place.
+
+Pods are made behind a gate. The gates lift together once all pods exist and the cluster could hold them beside older
+gangs that wait. If not all are bound in time, the pods go and the gang waits longer: two half-placed jobs never hold
+each other up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+from holdfast_operator import constants as c
+from holdfast_operator.actions import CreatePod, LiftGate
+from holdfast_operator.api import pod_name
+from holdfast_operator.capacity import Room
+from holdfast_operator.manifests import pod as pod_manifest
+from holdfast_operator.policies.draft import Draft
+from holdfast_operator.policies.replicas import order_away
+from holdfast_operator.policies.words import Words
+from holdfast_operator.seen import Rival, Usage
+from holdfast_operator.status import Gang, Phase, Worker
+
+
+def time_out(draft: Draft) -> Draft:
+    """Before the roster is filled: send away a gang that was not bound in time, and what waits for an old reason."""
+    gang = draft.status.gang
+    unbound = [worker for worker in _gated(draft) if not worker.node]
+    if gang.lifted_at is not None and unbound:
+        deadline = gang.lifted_at + c.GANG_BIND
+        draft = draft.wake_at(deadline) if draft.now < deadline else _send_away(draft, len(unbound))
+    return _outdated(draft)
+
+
+def _send_away(draft: Draft, missing: int) -> Draft:
+    gated = _gated(draft)
+    attempts = draft.status.gang.attempts + 1
+    wait = min(c.GANG_BACKOFF_MAX, c.GANG_BACKOFF_INITIAL * 2 ** min(attempts - 1, 10))
+    message = (
+        f"{missing} of {len(gated)} workers found no node within {c.GANG_BIND.seconds} s:"
+        f" all are taken back, the next try is in {wait.seconds} s"
+    )
+    for worker in gated:
+        draft = order_away(draft, worker, "GangTimeout", message)
+    gang = Gang(attempts=attempts, since=draft.status.gang.since, retry_at=draft.now + wait)
+    return draft.but(gang=gang).tell("GangTimeout", message, warning=True)
+
+
+def _outdated(draft: Draft) -> Draft:
+    """A replacement that finds no node, and was told to avoid ones that are good again, is made anew."""
+    avoided = {entry.node for entry in draft.status.avoided}
+    for worker in draft.status.in_phase(Phase.WANTED):
+        if worker.gated or worker.node or not worker.known or set(worker.avoid) <= avoided or worker.since is None:
+            continue
+        if draft.now - worker.since >= c.GANG_BIND:
+            draft = order_away(draft, worker, "AvoidedNodesChanged", "nodes that it avoided are good again")
+        else:
+            draft = draft.wake_at(worker.since + c.GANG_BIND)
+    return draft
+
+
+def apply(draft: Draft) -> Draft:
+    """Make the pods that are missing, and lift the gates when their time has come."""
+    draft = _create(draft)
+    gated = _gated(draft)
+    if not gated:
+        return draft
+    if draft.status.gang.lifted_at is None:
+        return _wait_or_lift(draft, gated)
+    if all(worker.node for worker in gated):
+        return _bound(draft, gated)
+    return _lift(draft, gated)
+
+
+def _create(draft: Draft) -> Draft:
+    for worker in draft.status.in_phase(Phase.WANTED):
+        name = pod_name(draft.seen.job.name, worker.incarnation)
+        if not worker.known and draft.seen.pod_named(name) is None:
+            manifest = pod_manifest(draft.seen.job, draft.spec, worker, draft.seen.platform)
+            draft = draft.act(CreatePod(name=name, manifest=manifest)).wake_in(c.POLL_STUCK)
+    return draft
+
+
+def _gated(draft: Draft) -> list[Worker]:
+    return [worker for worker in draft.status.in_phase(Phase.WANTED) if worker.gated]
+
+
+def _wait_or_lift(draft: Draft, gated: list[Worker]) -> Draft:
+    draft = draft.wake_in(c.POLL_STUCK)
+    if not all(worker.known for worker in gated):
+        return _hold(draft, "WaitingForPods", "its pods are being made")
+    retry_at = draft.status.gang.retry_at
+    if retry_at is not None and draft.now < retry_at:
+        return _hold(
+            draft.wake_at(retry_at), "WaitingForGang", "not all workers found a node, the next try is due soon"
+        )
+    placed, of_others = _places(draft, gated)
+    if placed < len(gated):
+        beside = f" beside {of_others} of older jobs" if of_others else ""
+        message = f"the cluster has room for {placed} of {len(gated)} workers{beside}; they start together"
+        return _hold(draft, "WaitingForCapacity", message)
+    gang = replace(draft.status.gang, lifted_at=draft.now)
+    return _lift(draft.but(gang=gang), gated)
+
+
+def _places(draft: Draft, gated: list[Worker]) -> tuple[int, int]:
+    """How many of the gang find room after the pods that run and the gangs before it, and how many those take."""
+    own = {worker.node for worker in gated if worker.node}
+    usage: list[Usage] = [taken for taken in draft.seen.usage if taken.node not in own]
+    room = Room(draft.seen.nodes, usage, draft.now)
+    empty = Room(draft.seen.nodes, (), draft.now)
+    others = 0
+    for rival in sorted(draft.seen.rivals, key=lambda rival: (rival.created, rival.key)):
+        if _goes_first(draft, rival) and empty_holds(empty, rival):
+            others += room.place(rival.pod_spec, rival.pods)
+        empty = Room(draft.seen.nodes, (), draft.now)
+    return room.place(draft.spec.pod_spec, len(gated), _avoided(gated)), others
+
+
+def empty_holds(room: Room, rival: Rival) -> bool:
+    """A gang that not even an empty cluster could hold blocks nobody."""
+    return rival.lifted or room.place(rival.pod_spec, rival.pods) == rival.pods
+
+
+def _goes_first(draft: Draft, rival: Rival) -> bool:
+    if rival.lifted:
+        return True
+    if rival.retry_at is not None and draft.now < rival.retry_at:
+        return False
+    job = draft.seen.job
+    return (rival.created, rival.key) < (job.created, job.key)
+
+
+def _avoided(gated: list[Worker]) -> tuple[str, ...]:
+    return tuple(sorted({node for worker in gated for node in worker.avoid}))
+
+
+def _lift(draft: Draft, gated: list[Worker]) -> Draft:
+    pods = [pod for worker in gated if (pod := draft.pod(worker)) is not None and pod.gated and not pod.absent]
+    draft = draft.act(*(LiftGate(name=pod.name, uid=pod.uid) for pod in pods)).wake_in(timedelta(seconds=2))
+    waiting = sum(1 for worker in gated if not worker.node)
+    return _hold(draft, "Scheduling", f"{waiting} of {len(gated)} workers wait for a node") if waiting else draft
+
+
+def _bound(draft: Draft, gated: list[Worker]) -> Draft:
+    for worker in gated:
+        draft = draft.changed_worker(worker, gated=False)
+    return draft.but(gang=Gang())
+
+
+def _hold(draft: Draft, reason: str, message: str) -> Draft:
+    return replace(draft, hold=Words(reason=reason, message=message))

@@ -1,0 +1,223 @@
+"""Incidents: each failure once, identified by the pair that it ended.
+
+Launchers that live on report a failure themselves, all under the same pair. The operator adds those that nobody is
+left to report, and knows better only who ordered a deletion and which node died. What is older than all that is
+remembered was counted before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from holdfast_operator import constants as c
+from holdfast_operator.actions import Recovered
+from holdfast_operator.api import Json, Pair, parse_pair, parse_time
+from holdfast_operator.policies.draft import Draft
+from holdfast_operator.status import Count, Incident, Phase, Worker, reason_word, say
+
+
+def apply(draft: Draft) -> Draft:
+    """Record what launchers report, then what only the operator can know; close what was recovered from."""
+    for told in _told(draft):
+        draft = _take(draft, told)
+    for worker in draft.status.in_phase(Phase.LOST, Phase.ENDED, Phase.LEAVING):
+        draft = _of_worker(draft, worker)
+    return _resumed(_windows(draft))
+
+
+def _told(draft: Draft) -> list[Json]:
+    found = [told for report in draft.seen.reports for told in report.incidents if parse_pair(told)]
+    return sorted(found, key=lambda told: (told["generation"], told["attempt"]))
+
+
+def _take(draft: Draft, told: Json) -> Draft:
+    pair = parse_pair(told)
+    if pair is None or _forgotten(draft, pair):
+        return draft
+    known = next((incident for incident in draft.status.incidents if incident.pair == pair), None)
+    if known is not None:
+        return _completed(draft, known, told)
+    incident = _as_told(draft, pair, told)
+    draft = _record(draft, incident)
+    return _completed(draft, draft.status.incidents[-1], told)
+
+
+def _as_told(draft: Draft, pair: Pair, told: Json) -> Incident:
+    cause = str(told.get("cause") or "")
+    incident = Incident(
+        number=0,
+        pair=pair,
+        cause=cause if cause in c.CAUSES else c.CAUSE_INFRASTRUCTURE,
+        action=str(told.get("action") or "Restart"),
+        reason=reason_word(str(told.get("reason") or "Unknown")),
+        message=say(str(told.get("message") or "")),
+        pod=told.get("pod"),
+        rank=told.get("rank"),
+        node=told.get("node"),
+        detected=parse_time(told.get("detectedTime")) or draft.now,
+    )
+    return _corrected(draft, incident)
+
+
+def _corrected(draft: Draft, incident: Incident) -> Incident:
+    """Launchers see a peer vanish; who deleted it, or whose node died, is known here."""
+    pod_worker = _worker_of(draft, incident)
+    if incident.cause not in (c.CAUSE_INFRASTRUCTURE, c.CAUSE_INTERRUPTION) or pod_worker is None:
+        return incident
+    knows = pod_worker.cause in (c.CAUSE_INFRASTRUCTURE, c.CAUSE_INTERRUPTION)
+    if not knows or pod_worker.cause == incident.cause or pod_worker.phase is Phase.WANTED:
+        return incident
+    return replace(incident, cause=pod_worker.cause, reason=pod_worker.reason, message=pod_worker.message)
+
+
+def _worker_of(draft: Draft, incident: Incident) -> Worker | None:
+    job = draft.seen.job.name
+    return next((worker for worker in draft.status.workers if f"{job}-w{worker.incarnation}" == incident.pod), None)
+
+
+def _completed(draft: Draft, known: Incident, told: Json) -> Draft:
+    """Take what was not known before; what is recorded stays."""
+    lost = told.get("lostSteps")
+    changed = replace(
+        known,
+        resumed=known.resumed or parse_time(told.get("resumedTime")),
+        lost_steps=known.lost_steps if known.lost_steps is not None else (lost if isinstance(lost, int) else None),
+        rank=known.rank if known.rank is not None else told.get("rank"),
+        node=known.node or told.get("node"),
+    )
+    return _replaced(draft, known, changed)
+
+
+def _replaced(draft: Draft, known: Incident, changed: Incident) -> Draft:
+    if changed == known:
+        return draft
+    kept = tuple(changed if incident is known else incident for incident in draft.status.incidents)
+    draft = draft.but(incidents=kept)
+    if known.resumed is None and changed.resumed is not None:
+        seconds = (changed.resumed - changed.detected).total_seconds()
+        recovered = Recovered(cause=changed.cause, seconds=max(0.0, seconds), lost_steps=changed.lost_steps or 0)
+        draft = replace(draft, recovered=(*draft.recovered, recovered))
+        lost = f", {changed.lost_steps} steps lost" if changed.lost_steps is not None else ""
+        draft = draft.tell("Resumed", f"training goes on {seconds:.1f} s after {changed.reason}{lost}")
+    return draft
+
+
+def _forgotten(draft: Draft, pair: Pair) -> bool:
+    """Older than all that a full list remembers: it was recorded and dropped."""
+    known = draft.status.incidents
+    return len(known) >= c.MAX_INCIDENTS and pair < min(incident.pair for incident in known)
+
+
+def _of_worker(draft: Draft, worker: Worker) -> Draft:
+    if worker.counted or worker.ordered or not worker.cause or worker.phase is Phase.LEAVING:
+        return draft
+    if _covered(draft, worker):
+        return draft.changed_worker(worker, counted=True)
+    if worker.pair is None:
+        return _at_startup(draft, worker)
+    since = worker.since or draft.now
+    if _somebody_reports(draft, worker) and draft.now - since < c.INCIDENT_GRACE:
+        return draft.wake_at(since + c.INCIDENT_GRACE)
+    draft = _record(draft, _seen_here(draft, worker, worker.pair))
+    return draft.changed_worker(worker, counted=True)
+
+
+def _covered(draft: Draft, worker: Worker) -> bool:
+    """An incident of the world that it was in, or a later one that names it, is recorded."""
+    if worker.pair is None:
+        return False
+    name = f"{draft.seen.job.name}-w{worker.incarnation}"
+    return any(
+        incident.pair == worker.pair or (incident.pod == name and incident.pair >= worker.pair)
+        for incident in draft.status.incidents
+    ) or _forgotten(draft, worker.pair)
+
+
+def _at_startup(draft: Draft, worker: Worker) -> Draft:
+    """It was in no world. Only what came to an end by itself counts, and once for all that were made together."""
+    draft = draft.changed_worker(worker, counted=True)
+    crashed = worker.exit_code not in (None, c.EXIT_COMPLETE, c.EXIT_LEFT) and worker.cause != c.CAUSE_INTERRUPTION
+    if not crashed or worker.batch <= draft.status.counted_batch:
+        return draft
+    pair = Pair(generation=draft.status.membership.generation, attempt=0)
+    draft = _record(draft, _seen_here(draft, worker, pair))
+    return draft.but(counted_batch=worker.batch)
+
+
+def _somebody_reports(draft: Draft, worker: Worker) -> bool:
+    """A launcher that was in its world lives on, so it will tell."""
+    for other in draft.status.in_phase(Phase.WANTED, Phase.LEAVING):
+        report = draft.seen.report(other.pod_uid)
+        if other.pair is not None and report is not None and report.fresh(draft.now):
+            return True
+    return not draft.seen.warmed_up(draft.now) and bool(draft.status.in_phase(Phase.WANTED))
+
+
+def _seen_here(draft: Draft, worker: Worker, pair: Pair) -> Incident:
+    return Incident(
+        number=0,
+        pair=pair,
+        cause=worker.cause,
+        action="Replace",
+        reason=worker.reason,
+        message=worker.message,
+        pod=f"{draft.seen.job.name}-w{worker.incarnation}",
+        rank=None,
+        node=worker.node or None,
+        detected=worker.since or draft.now,
+    )
+
+
+def _record(draft: Draft, incident: Incident) -> Draft:
+    """Once in the list, once in the count."""
+    status = draft.status
+    number = max((known.number for known in status.incidents), default=0) + 1
+    incident = replace(incident, number=number)
+    counts = {count.cause: count for count in status.restarts}
+    count = counts.get(incident.cause, Count(cause=incident.cause))
+    times = (*count.times, draft.now)[-c.COUNTED_TIMES :]
+    counts[incident.cause] = replace(count, total=count.total + 1, times=times)
+    draft = draft.but(
+        incidents=(*status.incidents, incident)[-c.MAX_INCIDENTS :],
+        restarts=tuple(counts[cause] for cause in sorted(counts)),
+        restart_count=status.restart_count + 1,
+        backoff_until=_backoff(draft, incident, times),
+    )
+    draft = replace(draft, counted=(*draft.counted, incident.cause))
+    return draft.tell(incident.reason, f"{incident.cause}: {incident.message}", warning=True)
+
+
+def _backoff(draft: Draft, incident: Incident, times: tuple[datetime, ...]) -> datetime | None:
+    """What would fail again at once waits; what was done to the job does not."""
+    if incident.cause not in c.CAUSES_WITH_BACKOFF and incident.pair.attempt > 0:
+        return draft.status.backoff_until
+    wait = draft.spec.backoff.seconds(len(times))
+    return draft.now + timedelta(seconds=wait)
+
+
+def _windows(draft: Draft) -> Draft:
+    """Incidents older than their budget's window no longer count."""
+    kept = []
+    for count in draft.status.restarts:
+        budget = draft.spec.budget(count.cause)
+        window = budget.window_seconds if budget else c.DEFAULT_WINDOW_SECONDS
+        kept.append(replace(count, times=count.within(draft.now, window)))
+    return draft.but(restarts=tuple(kept))
+
+
+def _resumed(draft: Draft) -> Draft:
+    """Close what no launcher is left to close: a later world has committed a step since."""
+    for incident in draft.status.incidents:
+        if incident.resumed is not None:
+            continue
+        committed = [
+            report.committed_at
+            for report in draft.seen.reports
+            if report.world and report.world.pair > incident.pair and report.committed_at
+        ]
+        later = [time for time in committed if time > incident.detected]
+        # The launchers tell it better, with the steps lost: let them speak first.
+        if later and draft.now - min(later) > c.INCIDENT_GRACE:
+            draft = _replaced(draft, incident, replace(incident, resumed=min(later)))
+    return draft

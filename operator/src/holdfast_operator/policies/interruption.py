@@ -1,0 +1,102 @@
+"""Workers that will go: deleted, disrupted, noticed, or on a node that leaves. They drain; the replacement comes now.
+
+A cordon alone takes nothing away, so it moves a worker only if another node can hold it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from holdfast_operator import constants as c
+from holdfast_operator.capacity import Room
+from holdfast_operator.policies import causes
+from holdfast_operator.policies.avoid import avoiding
+from holdfast_operator.policies.draft import Draft
+from holdfast_operator.seen import Notice, PodView
+from holdfast_operator.status import Phase, Worker, reason_word, say
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Going:
+    verdict: causes.Verdict
+    shun_node: bool
+
+
+def apply(draft: Draft) -> Draft:
+    """Move workers from Wanted to Leaving."""
+    for node, notice in _recommendations(draft):
+        draft = avoiding(draft, node, reason_word(notice.source + "Notice"), c.AVOID_NOTICED)
+    for worker in draft.status.in_phase(Phase.WANTED):
+        pod = draft.pod(worker)
+        going = _going(draft, worker, pod) if pod is not None and not pod.absent else None
+        if pod is not None and going is not None:
+            draft = _leave(draft, worker, pod, going)
+    return draft
+
+
+def _leave(draft: Draft, worker: Worker, pod: PodView, going: _Going) -> Draft:
+    verdict = going.verdict
+    worker = replace(
+        worker,
+        phase=Phase.LEAVING,
+        since=draft.now,
+        cause=verdict.cause,
+        reason=reason_word(verdict.reason),
+        message=say(verdict.message),
+    )
+    draft = draft.with_worker(worker).tell(worker.reason, worker.message, warning=True)
+    if going.shun_node and pod.node:
+        return avoiding(draft, pod.node, worker.reason, c.AVOID_NOTICED)
+    return draft
+
+
+def _going(draft: Draft, worker: Worker, pod: PodView) -> _Going | None:
+    node = draft.node(worker)
+    if pod.leaving:
+        return _Going(verdict=causes.of_departure(pod, node, draft.now), shun_node=False)
+    notice = _notice(draft, pod)
+    if notice is not None:
+        words = f"{notice.source} announces that node {pod.node} of {pod.name} goes: {notice.reason}"
+        reason = f"{notice.source}Notice"
+        return _Going(verdict=_interrupted(reason, words), shun_node=True)
+    if node is not None and node.announced:
+        words = f"node {node.name} of {pod.name} is tainted {node.announced}: it will go"
+        return _Going(verdict=_interrupted("NodeLeaving", words), shun_node=True)
+    if node is not None and node.unschedulable and _fits_elsewhere(draft, pod):
+        words = f"node {node.name} of {pod.name} is cordoned, another one has room"
+        return _Going(verdict=_interrupted("NodeCordoned", words), shun_node=False)
+    return None
+
+
+def _interrupted(reason: str, message: str) -> causes.Verdict:
+    return causes.Verdict(cause=c.CAUSE_INTERRUPTION, reason=reason, message=message)
+
+
+def _notice(draft: Draft, pod: PodView) -> Notice | None:
+    """A notice for the pod's node, told by any worker's sidecar there."""
+    for worker in draft.status.workers:
+        report = draft.seen.report(worker.pod_uid)
+        if report is None or worker.node != pod.node or worker.phase is Phase.ENDED:
+            continue
+        leaving = next((notice for notice in report.notices if notice.leaves), None)
+        if leaving is not None:
+            return leaving
+    return None
+
+
+def _recommendations(draft: Draft) -> list[tuple[str, Notice]]:
+    """Notices that only advise: no worker leaves for them, none is placed there either."""
+    return [
+        (worker.node, notice)
+        for worker in draft.status.in_phase(Phase.WANTED)
+        for report in [draft.seen.report(worker.pod_uid)]
+        if report is not None and worker.node
+        for notice in report.notices
+        if not notice.leaves
+    ]
+
+
+def _fits_elsewhere(draft: Draft, pod: PodView) -> bool:
+    room = Room(draft.seen.nodes, draft.seen.usage, draft.now)
+    avoid = (*(entry.node for entry in draft.status.avoided), pod.node)
+    return room.place(draft.spec.pod_spec, 1, avoid) == 1

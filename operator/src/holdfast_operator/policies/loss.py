@@ -1,0 +1,102 @@
+"""Workers that are lost: their pod ended, is absent, or is silent on a node that is not heard of.
+
+Ended is proved by the kubelet; all else is only taken for dead, so that a replacement is asked for at once, and waits
+for proof in ``fence``. The absence of reports alone never makes a worker lost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast_operator import constants as c
+from holdfast_operator.policies import causes
+from holdfast_operator.policies.avoid import avoiding
+from holdfast_operator.policies.draft import Draft
+from holdfast_operator.seen import PodView
+from holdfast_operator.status import Phase, Worker, reason_word, say
+
+
+def apply(draft: Draft) -> Draft:
+    """Move workers to Lost or Ended, and back if one turns out to live."""
+    for worker in draft.status.workers:
+        if worker.phase is Phase.ENDED:
+            continue
+        pod = draft.pod(worker)
+        if pod is None and not worker.known:
+            continue
+        draft = _judge(draft, worker, pod)
+    return draft
+
+
+def _judge(draft: Draft, worker: Worker, pod: PodView | None) -> Draft:
+    if pod is not None and pod.terminal:
+        return draft.with_worker(_ended(draft, worker, pod))
+    if worker.absent_since is not None:
+        return _vanished(draft, worker, pod)
+    if pod is None:
+        return draft
+    if _silent(draft, worker, pod):
+        return _silenced(draft, worker, pod)
+    if worker.phase is Phase.LOST and _returned(draft, worker, pod):
+        return draft.changed_worker(worker, phase=Phase.WANTED, since=draft.now, cause="", reason="", message="")
+    return draft
+
+
+def _ended(draft: Draft, worker: Worker, pod: PodView) -> Worker:
+    """Proved by the kubelet. Who was on the way out keeps the cause of that, unless memory ran out meanwhile."""
+    verdict = causes.of_exit(pod, draft.node(worker), draft.now)
+    keeps = worker.phase in (Phase.LEAVING, Phase.LOST) and (worker.ordered or verdict.cause != c.CAUSE_OOM)
+    worker = worker if keeps else _blamed(worker, verdict)
+    return replace(
+        worker,
+        phase=Phase.ENDED,
+        since=draft.now,
+        exit_code=pod.exit.code if pod.exit else None,
+        final=bool(pod.exit and pod.exit.final and not worker.ordered),
+    )
+
+
+def _vanished(draft: Draft, worker: Worker, pod: PodView | None) -> Draft:
+    if worker.phase is Phase.LOST:
+        return draft
+    if worker.phase is Phase.WANTED:
+        shown = pod or PodView(name=_name(draft, worker), uid=worker.pod_uid, incarnation=-1, node=worker.node)
+        worker = _blamed(worker, causes.of_departure(shown, draft.node(worker), draft.now))
+    if not worker.node:
+        # It never had a node, so nothing of it ever ran.
+        return draft.with_worker(replace(worker, phase=Phase.ENDED, since=draft.now))
+    return draft.with_worker(replace(worker, phase=Phase.LOST, since=draft.now))
+
+
+def _silent(draft: Draft, worker: Worker, pod: PodView) -> bool:
+    """On a node that is not heard of, and not heard of by us or by its peers."""
+    if worker.phase is Phase.LOST or not pod.bound or not causes.node_dead(draft.node(worker), draft.now):
+        return False
+    peers = (report for report in draft.seen.reports if report.pod_uid != pod.uid and report.fresh(draft.now))
+    if any(pod.uid in report.lost_members for report in peers):
+        return True
+    own = draft.seen.report(pod.uid)
+    return draft.seen.warmed_up(draft.now) and (own is None or not own.fresh(draft.now))
+
+
+def _silenced(draft: Draft, worker: Worker, pod: PodView) -> Draft:
+    message = f"{pod.name} is lost: its node {pod.node} is not heard of"
+    if worker.phase is Phase.WANTED:
+        verdict = causes.Verdict(cause=c.CAUSE_INFRASTRUCTURE, reason="NodeLost", message=message)
+        worker = _blamed(worker, verdict)
+    draft = draft.with_worker(replace(worker, phase=Phase.LOST, since=draft.now))
+    return avoiding(draft, pod.node, "NodeLost", c.AVOID_DEAD)
+
+
+def _returned(draft: Draft, worker: Worker, pod: PodView) -> bool:
+    own = draft.seen.report(pod.uid)
+    alive = own is not None and own.ready and own.fresh(draft.now)
+    return alive and not pod.leaving and not worker.counted and not causes.node_dead(draft.node(worker), draft.now)
+
+
+def _blamed(worker: Worker, verdict: causes.Verdict) -> Worker:
+    return replace(worker, cause=verdict.cause, reason=reason_word(verdict.reason), message=say(verdict.message))
+
+
+def _name(draft: Draft, worker: Worker) -> str:
+    return f"{draft.seen.job.name}-w{worker.incarnation}"

@@ -1,0 +1,59 @@
+"""How far training is: newest step and checkpoint, as launchers report them. Written now and then, not each step."""
+
+from __future__ import annotations
+
+from holdfast_operator import constants as c
+from holdfast_operator.api import parse_pair, parse_time
+from holdfast_operator.policies.draft import Draft
+from holdfast_operator.seen import Report
+from holdfast_operator.status import Checkpoint, Progress
+
+
+def apply(draft: Draft) -> Draft:
+    """Take over progress and checkpoint."""
+    return _quarantined(newest_progress(draft))
+
+
+def newest_progress(draft: Draft, *, force: bool = False) -> Draft:
+    """The newest step, at most every few seconds unless asked for."""
+    best = newest_report(draft)
+    known = draft.status.progress
+    if best is None or best.committed_step is None or best.world is None:
+        return draft
+    due = known is None or known.time is None or draft.now - known.time >= c.PROGRESS_EVERY
+    if not (due or force) or (known is not None and known.step == best.committed_step):
+        return _checkpoint(draft)
+    progress = Progress(step=best.committed_step, loss=best.loss, throughput=best.throughput, time=draft.now)
+    return _checkpoint(draft.but(progress=progress))
+
+
+def newest_report(draft: Draft) -> Report | None:
+    """The report of the highest world, the newest step of it."""
+    running = [report for report in draft.seen.reports if report.world is not None and report.fresh(draft.now)]
+    return max(
+        running, key=lambda r: (r.world.pair if r.world else None, r.committed_step or 0, r.pod_uid), default=None
+    )
+
+
+def _checkpoint(draft: Draft) -> Draft:
+    found = [draft.status.last_checkpoint] if draft.status.last_checkpoint else []
+    for report in draft.seen.reports:
+        for tier, value in report.checkpoints.items():
+            pair, time = parse_pair(value), parse_time(value.get("time") if hasattr(value, "get") else None)
+            if pair is not None and time is not None:
+                found.append(Checkpoint(step=int(value.get("step") or 0), pair=pair, tier=str(tier), time=time))
+    newest = max(found, key=lambda item: (item.pair, item.step), default=None)
+    return draft if newest == draft.status.last_checkpoint else draft.but(last_checkpoint=newest)
+
+
+def _quarantined(draft: Draft) -> Draft:
+    """A damaged checkpoint is named once."""
+    known = draft.status.quarantined
+    for report in draft.seen.reports:
+        for item in report.quarantined:
+            path = str(item.get("path") or "")
+            if path and path not in known:
+                known = (*known, path)[-c.QUARANTINED_KEPT :]
+                told = f"checkpoint {path} is damaged and was set aside: {item.get('reason') or ''}"
+                draft = draft.tell("CheckpointQuarantined", told, warning=True)
+    return draft.but(quarantined=known)

@@ -1,0 +1,68 @@
+"""As many wanted workers as replicas: a new incarnation for each that is missing, an order to leave for each surplus.
+
+Names come from a counter in the status and are never used twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast_operator.policies.draft import Draft
+from holdfast_operator.status import Gang, Phase, Worker
+
+
+def apply(draft: Draft) -> Draft:
+    """Add or remove workers from the roster."""
+    wanted = draft.status.in_phase(Phase.WANTED)
+    surplus = len(wanted) - draft.spec.replicas
+    if surplus > 0:
+        return _fewer(draft, surplus)
+    if surplus == 0:
+        return draft
+    if draft.status.backoff_until is not None:
+        if draft.now < draft.status.backoff_until:
+            return draft.wake_at(draft.status.backoff_until)
+        draft = draft.but(backoff_until=None)
+    return _more(draft, -surplus)
+
+
+def _more(draft: Draft, count: int) -> Draft:
+    """All that are made together share a batch; a batch waits behind gates if nothing of the job has a place yet."""
+    first = draft.status.incarnations
+    placed = any(worker.node for worker in draft.status.in_phase(Phase.WANTED))
+    avoid = tuple(entry.node for entry in draft.status.avoided)
+    new = tuple(
+        Worker(incarnation=number, batch=first, gated=not placed, avoid=avoid, since=draft.now)
+        for number in range(first, first + count)
+    )
+    status = replace(draft.status, workers=(*draft.status.workers, *new), incarnations=first + count)
+    if not placed:
+        gang = status.gang
+        status = replace(
+            status, gang=Gang(attempts=gang.attempts, since=gang.since or draft.now, retry_at=gang.retry_at)
+        )
+    return replace(draft, status=status)
+
+
+def _fewer(draft: Draft, surplus: int) -> Draft:
+    """Those without a place in the generation first, the youngest of them first; then the highest places."""
+    places = {member.pod_uid: member.index for member in draft.status.membership.members}
+    wanted = sorted(
+        draft.status.in_phase(Phase.WANTED),
+        key=lambda worker: (places.get(worker.pod_uid, len(places) + 1), worker.incarnation),
+        reverse=True,
+    )
+    for worker in wanted[:surplus]:
+        draft = order_away(draft, worker, "Surplus", "more workers than replicas")
+    return draft
+
+
+def order_away(draft: Draft, worker: Worker, reason: str, message: str) -> Draft:
+    """The worker leaves because we say so: no incident."""
+    leaving = replace(
+        worker, phase=Phase.LEAVING, since=draft.now, ordered=True, cause="", reason=reason, message=message
+    )
+    if not worker.known:
+        # Its pod may be on its way, so the name stays taken until that is seen or surely never was.
+        return draft.with_worker(replace(leaving, absent_since=draft.now))
+    return draft.with_worker(leaving)

@@ -1,0 +1,68 @@
+"""Facts: which pod each worker has, where it runs, in which worlds it was. Decides nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast_operator.api import Pair, pod_name
+from holdfast_operator.policies.draft import Draft
+from holdfast_operator.seen import PodView
+from holdfast_operator.status import Phase, Worker
+
+
+def apply(draft: Draft) -> Draft:
+    """Write down what was seen of each worker."""
+    if draft.status.start_time is None:
+        draft = draft.but(start_time=draft.now)
+    for worker in draft.status.workers:
+        draft = draft.with_worker(_facts(draft, worker))
+    return draft
+
+
+def _facts(draft: Draft, worker: Worker) -> Worker:
+    if worker.phase is Phase.ENDED:
+        return worker
+    pod = _its_pod(draft, worker)
+    if pod is None or pod.absent:
+        worker = _absent(draft, worker)
+        return _seen_in(draft, worker if pod is None else _placed(draft, worker, pod))
+    return _seen_in(draft, _placed(draft, replace(worker, pod_uid=pod.uid, absent_since=None), pod))
+
+
+def _its_pod(draft: Draft, worker: Worker) -> PodView | None:
+    if worker.known:
+        return draft.pod(worker)
+    named = draft.seen.pod_named(pod_name(draft.seen.job.name, worker.incarnation))
+    return named if named is not None and named.incarnation == worker.incarnation else None
+
+
+def _absent(draft: Draft, worker: Worker) -> Worker:
+    if not worker.known or worker.absent_since is not None:
+        return worker
+    return replace(worker, absent_since=draft.now)
+
+
+def _placed(draft: Draft, worker: Worker, pod: PodView) -> Worker:
+    worker = replace(worker, grace_seconds=pod.grace_seconds)
+    if not pod.bound:
+        return worker
+    node = draft.seen.node(pod.node)
+    return replace(
+        worker,
+        node=pod.node,
+        boot_id=worker.boot_id or (node.boot_id if node else ""),
+        bound_at=worker.bound_at or draft.now,
+    )
+
+
+def _seen_in(draft: Draft, worker: Worker) -> Worker:
+    """The highest world that it was in, by its own word and that of others; and when it was first ready."""
+    pairs: list[Pair] = [worker.pair] if worker.pair else []
+    own = draft.seen.report(worker.pod_uid)
+    if own is not None and own.started is not None:
+        pairs.append(own.started)
+    if own is not None and own.ready and worker.ready_at is None:
+        worker = replace(worker, ready_at=draft.now)
+    worlds = [report.world for report in draft.seen.reports if report.world is not None]
+    pairs += [world.pair for world in worlds if worker.pod_uid in world.members]
+    return replace(worker, pair=max(pairs, default=None))

@@ -1,0 +1,115 @@
+"""Workers that cannot start: said at once, with the mend; Failed only when the startup deadline has passed.
+
+Later tries may well succeed (an image is pushed, a quota raised, a claim made), so none of this ends a job early,
+and nothing of it ends a job that trains.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+from holdfast_operator import constants as c
+from holdfast_operator.capacity import too_big
+from holdfast_operator.policies import causes
+from holdfast_operator.policies.draft import Draft
+from holdfast_operator.policies.progress import newest_report
+from holdfast_operator.policies.terminal import finish
+from holdfast_operator.policies.words import Words
+from holdfast_operator.seen import PodView
+from holdfast_operator.status import Phase, Trouble, Worker, reason_word, say
+
+_PULL = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"}
+)
+_CONFIG = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+_VOLUME_EVENTS = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
+
+
+def apply(draft: Draft) -> Draft:
+    """Keep ``status.trouble`` true to what is seen."""
+    found = _find(draft)
+    known = draft.status.trouble
+    if found is None:
+        return draft if known is None or not _over(draft) else draft.but(trouble=None)
+    reason, message = reason_word(found.reason), say(found.message)
+    if known is None or known.reason != reason:
+        since = known.since if known is not None else draft.now
+        draft = draft.but(trouble=Trouble(reason=reason, message=message, since=since))
+    elif known.message != message:
+        draft = draft.but(trouble=replace(known, message=message))
+    return _overdue(draft)
+
+
+def _overdue(draft: Draft) -> Draft:
+    trouble = draft.status.trouble
+    if trouble is None or newest_report(draft) is not None:
+        return draft
+    deadline = trouble.since + timedelta(seconds=draft.spec.startup_deadline_seconds)
+    if draft.now < deadline:
+        return draft.wake_at(deadline).wake_in(c.POLL_STUCK)
+    limit = draft.spec.startup_deadline_seconds
+    return finish(draft, c.FAILED, trouble.reason, f"{trouble.message} (for {limit} s, startupDeadlineSeconds)")
+
+
+def _over(draft: Draft) -> bool:
+    """All workers run: what was wrong is mended."""
+    pods = [draft.pod(worker) for worker in draft.status.in_phase(Phase.WANTED)]
+    return bool(pods) and all(pod is not None and pod.phase == "Running" and not pod.waiting for pod in pods)
+
+
+def _find(draft: Draft) -> Words | None:
+    if draft.seen.refusal is not None:
+        return Words(reason=draft.seen.refusal.reason, message=draft.seen.refusal.message)
+    impossible = too_big(draft.spec.pod_spec, draft.seen.nodes)
+    workers = draft.status.in_phase(Phase.WANTED)
+    if impossible and not any(worker.node for worker in workers):
+        return Words(reason="Unschedulable", message=f"{impossible}: ask for less, or add a larger node")
+    for worker in workers:
+        pod = draft.pod(worker)
+        words = _of_pod(pod) if pod is not None and not pod.absent else None
+        if words is not None:
+            return words
+    return _start_failed(draft)
+
+
+def _of_pod(pod: PodView) -> Words | None:
+    for container, reason, message in pod.waiting:
+        if reason in _PULL:
+            told = f"the image of {container} in {pod.name} cannot be pulled: {message or reason}"
+            return Words(reason="ImagePullFailed", message=told)
+        if reason in _CONFIG:
+            told = f"container {container} of {pod.name} cannot be made: {message or reason}"
+            return Words(reason="ContainerConfigError", message=told)
+    for reason, note in pod.warnings:
+        if reason in _VOLUME_EVENTS and not pod.terminal:
+            return Words(reason="VolumeFailed", message=f"a volume of {pod.name} cannot be used: {note}")
+    if "persistentvolumeclaim" in pod.unschedulable:
+        return Words(reason="VolumeMissing", message=f"{pod.name} waits for a volume: {pod.unschedulable}")
+    if pod.unschedulable:
+        return Words(reason="Unschedulable", message=f"{pod.name} finds no node: {pod.unschedulable}")
+    return None
+
+
+def _start_failed(draft: Draft) -> Words | None:
+    """The newest batch could not start its trainer."""
+    ended = [worker for worker in draft.status.in_phase(Phase.ENDED) if _cannot_start(worker)]
+    if not ended:
+        return None
+    newest = max(ended, key=lambda worker: worker.incarnation)
+    later = [worker for worker in draft.status.workers if worker.batch > newest.batch]
+    if any(worker.ready_at is not None for worker in later):
+        return None
+    return Words(reason=newest.reason, message=newest.message)
+
+
+def pause(draft: Draft) -> Draft:
+    """What cannot start is tried again now and then, not at once."""
+    ended = [worker for worker in draft.status.in_phase(Phase.ENDED) if not worker.counted and _cannot_start(worker)]
+    for worker in ended:
+        draft = draft.changed_worker(worker, counted=True).but(backoff_until=draft.now + c.TEMPLATE_RETRY)
+    return draft
+
+
+def _cannot_start(worker: Worker) -> bool:
+    return not worker.cause and worker.reason in (causes.HOLDFAST_MISSING, causes.CONTAINER_FAILED)

@@ -1,0 +1,52 @@
+"""Complete and Failed are for good: only what still runs is put away."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+from holdfast_operator import constants as c
+from holdfast_operator.actions import DeletePod
+from holdfast_operator.policies.draft import Draft
+from holdfast_operator.policies.words import Words, set_condition
+from holdfast_operator.seen import PodView
+
+
+def apply(draft: Draft) -> Draft:
+    """End the pass of a job that has ended. Ended pods stay, for their logs, until the job is deleted."""
+    if not draft.status.terminal:
+        return draft
+    complete = draft.status.holds(c.COMPLETE)
+    since = draft.status.completion_time or draft.now
+    grace = c.COMPLETE_GRACE if complete else timedelta(0)
+    left = [pod for pod in draft.seen.pods if _runs(pod)]
+    if left and draft.now < since + grace:
+        return replace(draft, ended=True).wake_at(since + grace)
+    why = "the job is complete" if complete else "the job failed"
+    draft = draft.act(*(DeletePod(name=pod.name, uid=pod.uid, why=why) for pod in left))
+    return replace(draft, ended=True)
+
+
+def _runs(pod: PodView) -> bool:
+    return not pod.absent and not pod.terminal and pod.deleted_at is None
+
+
+def finish(draft: Draft, kind: str, reason: str, message: str) -> Draft:
+    """Complete or fail the job, in this pass."""
+    generation = draft.seen.job.generation
+    status, words = draft.status, Words(reason=reason, message=message)
+    for condition in (c.READY, c.RESTARTING, c.DEGRADED, kind):
+        holds = condition == kind
+        status = set_condition(status, condition, holds, words, generation=generation, now=draft.now)
+    condition_word = status.condition(kind)
+    word = condition_word.reason if condition_word else reason
+    status = replace(
+        status,
+        status=word,
+        completion_time=draft.now,
+        observed_generation=generation,
+        trouble=None,
+        backoff_until=None,
+    )
+    draft = replace(draft, status=status, ended=True).tell(word, message, warning=kind == c.FAILED)
+    return draft.wake_in(timedelta(seconds=1))
