@@ -366,13 +366,17 @@ class SidecarProcess:
     log: Path
     process: subprocess.Popen[bytes] | None = None
     port: int = 0
+    wrapper: list[str] = field(default_factory=list)
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start(self) -> None:
         before = len(self.lines())
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "holdfast_sidecar"], env=self.environment, stderr=log, stdout=log
+                [*self.wrapper, sys.executable, "-m", "holdfast_sidecar"],
+                env=self.environment,
+                stderr=log,
+                stdout=log,
             )
         self.started.append(self.process)
         line = wait_until(

@@ -76,6 +76,13 @@ def test_a_later_and_other_notice_is_passed_on_too(run_dir: Path):
     assert [known.id for known in Ledger(run_dir).notices()] == ["aws-rebalance-1", "aws-spot-2"]
 
 
+def test_a_waiting_request_that_cannot_be_read_does_not_stop_the_notice(run_dir: Path, tmp_path: Path):
+    (run_dir / "emergency_checkpoint").symlink_to(tmp_path / "elsewhere")
+    assert Ledger(run_dir).pass_on(notice())
+    assert touch(run_dir)["id"] == "aws-spot-1"
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_a_damaged_memory_starts_anew(run_dir: Path):
     (run_dir / "sidecar-notices.json").write_text('{"version": 1, "notices": [{"id": 3}]}')
     assert Ledger(run_dir).notices() == ()

@@ -1,6 +1,8 @@
 """The real process against a real operator over TLS and a real metadata service, both hurt on purpose."""
 
 import json
+import os
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -222,6 +224,20 @@ def test_sigterm_during_an_absence_still_tells_when_the_operator_returns(sidecar
     assert sidecar.terminate() == 0
     returning.join()
     assert operator.latest()["launcher"]["exit"] == {"code": 75}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes a PID namespace without more")
+def test_as_pid_1_it_heeds_sigterm(sidecar, operator, wait):
+    sidecar.wrapper = ["unshare", "--pid", "--fork", "--kill-child"]
+    sidecar.start()
+    wait(lambda: operator.reports, "a report")
+    sidecar.write_status(exit={"code": 0})
+    wrapper = sidecar.process.pid
+    inner = int(Path(f"/proc/{wrapper}/task/{wrapper}/children").read_text())
+    assert Path(f"/proc/{inner}/status").read_text().partition("NSpid:")[2].split("\n")[0].split()[-1] == "1"
+    os.kill(inner, signal.SIGTERM)
+    assert sidecar.process.wait(20) == 0
+    assert operator.latest()["launcher"]["exit"] == {"code": 0}
 
 
 def test_no_launcher_yet_is_told_as_such(sidecar, operator, wait):

@@ -172,7 +172,7 @@ class Reporter:
         try:
             answer = self._api.send("POST", c.REPORT_PATH, body=report.encode(), timeout=timeout)
             revision = report_answer(answer.body)
-        except (SidecarError, ValueError) as error:
+        except (SidecarError, ValueError, RecursionError) as error:
             self._report_state = failed(self._report_state, self._clock.monotonic(), self._pause)
             self._contact(logging.WARNING, _kind(error), f"reports do not reach the operator: {error}")
             self._on_result(False)

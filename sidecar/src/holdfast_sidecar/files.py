@@ -12,10 +12,10 @@ Stamp = tuple[int, int, int]
 
 
 def stamp(path: Path) -> Stamp | None:
-    """The file's stamp, or None when there is none."""
+    """The file's stamp, or None when there is none within reach."""
     try:
         found = path.stat()
-    except FileNotFoundError:
+    except OSError:
         return None
     return (found.st_ino, found.st_mtime_ns, found.st_size)
 

@@ -60,14 +60,14 @@ class Heartbeat:
             changed_at = self._clock.monotonic()
             if before is None:
                 changed_at -= self._age(found)
-            status = self._read()
+            status, significance = self._read()
             if status == self._beat.status:  # a sign of life, without news
                 self._beat = replace(self._beat, changed_at=changed_at)
                 return False
             self._beat = Beat(
                 status=status,
                 changed_at=changed_at,
-                significance=significant(status),
+                significance=significance,
                 sequence=self._beat.sequence + 1,
             )
             return True
@@ -77,15 +77,16 @@ class Heartbeat:
         written = datetime.fromtimestamp(found[1] / 1e9, UTC)
         return max(0.0, (self._clock.now() - written).total_seconds())
 
-    def _read(self) -> Document | None:
+    def _read(self) -> tuple[Document | None, bytes]:
         try:
             data = read_small(self._path)
             status = None if data is None else parse_document(data, c.STATUS_FILE)
-        except (ContractError, OSError) as error:
+            significance = significant(status)
+        except (ContractError, OSError, RecursionError) as error:
             self._state(logging.ERROR, "unreadable", f"the launcher's status cannot be read: {error}")
-            return None
+            return None, b""
         self._state(logging.INFO, "readable", "the launcher's status can be read")
-        return status
+        return status, significance
 
 
 @dataclass(frozen=True, kw_only=True)

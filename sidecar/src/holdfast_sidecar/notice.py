@@ -111,12 +111,20 @@ class Ledger:
         for _ in range(3):
             if create_atomically(self._touch, dump_document(request)):
                 break
-            if (existing := read_small(self._touch)) is not None:
+            if (existing := self._waiting()) is not None:
                 merge = merge_requests(existing, request)
                 write_atomically(self._touch, dump_document(merge.request))
                 _log.warning("an emergency checkpoint was already requested: %s", merge.reason)
                 break
         _log.warning("%s: %s (%s), deadline %s", notice.source, notice.reason, notice.id, notice.deadline.isoformat())
+
+    def _waiting(self) -> bytes | None:
+        """The request that waits. One that cannot be read, being another user's, counts as made by hand."""
+        try:
+            return read_small(self._touch)
+        except (ContractError, OSError) as error:
+            _log.warning("the waiting %s cannot be read: %s", self._touch.name, error)
+            return b""
 
     def _traces(self) -> set[str]:
         """Ids that the touch-file, its acknowledgement or the launcher's status already name."""
