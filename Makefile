@@ -9,6 +9,7 @@ BOOTSTRAP := PYTHONPATH=testbed/src PYTHONDONTWRITEBYTECODE=1 python3 -m holdfas
 TESTBED := $(PY) -m holdfast_testbed
 PACKAGES := operator/src sidecar/src trainer_lib/src testbed/src
 NODES ?= 3
+CLUSTER ?= main
 CHART_CRDS := charts/holdfast/crds
 
 .PHONY: help demo test test-unit test-integration test-e2e lint fmt cluster cluster-down bench generate verify setup setup-venv clean
@@ -43,10 +44,10 @@ fmt: setup-venv ## format and sort imports
 	@$(VENV)/bin/ruff check --fix-only --quiet . && $(VENV)/bin/ruff format .
 
 cluster: setup ## a local real Kubernetes with NODES nodes (default 3)
-	@$(TESTBED) up --nodes $(NODES)
+	@$(TESTBED) up --name $(CLUSTER) --nodes $(NODES)
 
 cluster-down: setup-venv ## remove it without a trace
-	@$(TESTBED) down
+	@$(TESTBED) down --name $(CLUSTER)
 
 bench: setup-venv ## every benchmark, each a table against its peer and its limit
 	@for b in benchmarks/*.py; do case $$b in */_*) ;; *) $(PY) $$b $(BENCH_ARGS) ;; esac; done

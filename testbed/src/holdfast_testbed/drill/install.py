@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from holdfast_testbed.cluster import Cluster
 from holdfast_testbed.drill.faults import OPERATOR_NAMESPACE
-
-if TYPE_CHECKING:
-    from holdfast_testbed.cluster import Cluster
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 CHART = REPOSITORY / "charts" / "holdfast"
 EXAMPLE = REPOSITORY / "trainer_lib" / "examples" / "gpt" / "job.yaml"
-OPERATOR_ADDRESS = "10.96.0.200"
-"""The testbed runs no cluster DNS, so agents are given the operator's cluster IP."""
+OPERATOR_HOST = 200
+"""The testbed runs no cluster DNS, so agents are given the operator's cluster IP: this one of the range."""
 
 
 def install_chart(cluster: Cluster, *values: str) -> None:
     """`helm upgrade --install` into a namespace that enforces the restricted standard; waits until it is ready."""
     cluster.ensure_namespace(OPERATOR_NAMESPACE)
-    settings = [f"service.clusterIP={cluster.service_address(200)}", *values]
+    settings = [f"service.clusterIP={cluster.service_address(OPERATOR_HOST)}", *values]
     flags = [flag for value in settings for flag in ("--set", value)]
     where = ("--namespace", OPERATOR_NAMESPACE, "--wait", "--timeout", "120s")
     cluster.helm("upgrade", "--install", "holdfast", str(CHART), *where, *flags)
@@ -51,3 +48,9 @@ def _replace_argument(text: str, flag: str, value: str) -> str:
 def _following(line: str, flag: str) -> str:
     """The quoted value after a quoted flag in a flow sequence."""
     return line.split(f'"{flag}"', 1)[1].split('"', 2)[1].join(('"', '"'))
+
+
+if __name__ == "__main__":
+    _cluster = Cluster.load()
+    install_chart(_cluster)
+    _cluster.prepare_namespace("demo")
