@@ -29,7 +29,9 @@ def parse_hierarchies(mountinfo: str) -> list[Hierarchy]:
         if kind in ("cgroup", "cgroup2"):
             mount = Path(left.split()[4])
             found.append(
-                Hierarchy(mount=mount, version=2 if kind == "cgroup2" else 1, controllers=frozenset(options.split(",")))
+                Hierarchy(
+                    mount=mount, version=2 if kind == "cgroup2" else 1, controllers=frozenset(options.split(","))
+                )
             )
     return found
 

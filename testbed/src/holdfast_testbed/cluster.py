@@ -6,7 +6,7 @@ import json
 import random
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,7 +18,7 @@ from holdfast_testbed.addresses import Plan, free_number, make_plan, node_number
 from holdfast_testbed.commands import run
 from holdfast_testbed.constants import DEFAULT_CLUSTER, MACHINE_LOCK, NODE_MONITOR_GRACE_SECONDS
 from holdfast_testbed.controlplane import PARTS, ControlPlane
-from holdfast_testbed.errors import AlreadyUp, CommandFailed, NoSuchCluster, TestbedError
+from holdfast_testbed.errors import AlreadyUpError, CommandFailedError, NoSuchClusterError, TestbedError
 from holdfast_testbed.images import build_all
 from holdfast_testbed.kubeconfig import certificate_user, token_user, write_kubeconfig
 from holdfast_testbed.locks import locked
@@ -55,7 +55,8 @@ class Cluster:
     ) -> Cluster:
         """Bring a cluster up; it is usable when this returns. With no nodes: only the control plane.
 
-        Images are built if anything in them changed, and loaded into each node, unless `images` is false. What an earlier run left half-way under this name is removed first.
+        Images are built if anything in them changed, and loaded into each node, unless `images` is false. What an
+        earlier run left half-way under this name is removed first.
         """
         clusters = state_dir or settings().clusters
         with locked(clusters / f"{name}.lock", what=f"cluster '{name}'"):
@@ -75,7 +76,7 @@ class Cluster:
         """The cluster of this name that was brought up before."""
         state = load_state((state_dir or settings().clusters) / name)
         if not state.complete_file.exists():
-            raise NoSuchCluster(f"cluster '{name}' never came up wholly: remove it with 'down --name {name}'")
+            raise NoSuchClusterError(f"cluster '{name}' never came up wholly: remove it with 'down --name {name}'")
         return cls(state=state)
 
     def _start(self, images: bool) -> None:
@@ -84,15 +85,11 @@ class Cluster:
         with ThreadPoolExecutor() as pool:
             control_plane = pool.submit(self.control_plane.start)
             nodes = [pool.submit(_boot, self.node(node.number)) for node in self.state.plan.nodes]
-            archives = pool.submit(build_all) if images and nodes else None
-            control_plane.result()
-            for node in nodes:
-                node.result()
-            if archives:
-                archives.result()
+            archives = pool.submit(build_all).result() if images and nodes else {}
+            for part in (control_plane, *nodes):
+                part.result()
         wait_for(self._usable, what="namespace 'default' has its service account", seconds=60, every=0.1)
-        if archives:
-            self.load_images()
+        self._import(archives.values())
         self.wait_for_nodes()
 
     def _usable(self) -> bool:
@@ -116,13 +113,16 @@ class Cluster:
         return [
             node["metadata"]["name"]
             for node in shown
-            if not node["spec"].get("taints") and {"type": "Ready", "status": "True"}.items() <= _ready_of(node).items()
+            if not node["spec"].get("taints")
+            and {"type": "Ready", "status": "True"}.items() <= _ready_of(node).items()
         ]
 
     def load_images(self) -> None:
         """Build what changed and give every node that has power all images."""
+        self._import(build_all().values())
+
+    def _import(self, paths: Iterable[Path]) -> None:
         with ThreadPoolExecutor() as pool:
-            paths = build_all().values()
             nodes = [node for node in map(self.node, range(1, self.nodes + 1)) if node.alive()]
             loads = [pool.submit(node.import_image, path) for node in nodes for path in paths]
             for load in loads:
@@ -163,8 +163,13 @@ class Cluster:
     def kubectl(self, *words: str, input: str | None = None, timeout: float = 120.0, check: bool = True) -> str:  # noqa: A002
         """Run kubectl as the administrator and return what it printed; unless `check`, nothing if it fails."""
         try:
-            return run([program("kubectl"), *words], stdin=input, timeout=timeout, KUBECONFIG=str(self.kubeconfig))
-        except CommandFailed:
+            return run(
+                [program("kubectl"), *words],
+                stdin=input,
+                timeout=timeout,
+                environment={"KUBECONFIG": str(self.kubeconfig)},
+            )
+        except CommandFailedError:
             if check:
                 raise
             return ""
@@ -173,13 +178,20 @@ class Cluster:
         """Run the Helm CLI as the administrator and return what it printed."""
         home = self.state.folder / "helm"
         folders = {f"HELM_{kind}_HOME": str(home / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")}
-        return run([program("helm"), *words], timeout=timeout, KUBECONFIG=str(self.kubeconfig), **folders)
+        return run(
+            [program("helm"), *words], timeout=timeout, environment={"KUBECONFIG": str(self.kubeconfig), **folders}
+        )
 
     def api_client(self, kubeconfig: Path | None = None) -> ApiClient:
         """A client of the official Python library: as the administrator, or as whom `kubeconfig` names."""
-        from kubernetes import config
+        from kubernetes.client import ApiClient, Configuration
+        from kubernetes.config import load_kube_config
 
-        return config.new_client_from_config(config_file=str(kubeconfig or self.kubeconfig))
+        settings = Configuration()
+        load_kube_config(  # type: ignore[no-untyped-call]
+            config_file=str(kubeconfig or self.kubeconfig), client_configuration=settings
+        )
+        return ApiClient(configuration=settings)
 
     def kubeconfig_for(
         self, *, user: str = "", groups: Sequence[str] = (), service_account: str = "", namespace: str = "default"
@@ -282,7 +294,7 @@ def _ready_of(node: dict[str, Any]) -> dict[str, Any]:
 def remove_cluster(name: str, *, state_dir: Path | None = None) -> None:
     """Remove what there is of a cluster, wholly up or not. Nothing recorded is an error."""
     clusters = state_dir or settings().clusters
-    with locked(clusters / f"{name}.lock", what=f"cluster '{name}'"):
+    with locked(clusters / f"{name}.lock", what=f"cluster '{name}'", remove=True):
         removal.remove(load_state(clusters / name))
 
 
@@ -296,10 +308,10 @@ def _clear_the_way(folder: Path) -> None:
     """Remove a leftover of this name; refuse to touch a cluster that runs."""
     try:
         state = load_state(folder)
-    except NoSuchCluster:
+    except NoSuchClusterError:
         return
     if state.complete_file.exists() and processes.alive(ControlPlane(state=state).identity("kube-apiserver")):
-        raise AlreadyUp(f"cluster '{state.name}' is up already")
+        raise AlreadyUpError(f"cluster '{state.name}' is up already")
     say(f"removing what is left of an earlier cluster '{state.name}'")
     removal.remove(state)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from holdfast_testbed.errors import CommandFailed, MissingProgram
+from holdfast_testbed.errors import CommandFailedError, MissingProgramError
 from holdfast_testbed.settings import child_environment
 
 
@@ -16,7 +16,7 @@ def run(
     stdin: str | None = None,
     cwd: Path | None = None,
     timeout: float = 120.0,
-    **environment: str,
+    environment: Mapping[str, str] | None = None,
 ) -> str:
     """Run a program to its end and return its standard output; a failure carries what it said."""
     words = [str(word) for word in argv]
@@ -29,13 +29,13 @@ def run(
             check=False,
             cwd=cwd,
             timeout=timeout,
-            env=child_environment(**environment),
+            env=child_environment(**(environment or {})),
         )
     except FileNotFoundError as error:
-        raise MissingProgram(f"{words[0]} is not installed") from error
+        raise MissingProgramError(f"{words[0]} is not installed") from error
     except subprocess.TimeoutExpired as error:
-        raise CommandFailed(f"{' '.join(words)}: not done after {timeout:.0f} s") from error
+        raise CommandFailedError(f"{' '.join(words)}: not done after {timeout:.0f} s") from error
     if done.returncode != 0:
         said = (done.stderr.strip() or done.stdout.strip())[-4000:]
-        raise CommandFailed(f"{' '.join(words)} ended with {done.returncode}: {said}")
+        raise CommandFailedError(f"{' '.join(words)} ended with {done.returncode}: {said}")
     return done.stdout

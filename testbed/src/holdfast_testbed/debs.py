@@ -10,7 +10,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast_testbed.errors import MissingProgram, TestbedError
+from holdfast_testbed.errors import MissingProgramError, TestbedError
 from holdfast_testbed.programs import find
 from holdfast_testbed.say import say
 from holdfast_testbed.settings import child_environment, settings
@@ -45,7 +45,7 @@ def check_needed() -> None:
     """Every program that must be installed is, or one error names all that are not."""
     missing = sorted({package for name, package in NEEDED.items() if not _on_path(name)})
     if missing:
-        raise MissingProgram(f"please install these packages with your package manager: {', '.join(missing)}")
+        raise MissingProgramError(f"please install these packages with your package manager: {', '.join(missing)}")
 
 
 def unpack_missing() -> None:
@@ -55,7 +55,7 @@ def unpack_missing() -> None:
         return
     if not (_on_path("apt-get") and _on_path("dpkg")):
         names = ", ".join(part.packages[0] for part in missing)
-        raise MissingProgram(f"please install these packages with your package manager: {names}")
+        raise MissingProgramError(f"please install these packages with your package manager: {names}")
     for part in missing:
         _unpack(part)
 
@@ -101,7 +101,9 @@ def _write_launcher(part: Part, root: Path) -> None:
     found = [root / folder / part.program for folder in ("usr/sbin", "usr/bin", "sbin", "bin")]
     binary = next((path for path in found if path.is_file()), None)
     if binary is None:
-        raise MissingProgram(f"please install the package {part.packages[0]}: the unpacked one has no {part.program}")
+        raise MissingProgramError(
+            f"please install the package {part.packages[0]}: the unpacked one has no {part.program}"
+        )
     folders = sorted({str(path.parent) for path in root.rglob("*.so*")})
     launcher = settings().bin / "debian" / part.program
     temporary = launcher.with_suffix(".tmp")

@@ -1,12 +1,12 @@
 """What can go wrong in the testbed.
 
 TestbedError
-├── MissingProgram     something that has to be installed, named
-├── CommandFailed      a program that we ran ended badly; carries what it said
-├── NotReady           a part did not come up in time; carries the end of its log
-├── AlreadyUp          a cluster of this name runs
-├── NoSuchCluster      no cluster of this name is recorded
-└── LeftBehind         something survived the removal of a cluster
+├── MissingProgramError     something that has to be installed, named
+├── CommandFailedError      a program that we ran ended badly; carries what it said
+├── NotReadyError           a part did not come up in time; carries the end of its log
+├── AlreadyUpError          a cluster of this name runs
+├── NoSuchClusterError      no cluster of this name is recorded
+└── LeftBehindError         something survived the removal of a cluster
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ class TestbedError(Exception):
     __test__ = False
 
 
-class MissingProgram(TestbedError):
+class MissingProgramError(TestbedError):
     """Something has to be installed first."""
 
 
-class CommandFailed(TestbedError):
+class CommandFailedError(TestbedError):
     """A program ended with a non-zero status."""
 
 
-class NotReady(TestbedError):
+class NotReadyError(TestbedError):
     """A part did not come up in time."""
 
 
-class AlreadyUp(TestbedError):
+class AlreadyUpError(TestbedError):
     """A cluster of this name runs already."""
 
 
-class NoSuchCluster(TestbedError):
+class NoSuchClusterError(TestbedError):
     """No cluster of this name is recorded."""
 
 
-class LeftBehind(TestbedError):
+class LeftBehindError(TestbedError):
     """Something survived the removal of a cluster."""

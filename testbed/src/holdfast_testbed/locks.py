@@ -3,21 +3,46 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from holdfast_testbed.say import say
 
 
 @contextmanager
-def locked(path: Path, *, what: str) -> Iterator[None]:
-    """Hold the lock file `path`; say so when another run holds it. The kernel frees it when its holder dies."""
+def locked(path: Path, *, what: str, remove: bool = False) -> Iterator[None]:
+    """Hold the lock file `path`; say so when another run holds it. The kernel frees it when its holder dies.
+
+    With `remove` the file is gone afterwards; who waited for it takes a new one.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"another run is busy with {what}: waiting for it")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    while True:
+        with path.open("a") as lock:
+            _take(lock, what)
+            if not _is_current(lock, path):
+                continue
+            try:
+                yield
+            finally:
+                if remove:
+                    path.unlink(missing_ok=True)
+            return
+
+
+def _take(lock: TextIO, what: str) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        say(f"another run is busy with {what}: waiting for it")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+
+def _is_current(lock: TextIO, path: Path) -> bool:
+    """Whether the locked file still is the one that others would open."""
+    try:
+        return os.fstat(lock.fileno()).st_ino == path.stat().st_ino
+    except FileNotFoundError:
+        return False

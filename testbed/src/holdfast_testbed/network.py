@@ -12,7 +12,7 @@ from pathlib import Path
 
 from holdfast_testbed.addresses import NodePlan, Plan
 from holdfast_testbed.commands import run
-from holdfast_testbed.errors import CommandFailed, LeftBehind
+from holdfast_testbed.errors import CommandFailedError, LeftBehindError
 
 _NETNS = Path("/run/netns")
 
@@ -58,7 +58,10 @@ def make_node_network(plan: Plan, node: NodePlan, metadata_address: str) -> None
     """A node's namespace with its cable, its routes to all other nodes' pods, and the metadata address."""
     ip("netns", "add", node.namespace)
     batch(
-        [f"link add {node.link} type veth peer name eth0 netns {node.namespace}", f"link set {node.link} master br0 up"],
+        [
+            f"link add {node.link} type veth peer name eth0 netns {node.namespace}",
+            f"link set {node.link} master br0 up",
+        ],
         namespace=plan.switch,
     )
     others = [other for other in plan.nodes if other is not node]
@@ -85,7 +88,7 @@ def cable_is_up(plan: Plan, node: NodePlan) -> bool:
     """Whether the node's cable is plugged."""
     try:
         shown = json.loads(ip("-n", plan.switch, "-j", "link", "show", "dev", node.link))
-    except CommandFailed:
+    except CommandFailedError:
         return False
     return "UP" in shown[0]["flags"]
 
@@ -105,8 +108,8 @@ def _remove_namespace(name: str) -> None:
     while (_NETNS / name).exists():
         try:
             ip("netns", "delete", name)
-        except CommandFailed as error:
+        except CommandFailedError as error:
             # Left by a kill between the file's making and its mount, or still held for a moment.
             if time.monotonic() > deadline:
-                raise LeftBehind(f"network namespace {name} does not go: {error}") from error
+                raise LeftBehindError(f"network namespace {name} does not go: {error}") from error
             time.sleep(0.1)

@@ -12,7 +12,7 @@ from holdfast_testbed import cgroups, network, processes, runtime
 from holdfast_testbed.addresses import NodePlan
 from holdfast_testbed.commands import run
 from holdfast_testbed.constants import METADATA_ADDRESS
-from holdfast_testbed.errors import NotReady, TestbedError
+from holdfast_testbed.errors import NotReadyError, TestbedError
 from holdfast_testbed.images import archive
 from holdfast_testbed.kubeconfig import certificate_user, write_kubeconfig
 from holdfast_testbed.metadata import Announcement
@@ -28,6 +28,7 @@ from holdfast_testbed.nodeconfig import (
 from holdfast_testbed.programs import program
 from holdfast_testbed.settings import settings
 from holdfast_testbed.state import State
+from holdfast_testbed.waiting import wait_for
 
 _CAP_SYS_RESOURCE = 24
 PARTS = ("containerd", "kubelet", "kube-proxy")
@@ -116,7 +117,7 @@ class Node:
         return {
             "name": self.name,
             "disk": str(self.folder / "disk"),
-            "private": ["/var/lib", "/var/log"],
+            "private": _private_folders(),
             "api": [plan.host_address, self.state.ports.api],
             "announcement": str(files.announcement),
             "runtime": [[str(source), str(target)] for source, target in runtime.mounts(self.state.host_runtime)],
@@ -183,8 +184,10 @@ class Node:
         """Give the node an image from an archive."""
         first = self._first_process()
         if first is None:
-            raise NotReady(f"{self.name} has no power: no image can be loaded")
-        run(self._import_command(path, f"/proc/{first.pid}/root{CONTAINERD_SOCKET}"), timeout=300)
+            raise NotReadyError(f"{self.name} has no power: no image can be loaded")
+        socket = Path(f"/proc/{first.pid}/root{CONTAINERD_SOCKET}")
+        wait_for(socket.exists, what=f"{self.name}'s containerd answers", seconds=60)
+        run(self._import_command(path, str(socket)), timeout=300)
 
     def _import_command(self, path: Path, socket: str) -> list[str]:
         return [str(program("ctr")), "--address", socket, "-n", "k8s.io", "images", "import", str(path)]
@@ -207,6 +210,15 @@ class Node:
             if Path(processes.command_line(identity.pid)[0]).name == part:
                 return identity
         raise TestbedError(f"{part} does not run on {self.name}")
+
+
+def _private_folders() -> list[str]:
+    """Folders of the host that a node has its own of; what we need ourselves must not be hidden by them."""
+    private = ["/var/lib", "/var/log"]
+    for needed in (settings().repository, settings().cache, Path(sys.base_prefix)):
+        if any(Path(folder) in needed.parents for folder in private):
+            raise TestbedError(f"{needed} would be hidden from the nodes: move the checkout out of /var")
+    return private
 
 
 def _has_capability(number: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,4 +168,4 @@ def kube_proxy_config(*, node: NodePlan, kubeconfig: Path) -> str:
 
 def instance_id(node: NodePlan) -> str:
     """The instance id that the node's metadata service tells."""
-    return f"i-{node.namespace.replace('-', ''):0>17}"
+    return f"i-{hashlib.sha256(node.namespace.encode()).hexdigest()[:17]}"

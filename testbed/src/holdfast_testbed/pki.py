@@ -27,7 +27,9 @@ class Authority:
         """Make the authority's own key and certificate."""
         key = _new_key(self._key_file)
         name = _name("holdfast-testbed", ())
-        builder = _builder(name, name, key).add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        builder = _builder(name, name, key).add_extension(
+            x509.BasicConstraints(ca=True, path_length=None), critical=True
+        )
         usage = x509.KeyUsage(
             digital_signature=True,
             content_commitment=False,

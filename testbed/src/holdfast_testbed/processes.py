@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast_testbed.errors import NotReady
+from holdfast_testbed.errors import NotReadyError
 from holdfast_testbed.settings import child_environment
 from holdfast_testbed.waiting import wait_for
 
@@ -113,7 +113,7 @@ def start(
     wait_for(lambda: read_record(record) is not None, what=f"{name} is started", seconds=20, every=0.005)
     identity = read_record(record)
     if identity is None:
-        raise NotReady(f"{name} has no record")
+        raise NotReadyError(f"{name} has no record")
     return identity
 
 

@@ -6,24 +6,24 @@ import shutil
 from pathlib import Path
 
 from holdfast_testbed.constants import CNI, CONTAINERD, ETCD, HELM, KUBERNETES
-from holdfast_testbed.errors import MissingProgram
+from holdfast_testbed.errors import MissingProgramError
 from holdfast_testbed.settings import settings
 
 FOLDERS = {
     "etcd": f"etcd-{ETCD}",
-    **{
-        name: f"kubernetes-{KUBERNETES}"
-        for name in (
+    **dict.fromkeys(
+        (
             "kube-apiserver",
             "kube-controller-manager",
             "kube-scheduler",
             "kubelet",
             "kubectl",
             "kube-proxy",
-        )
-    },
-    **{name: f"containerd-{CONTAINERD}" for name in ("containerd", "containerd-shim-runc-v2", "ctr")},
-    **{name: f"cni-{CNI}" for name in ("bridge", "loopback", "host-local")},
+        ),
+        f"kubernetes-{KUBERNETES}",
+    ),
+    **dict.fromkeys(("containerd", "containerd-shim-runc-v2", "ctr"), f"containerd-{CONTAINERD}"),
+    **dict.fromkeys(("bridge", "loopback", "host-local"), f"cni-{CNI}"),
     "helm": f"helm-{HELM}",
     "pause": "pause-1",
     "runc": "debian",
@@ -54,7 +54,8 @@ def program(name: str) -> Path:
     found = find(name)
     if found is None:
         option = " --with helm" if name == "helm" else ""
-        raise MissingProgram(
-            f"{name} is not there: run 'make setup' (PYTHONPATH=testbed/src python3 -m holdfast_testbed.bootstrap{option})"
+        raise MissingProgramError(
+            f"{name} is not there: run 'make setup', "
+            f"or PYTHONPATH=testbed/src python3 -m holdfast_testbed.bootstrap --only cluster{option}"
         )
     return found

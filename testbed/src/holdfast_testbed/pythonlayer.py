@@ -1,4 +1,4 @@
-"""What a Python program needs, found on this machine: interpreter, standard library, distributions, shared libraries."""
+"""What a Python program needs, found on this machine: interpreter, standard library, packages, shared libraries."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from holdfast_testbed import cgroups, network, processes
 from holdfast_testbed.commands import run
-from holdfast_testbed.errors import LeftBehind
+from holdfast_testbed.errors import LeftBehindError
 from holdfast_testbed.state import State
 
 
@@ -45,5 +45,5 @@ def _remove_tree(folder: Path) -> None:
     for point in mounts_below(folder.resolve()):
         run(["umount", "--lazy", point])
     if mounts_below(folder.resolve()):
-        raise LeftBehind(f"still mounted: {mounts_below(folder.resolve())}")
+        raise LeftBehindError(f"still mounted: {mounts_below(folder.resolve())}")
     shutil.rmtree(folder)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast_testbed.addresses import NodePlan, Plan, make_plan
-from holdfast_testbed.errors import NoSuchCluster
+from holdfast_testbed.errors import NoSuchClusterError
 from holdfast_testbed.pki import Authority
 
 
@@ -95,7 +95,7 @@ def load_state(folder: Path) -> State:
     try:
         document = json.loads((folder / "cluster.json").read_text())
     except FileNotFoundError as error:
-        raise NoSuchCluster(f"no cluster '{folder.name}' is recorded in {folder.parent}") from error
+        raise NoSuchClusterError(f"no cluster '{folder.name}' is recorded in {folder.parent}") from error
     return State(
         folder=folder,
         name=document["name"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from holdfast_testbed.errors import NotReady
+from holdfast_testbed.errors import NotReadyError
 
 
 def wait_for(
@@ -20,5 +20,5 @@ def wait_for(
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() >= deadline:
-            raise NotReady(f"{what}: not so after {seconds:.0f} s. {explain()}".rstrip())
+            raise NotReadyError(f"{what}: not so after {seconds:.0f} s. {explain()}".rstrip())
         time.sleep(every)

