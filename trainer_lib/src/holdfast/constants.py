@@ -45,6 +45,12 @@ ENV_CHECKPOINT_INTERVAL: Final = "HOLDFAST_CHECKPOINT_INTERVAL"
 ENV_CHECKPOINT_KEEP: Final = "HOLDFAST_CHECKPOINT_KEEP"
 ENV_RESUME: Final = "HOLDFAST_RESUME"
 
+# Exit code of a rank process that lost its peers or its launcher, after it said so. Nobody's script is to blame.
+EXIT_PEER_LOST: Final = 76
+
+# The tier that all pods of a job see.
+SHARED_TIER: Final = "shared"
+
 # Bounds on what one side may send the other.
 MAX_LINE_BYTES: Final = 1 << 20
 MAX_DOCUMENT_BYTES: Final = 1 << 20

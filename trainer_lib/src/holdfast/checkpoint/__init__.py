@@ -55,12 +55,9 @@ def save(folder: str | os.PathLike[str], *, step: int, **stateful: Stateful) -> 
     flat = flatten(stateful)
     snapshot = Snapshot(
         name=name,
-        job_uid="",
-        publication="",
-        run_id="",
         specs=flat.specs,
         read=flat.read,
-        state=flat.tree,
+        state={"objects": flat.tree, "counters": {}},
         data=None,
         alone={"rng": capture()},
         numerics=fingerprint(),
@@ -82,8 +79,8 @@ def load(folder: str | os.PathLike[str], *, step: int | None = None, **stateful:
         if found.quarantined:
             raise CheckpointError(f"no commit in {root} is whole; what was there is in {root / 'quarantine'}")
         return None
-    loaded = found.loaded
-    load_into(stateful, loaded.manifest.state, lambda name: assemble(loaded.manifest.tensors[name], loaded.chunk))
+    manifest, loaded = found.loaded.manifest, found.loaded
+    load_into(stateful, manifest.state["objects"], lambda name: assemble(manifest.tensors[name], loaded.chunk))
     if loaded.alone is not None:
         apply(loaded.alone["rng"])
     return Found(step=found.step, path=root / str(loaded.name), quarantined=found.quarantined)

@@ -26,15 +26,15 @@ class Snapshot:
     """What is to be committed. Replicated: the same on every rank, but for `alone`."""
 
     name: CommitName
-    job_uid: str
-    publication: str
-    run_id: str
     specs: Sequence[TensorSpec]
     read: Callable[[Piece], Buffer]
     state: Any
     data: Any
     alone: Any
     numerics: Mapping[str, Any]
+    job_uid: str = ""
+    publication: str = ""
+    run_id: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -44,16 +44,16 @@ class Loader:
     collate: Callable[[list[Any]], Any]
     device: torch.device
 
-    def fetch(self, position: Position, *, rank: int, world_size: int) -> Iterator[MicroBatch]:
+    def parts(self, position: Position, *, rank: int, world_size: int) -> list[Share]:
         """This rank's micro-batches of the step at `position`; none if the world has more ranks than samples."""
         share = share_of(cursor=position.cursor, batch=self.global_batch, rank=rank, world_size=world_size)
-        for part in micro_batches(share, self.micro_batch):
-            yield self._one(part, position.seed)
+        return list(micro_batches(share, self.micro_batch))
 
-    def _one(self, part: Share, seed: int) -> MicroBatch:
+    def fetch(self, part: Share, position: Position) -> MicroBatch:
+        """The samples of one of them."""
         seen, samples = Audit(), []
         for place in range(part.begin, part.end):
-            epoch, sample = sample_at(place, size=self.size, seed=seed)
+            epoch, sample = sample_at(place, size=self.size, seed=position.seed)
             samples.append(self.dataset[sample])
             seen = seen.seen(epoch, sample)
         return MicroBatch(data=_moved(self.collate(samples), self.device), samples=len(samples), seen=seen)

@@ -1,0 +1,63 @@
+"""Holdfast: PyTorch training that goes on when processes, pods and nodes do not.
+
+    import holdfast
+
+    job = holdfast.init()
+    job.manage(model=model, optimizer=optimizer)
+    for batch in job.batches(dataset, global_batch_size=256, micro_batch_size=8, max_steps=10_000):
+        job.step(loss_fn(model, batch))
+
+Importing this package is cheap; torch comes with `init`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import (
+    CheckpointError,
+    ClaimError,
+    DamagedError,
+    DataError,
+    HoldfastError,
+    LaunchError,
+    NonFiniteError,
+    PeerLostError,
+    StateError,
+    UnknownFormatError,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from holdfast.job import AuditResult, Job, StepResult, init
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AuditResult",
+    "CheckpointError",
+    "ClaimError",
+    "DamagedError",
+    "DataError",
+    "HoldfastError",
+    "Job",
+    "LaunchError",
+    "NonFiniteError",
+    "PeerLostError",
+    "StateError",
+    "StepResult",
+    "UnknownFormatError",
+    "UsageError",
+    "init",
+]
+
+_FROM_JOB = frozenset({"AuditResult", "Job", "StepResult", "init"})
+
+
+def __getattr__(name: str) -> Any:
+    """What needs torch is imported when it is first asked for: the launcher never does."""
+    if name in _FROM_JOB:
+        from holdfast import job
+
+        return getattr(job, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,176 @@
+"""The checkpoints of one attempt: look, claim, save, keep. No torch.
+
+Before its first step an attempt has restored what it goes on from and has written its claim; from then on nothing
+that an older attempt commits beyond that point is ever read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+from uuid import uuid4
+
+from holdfast.checkpoint import fencing, retention, tier
+from holdfast.checkpoint.claims import list_claims, write_claim
+from holdfast.checkpoint.exchange import Exchange, lead
+from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.restore import Restored, restore
+from holdfast.checkpoint.save import SaveResult, Snapshot, save
+from holdfast.errors import ClaimError
+from holdfast.worlds import Claim, Pair
+
+_log = logging.getLogger("holdfast.checkpoint")
+
+# The owner of what a script makes that was started by hand.
+BY_HAND: Final = "by-hand"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """Who commits. `known` are the claims of the membership."""
+
+    pair: Pair
+    job_uid: str
+    publication: str
+    run_id: str
+    known: tuple[Claim, ...] = ()
+
+
+def attempt_by_hand(root: Path | None, exchange: Exchange, run_id: str = "") -> Attempt:
+    """Without an operator, the folder itself says which attempts there were: this is the next generation."""
+
+    def choose() -> dict[str, str | int]:
+        claims = [] if root is None else list_claims(root)
+        highest = max((claim.pair.generation for claim in claims), default=0)
+        return {"generation": highest + 1, "publication": uuid4().hex}
+
+    chosen = lead(exchange, choose)
+    known = () if root is None else tuple(Claim.from_json(c) for c in lead(exchange, lambda: _listed(root)))
+    return Attempt(
+        pair=Pair(int(chosen["generation"]), 1),
+        job_uid=BY_HAND,
+        publication=str(chosen["publication"]),
+        run_id=run_id or BY_HAND,
+        known=known,
+    )
+
+
+def _listed(root: Path) -> list[dict[str, object]]:
+    return [claim.to_json() for claim in list_claims(root)]
+
+
+class Engine:
+    """One attempt's commits in one shared folder."""
+
+    def __init__(
+        self,
+        root: Path,
+        attempt: Attempt,
+        exchange: Exchange,
+        *,
+        keep_last: int,
+        resume: fencing.Resume,
+        on_foreign: Callable[[tuple[Claim, ...]], None],
+    ) -> None:
+        self._root = root
+        self._attempt = attempt
+        self._exchange = exchange
+        self._keep_last = keep_last
+        self._resume = resume
+        self._on_foreign = on_foreign
+        self._verified: set[tuple[int, Pair]] = set()
+        self._fence: tuple[Claim, ...] = ()
+
+    def restore(self) -> Restored:
+        """The newest commit of this job's line that every rank can read whole."""
+        lead(self._exchange, self._look)
+        found = restore(
+            self._root,
+            self._exchange,
+            claims=self._fence,
+            job_uid=self._attempt.job_uid,
+            resume=self._resume,
+        )
+        if found.loaded is not None:
+            self._verified.add((found.loaded.name.step, found.loaded.name.pair))
+        elif found.quarantined:
+            _log.error(
+                "no commit in %s is whole: training starts from the beginning; all that was there is in %s",
+                self._root,
+                self._root / "quarantine",
+            )
+        return found
+
+    def claim(self, found: Restored) -> Claim:
+        """Make this attempt's claim durable; after it, look again whether another has claimed meanwhile."""
+        claim = Claim(
+            pair=self._attempt.pair,
+            job_uid=self._attempt.job_uid,
+            publication=self._attempt.publication,
+            from_step=found.step,
+            from_pair=found.pair,
+        )
+        lead(self._exchange, lambda: self._write(claim))
+        return claim
+
+    def save(self, snapshot: Snapshot) -> SaveResult:
+        """Commit, then let go of what is not needed any more."""
+        owned = replace(
+            snapshot,
+            job_uid=self._attempt.job_uid,
+            publication=self._attempt.publication,
+            run_id=self._attempt.run_id,
+        )
+        result = save(self._root, owned, self._exchange)
+        if result.committed:
+            self._verified.add((snapshot.name.step, snapshot.name.pair))
+            if self._exchange.rank == 0:
+                self._expire()
+        return result
+
+    def _look(self) -> None:
+        self._root.mkdir(parents=True, exist_ok=True)
+        on_tier = list_claims(self._root)
+        self._refuse_foreign(on_tier)
+        self._fence = tuple(sorted({*on_tier, *self._attempt.known}, key=lambda claim: claim.pair))
+
+    def _write(self, claim: Claim) -> None:
+        write_claim(self._root, claim)
+        on_tier = list_claims(self._root)
+        self._refuse_foreign([other for other in on_tier if other != claim])
+        self._fence = tuple(sorted({*on_tier, *self._fence}, key=lambda claim: claim.pair))
+        tier.clean(self._root, own=claim.pair)
+
+    def _refuse_foreign(self, on_tier: list[Claim] | tuple[Claim, ...]) -> None:
+        found = fencing.foreign(
+            on_tier,
+            known=self._attempt.known,
+            job_uid=self._attempt.job_uid,
+            pair=self._attempt.pair,
+            publication=self._attempt.publication,
+        )
+        if found:
+            self._on_foreign(found)
+            named = ", ".join(f"{claim.pair} of job {claim.job_uid}" for claim in found)
+            raise ClaimError(
+                f"{self._root} holds claims that this attempt does not know ({named}): another job or operator "
+                "uses the folder; give each job a folder of its own, or stop the other one and start again"
+            )
+
+    def _expire(self) -> None:
+        try:
+            commits = [fencing.Commit(step=n.step, pair=n.pair) for n in tier.list_commits(self._root)]
+            gone = retention.expired(
+                commits,
+                self._fence,
+                job_uid=self._attempt.job_uid,
+                own=self._attempt.pair,
+                verified=self._verified,
+                keep_last=self._keep_last,
+            )
+            tier.delete(self._root, [CommitName(step=c.step, pair=c.pair) for c in gone])
+        except OSError as error:
+            _log.warning("retention could not look through %s: %s", self._root, error)

@@ -1,0 +1,105 @@
+"""What a job runs under: arguments win over the environment, which wins over defaults. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast.checkpoint.fencing import Resume
+from holdfast.environment import Environment
+from holdfast.errors import UsageError
+
+_DURATION: Final = re.compile(r"([1-9]\d*)(s|m|h)?", re.ASCII)
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600}
+DEFAULT_INTERVAL: Final = "5m"
+DEFAULT_KEEP_LAST: Final = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """How often to commit: every so many steps, or every so many seconds."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Interval:
+        """`50` is steps; `30s`, `5m`, `1h` are durations."""
+        match = _DURATION.fullmatch(text.strip())
+        if match is None:
+            raise UsageError(f"checkpoint interval {text!r}: give steps like '50' or a duration like '30s' or '5m'")
+        number, unit = int(match[1]), match[2]
+        return cls(steps=number) if unit is None else cls(seconds=number * _SECONDS[unit])
+
+    def due_at(self, step: int) -> bool:
+        """Whether every rank commits this step without being asked."""
+        return self.steps is not None and step % self.steps == 0
+
+    def due_after(self, seconds: float) -> bool:
+        """Whether so much time has passed that rank 0 asks for a commit."""
+        return self.seconds is not None and seconds >= self.seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobConfig:
+    """Effective configuration, and where each value came from."""
+
+    checkpoint_dir: Path | None
+    interval: Interval
+    keep_last: int
+    resume: Resume
+    sources: Mapping[str, str]
+
+    def described(self) -> dict[str, Any]:
+        """For the one line of the log."""
+        values = {
+            "checkpoint_dir": str(self.checkpoint_dir) if self.checkpoint_dir else "none",
+            "checkpoint_interval": f"{self.interval.steps} steps"
+            if self.interval.steps
+            else f"{self.interval.seconds:g} s",
+            "keep_last": self.keep_last,
+            "resume": str(self.resume),
+        }
+        return {name: f"{value} ({self.sources[name]})" for name, value in values.items()}
+
+
+def effective(
+    environment: Environment,
+    *,
+    checkpoint_dir: Path | None = None,
+    checkpoint_interval: str | int | None = None,
+    keep_last: int | None = None,
+    resume: str | None = None,
+) -> JobConfig:
+    """Choose each value; UsageError says what cannot be."""
+    sources: dict[str, str] = {}
+
+    def pick(name: str, argument: Any, environ: Any, default: Any) -> Any:
+        for source, value in (("argument", argument), ("environment", environ)):
+            if value not in (None, ""):
+                sources[name] = source
+                return value
+        sources[name] = "default"
+        return default
+
+    keep = int(pick("keep_last", keep_last, environment.checkpoint_keep, DEFAULT_KEEP_LAST))
+    if keep < 1:
+        raise UsageError(f"keep_last is {keep}: keep at least one commit")
+    every = pick("checkpoint_interval", checkpoint_interval, environment.checkpoint_interval, DEFAULT_INTERVAL)
+    return JobConfig(
+        checkpoint_dir=pick("checkpoint_dir", checkpoint_dir, environment.checkpoint_dir, None),
+        interval=Interval.parse(str(every)),
+        keep_last=keep,
+        resume=_resume(str(pick("resume", resume, environment.resume, Resume.ALWAYS))),
+        sources=sources,
+    )
+
+
+def _resume(text: str) -> Resume:
+    try:
+        return Resume(text)
+    except ValueError:
+        raise UsageError(f"resume is {text!r}: give 'Always' or 'Never'") from None
