@@ -1,0 +1,193 @@
+"""The chart as the real Helm CLI renders it: what it asks for, what it grants, what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from holdfast_testbed.commands import run
+from holdfast_testbed.errors import TestbedError
+from holdfast_testbed.programs import program
+
+pytestmark = pytest.mark.integration  # needs the Helm CLI
+
+CHART = Path(__file__).resolve().parents[2] / "charts" / "holdfast"
+
+
+def render(*values: str, namespace: str = "holdfast-system", release: str = "holdfast") -> list[dict[str, Any]]:
+    flags = [flag for value in values for flag in ("--set", value)]
+    text = run(
+        [program("helm"), "template", release, CHART, "-n", namespace, "--kube-version", "1.36.0", *flags],
+    )
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+def one(documents: list[dict[str, Any]], kind: str, name: str | None = None) -> dict[str, Any]:
+    found = [d for d in documents if d["kind"] == kind and name in (None, d["metadata"]["name"])]
+    assert len(found) == 1, f"{len(found)} objects of kind {kind}"
+    return found[0]
+
+
+def container(documents: list[dict[str, Any]]) -> dict[str, Any]:
+    (only,) = one(documents, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert isinstance(only, dict)
+    return only
+
+
+def environment(documents: list[dict[str, Any]]) -> dict[str, str]:
+    return {v["name"]: v["value"] for v in container(documents)["env"] if "value" in v}
+
+
+def test_lint_finds_nothing() -> None:
+    assert "0 chart(s) failed" in run([program("helm"), "lint", "--strict", CHART])
+
+
+def test_two_operators_never_run_at_once() -> None:
+    spec = one(render(), "Deployment")["spec"]
+    assert spec["replicas"] == 1
+    assert spec["strategy"] == {"type": "Recreate"}
+
+
+def test_a_pause_of_a_minute_does_not_restart_the_operator() -> None:
+    probe = container(render())["livenessProbe"]
+    assert probe["failureThreshold"] * probe["periodSeconds"] >= 120
+
+
+def test_the_operator_meets_the_restricted_standard() -> None:
+    documents = render()
+    pod = one(documents, "Deployment")["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    context = container(documents)["securityContext"]
+    assert context["allowPrivilegeEscalation"] is False
+    assert context["readOnlyRootFilesystem"] is True
+    assert context["capabilities"] == {"drop": ["ALL"]}
+    assert {next(iter(set(volume) - {"name"})) for volume in pod["volumes"]} == {"emptyDir"}
+
+
+def test_agents_are_given_a_name_that_the_certificate_has() -> None:
+    env = environment(render(namespace="ops"))
+    assert env["HOLDFAST_AGENTS_URL"] == "https://holdfast.ops.svc:8443"
+    assert "holdfast.ops.svc" in env["HOLDFAST_TLS_NAMES"].split(",")
+
+
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [("10.96.0.200", "https://10.96.0.200:8443"), ("fd00::7", "https://[fd00::7]:8443")],
+)
+def test_without_dns_agents_are_given_the_cluster_ip(address: str, url: str) -> None:
+    documents = render(f"service.clusterIP={address}")
+    env = environment(documents)
+    assert one(documents, "Service")["spec"]["clusterIP"] == address
+    assert env["HOLDFAST_AGENTS_URL"] == url
+    assert address in env["HOLDFAST_TLS_NAMES"].split(",")
+
+
+@pytest.mark.parametrize(
+    ("url", "name"), [("https://holdfast.example:443", "holdfast.example"), ("https://[fd00::9]:443", "fd00::9")]
+)
+def test_an_address_of_ones_own_is_in_the_certificate(url: str, name: str) -> None:
+    env = environment(render(f"agents.url={url}", "agents.extraNames={a.example,192.0.2.7}"))
+    assert env["HOLDFAST_AGENTS_URL"] == url
+    assert {name, "a.example", "192.0.2.7"} <= set(env["HOLDFAST_TLS_NAMES"].split(","))
+
+
+def test_images_have_the_charts_version_unless_told_otherwise() -> None:
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+    documents = render()
+    assert container(documents)["image"] == f"docker.io/holdfast/operator:{version}"
+    assert environment(documents)["HOLDFAST_SIDECAR_IMAGE"] == f"docker.io/holdfast/sidecar:{version}"
+    documents = render("image.tag=1.2.3", "sidecar.image.repository=r.example/s", "sidecar.image.tag=v4")
+    assert container(documents)["image"] == "docker.io/holdfast/operator:1.2.3"
+    assert environment(documents)["HOLDFAST_SIDECAR_IMAGE"] == "r.example/s:v4"
+
+
+def rules(documents: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for document in documents:
+        if document["kind"] in ("ClusterRole", "Role"):
+            for rule in document["rules"]:
+                yield document["kind"], rule
+
+
+def test_no_right_is_a_wildcard() -> None:
+    for _kind, rule in rules(render()):
+        assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
+
+
+def test_secrets_are_read_in_the_operators_namespace_and_by_name_only() -> None:
+    for kind, rule in rules(render()):
+        if "secrets" in rule["resources"]:
+            assert kind == "Role"
+            assert rule["verbs"] == ["create"] or set(rule["resourceNames"]) <= {"holdfast-ca", "holdfast-key"}
+
+
+def test_nothing_can_be_granted_run_or_impersonated() -> None:
+    granted = {
+        (resource, verb) for _k, rule in rules(render()) for resource in rule["resources"] for verb in rule["verbs"]
+    }
+    for resource in (
+        "roles",
+        "clusterroles",
+        "rolebindings",
+        "clusterrolebindings",
+        "serviceaccounts/token",
+        "pods/exec",
+    ):
+        assert not any(found == resource for found, _verb in granted)
+    assert not any(verb in ("bind", "escalate", "impersonate") for _resource, verb in granted)
+
+
+def test_two_releases_share_no_object() -> None:
+    def identities(documents: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
+        return {(d["kind"], d["metadata"].get("namespace", ""), d["metadata"]["name"]) for d in documents}
+
+    first, second = render(namespace="a", release="one"), render(namespace="b", release="two")
+    assert identities(first) & identities(second) == set()
+
+
+def test_network_policies_can_be_turned_off_and_narrowed() -> None:
+    policies = [d for d in render() if d["kind"] == "NetworkPolicy"]
+    assert {kind for policy in policies for kind in policy["spec"]["policyTypes"]} == {"Ingress", "Egress"}
+    assert not [d for d in render("networkPolicy.enabled=false") if d["kind"] == "NetworkPolicy"]
+    narrowed = one(
+        render("networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.name=monitoring"),
+        "NetworkPolicy",
+        "holdfast-ingress",
+    )
+    assert narrowed["spec"]["ingress"][1]["from"] == [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("sidecr.image.tag=1", "sidecr"),
+        ("image.tga=1", "additional properties"),
+        ("replicas=2", "replicas"),
+        ("logLevel=LOUD", "logLevel"),
+        ("image.pullPolicy=Sometimes", "pullPolicy"),
+        ("agents.url=http://holdfast", "agents"),
+        ("service.clusterIP=not-an-address", "clusterIP"),
+        ("networkPolicy.apiServerPorts[0]=0", "apiServerPorts"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(value: str, says: str) -> None:
+    with pytest.raises(TestbedError, match=says):
+        render(value)
+
+
+def test_every_value_is_in_the_schema_and_every_schema_entry_is_a_value() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    assert set(values) == set(schema["properties"]) - {"global"}
+    for name in ("sidecar", "agents", "service", "serviceAccount", "networkPolicy"):
+        assert set(values[name]) == set(schema["properties"][name]["properties"])
+
+
+def test_the_notes_say_that_helm_does_not_upgrade_the_resource() -> None:
+    assert "neither upgrades nor removes" in (CHART / "templates" / "NOTES.txt").read_text()
+    assert "Helm does not upgrade" in (CHART / "README.md").read_text()
