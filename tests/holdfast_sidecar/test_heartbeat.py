@@ -32,6 +32,11 @@ def test_without_any_change_one_is_due_every_five_seconds():
     assert due(accepted(beat(), 0, monotonic=100.0), beat()) == 105.0
 
 
+def test_while_the_revisions_differ_the_operator_is_asked_again_soon():
+    state = accepted(beat(), 0, monotonic=100.0, settled=False)
+    assert due(state, beat()) == 101.0
+
+
 @pytest.mark.parametrize("field", SIGNIFICANT)
 def test_a_significant_change_is_due_at_once(field: str):
     state = accepted(beat(), 0, monotonic=100.0)

@@ -115,7 +115,7 @@ class Reporter:
         clock: Clock,
         uniform: Callable[[float, float], float],
         on_result: Callable[[bool], None] = lambda _: None,
-        on_revision: Callable[[int], None] = lambda _: None,
+        on_revision: Callable[[int], bool] = lambda _: True,
     ) -> None:
         self._api = api
         self._pod = pod
@@ -177,10 +177,10 @@ class Reporter:
             self._contact(logging.WARNING, _kind(error), f"reports do not reach the operator: {error}")
             self._on_result(False)
             return False
-        self._report_state = accepted(beat, len(notices), self._clock.monotonic())
+        settled = self._on_revision(revision)
+        self._report_state = accepted(beat, len(notices), self._clock.monotonic(), settled=settled)
         self._contact(logging.INFO, "ok", "reports reach the operator")
         self._on_result(True)
-        self._on_revision(revision)
         return True
 
     def _pause(self, failures: int) -> float:
@@ -235,22 +235,24 @@ class Membership:
         self._contact(logging.INFO, "ok", "the operator serves the membership")
         return 0.0
 
-    def expect(self, revision: int) -> None:
-        """What a report's answer says the operator's revision is; ends a long poll that waits in the wrong place."""
+    def expect(self, revision: int) -> bool:
+        """What a report's answer says the operator's revision is; ends a long poll that waits in the wrong place.
+        False while the two differ."""
         with self._lock:
             now = self._clock.monotonic()
             if revision == self._cursor:
                 self._mismatch = None
-                return
+                return True
             if self._mismatch is None or self._mismatch[0] != revision:
                 self._mismatch = (revision, now)
             if now - self._mismatch[1] < c.REVISION_MISMATCH_SECONDS:
-                return
+                return False
             if revision < self._cursor:
                 _log.warning("the operator's revision fell from %d to %d; following it", self._cursor, revision)
                 self._cursor = max(revision - 1, 0)
             self._mismatch, self._nudged = None, True
         self._abort()
+        return False
 
     def _store(self, data: bytes) -> None:
         revision = membership_revision(data)

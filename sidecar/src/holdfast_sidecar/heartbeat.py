@@ -105,6 +105,8 @@ class ReportState:
     notices: int
     """Notices in the last accepted report."""
     sequence: int
+    settled: bool = True
+    """False while the operator's revision is not the one that the long poll is at: ask again soon."""
 
 
 NOTHING_REPORTED = ReportState(
@@ -122,10 +124,12 @@ def report_due(state: ReportState, beat: Beat, notices: int) -> tuple[float, str
         return 0.0, "Changed"
     if beat.sequence != state.sequence:
         return state.accepted_at + c.REPORT_MOVING_SECONDS, "Moving"
+    if not state.settled:
+        return state.accepted_at + c.REVISION_MISMATCH_SECONDS, "Unsettled"
     return state.accepted_at + c.REPORT_IDLE_SECONDS, "Idle"
 
 
-def accepted(beat: Beat, notices: int, monotonic: float) -> ReportState:
+def accepted(beat: Beat, notices: int, monotonic: float, *, settled: bool = True) -> ReportState:
     """The state after the operator took a report of this."""
     return ReportState(
         accepted_at=monotonic,
@@ -135,18 +139,11 @@ def accepted(beat: Beat, notices: int, monotonic: float) -> ReportState:
         significance=beat.significance,
         notices=notices,
         sequence=beat.sequence,
+        settled=settled,
     )
 
 
 def failed(state: ReportState, monotonic: float, pause: Callable[[int], float]) -> ReportState:
     """The state after a report was not taken."""
     failures = state.failures + 1
-    return ReportState(
-        accepted_at=state.accepted_at,
-        attempted_at=monotonic,
-        failures=failures,
-        pause=pause(failures),
-        significance=state.significance,
-        notices=state.notices,
-        sequence=state.sequence,
-    )
+    return replace(state, attempted_at=monotonic, failures=failures, pause=pause(failures))
