@@ -73,7 +73,7 @@ def test_the_operator_meets_the_restricted_standard() -> None:
 def test_agents_are_given_a_name_that_the_certificate_has() -> None:
     env = environment(render(namespace="ops"))
     assert env["HOLDFAST_AGENTS_URL"] == "https://holdfast.ops.svc:8443"
-    assert "holdfast.ops.svc" in env["HOLDFAST_TLS_NAMES"].split(",")
+    assert "holdfast.ops.svc" in env["HOLDFAST_AGENTS_NAMES"].split(",")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_without_dns_agents_are_given_the_cluster_ip(address: str, url: str) -> 
     env = environment(documents)
     assert one(documents, "Service")["spec"]["clusterIP"] == address
     assert env["HOLDFAST_AGENTS_URL"] == url
-    assert address in env["HOLDFAST_TLS_NAMES"].split(",")
+    assert address in env["HOLDFAST_AGENTS_NAMES"].split(",")
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_without_dns_agents_are_given_the_cluster_ip(address: str, url: str) -> 
 def test_an_address_of_ones_own_is_in_the_certificate(url: str, name: str) -> None:
     env = environment(render(f"agents.url={url}", "agents.extraNames={a.example,192.0.2.7}"))
     assert env["HOLDFAST_AGENTS_URL"] == url
-    assert {name, "a.example", "192.0.2.7"} <= set(env["HOLDFAST_TLS_NAMES"].split(","))
+    assert {name, "a.example", "192.0.2.7"} <= set(env["HOLDFAST_AGENTS_NAMES"].split(","))
 
 
 def test_images_have_the_charts_version_unless_told_otherwise() -> None:
