@@ -1,0 +1,129 @@
+"""The operator's side of the golden files: it understands what agents write, and writes what they expect."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast_operator import manifests
+from holdfast_operator.api import Pair, parse_job
+from holdfast_operator.errors import AgentRequestError
+from holdfast_operator.seen import parse_pod, parse_report
+from holdfast_operator.status import Membership
+from holdfast_operator.webhook import AgentHub, PodIdentity
+from holdfast_operator.webhook import parse_report as parse_wire
+
+GOLDEN = Path(__file__).parent
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
+def read(name: str) -> Any:
+    return json.loads((GOLDEN / name).read_text())
+
+
+def golden_job() -> dict[str, Any]:
+    """The resource that the golden membership is about."""
+    return {
+        "metadata": {
+            "namespace": "ml",
+            "name": "gpt",
+            "uid": "0b9d8c1e-5b1c-4c7e-9d55-6a1f2c3d4e5f",
+            "creationTimestamp": "2026-01-31T12:00:00Z",
+        },
+        "spec": {
+            "workers": {
+                "replicas": 3,
+                "processesPerWorker": 1,
+                "template": {"spec": {"containers": [{"name": "trainer", "image": "x"}]}},
+            },
+            "elasticity": {"minReplicas": 2, "replicaStep": 1, "onFailure": "Shrink"},
+            "recovery": {
+                "budgets": [{"cause": "Application", "maxRestarts": 3, "windowSeconds": 21600}],
+                "backoff": {"initialSeconds": 1, "maxSeconds": 60},
+            },
+            "checkpoint": {"interval": 50, "retention": {"keepLast": 3}, "resume": "Always"},
+            "startupDeadlineSeconds": 300,
+            "interruption": {"checkpointDeadlineSeconds": 25},
+        },
+    }
+
+
+def test_the_membership_that_is_served_is_the_golden_one() -> None:
+    golden = read("membership.json")
+    job = parse_job(golden_job())
+    assert job.spec is not None
+    document = manifests.membership_document(
+        job, job.spec, Membership.from_json(golden), golden["restarts"], golden["jobKey"]
+    )
+    assert document == golden
+    hub = AgentHub(lambda _token: None, lambda _job: None)
+    hub.publish(job.uid, document)
+    publication = hub.publication(job.uid)
+    assert publication is not None
+    assert json.loads(publication.payload) == golden
+
+
+def test_membership_in_status_and_on_the_wire_are_the_same() -> None:
+    golden = read("membership.json")
+    in_status = Membership.from_json(golden).to_json()
+    assert {key: golden[key] for key in in_status} == in_status
+    assert Membership.from_json(in_status) == Membership.from_json(golden)
+
+
+def test_the_golden_report_is_taken_and_understood() -> None:
+    heard: list[str] = []
+    hub = AgentHub(lambda _token: None, heard.append, clock=lambda: NOON)
+    hub.bind("uid-w0", "job")
+    hub.record(PodIdentity(namespace="ml", pod="gpt-w0", pod_uid="uid-w0"), (GOLDEN / "report.json").read_bytes())
+    kept = hub.latest("uid-w0")
+    assert kept is not None
+    report = parse_report(kept.body, kept.received_at)
+    assert heard == ["job"]
+    assert report is not None
+    assert report.pod_uid == "uid-w0"
+    assert report.ready
+    assert report.accepted == report.started == Pair(generation=2, attempt=1)
+    assert report.world is not None
+    assert report.world.members == ("uid-w0", "uid-w1", "uid-w3")
+    assert report.world.publication == "p2-6f1e"
+    assert (report.committed_step, report.loss, report.throughput) == (412, 2.125, 1536.0)
+    assert report.checkpoints["shared"]["step"] == 400
+    assert report.highest_claim == read("claim.json")
+    assert report.lost_members == ("uid-w2",)
+    assert [incident["cause"] for incident in report.incidents] == ["Infrastructure"]
+    (notice,) = report.notices
+    assert (notice.id, notice.action, notice.leaves) == ("aws-spot-2026-01-31T12:02:00Z", "terminate", True)
+
+
+def test_the_report_carries_the_status_file_unchanged() -> None:
+    assert read("report.json")["launcher"] == read("status.json")
+
+
+def test_the_golden_termination_message_tells_why_the_container_ended() -> None:
+    terminated = {"exitCode": 1, "reason": "Error", "message": (GOLDEN / "termination.json").read_text()}
+    pod = parse_pod(
+        {
+            "metadata": {"name": "gpt-w0", "uid": "u"},
+            "spec": {"containers": [{"name": "trainer"}]},
+            "status": {"containerStatuses": [{"name": "trainer", "state": {"terminated": terminated}}]},
+        }
+    )
+    assert pod.exit is not None
+    assert (pod.exit.code, pod.exit.cause, pod.exit.final) == (1, "Application", True)
+    assert pod.exit.words().endswith("ValueError: loss is negative")
+
+
+@pytest.mark.parametrize("version", [0, 2, None, "1"])
+def test_an_unknown_version_is_refused_by_name(version: object) -> None:
+    with pytest.raises(AgentRequestError, match="version") as caught:
+        parse_wire(json.dumps({**read("report.json"), "version": version}).encode())
+    assert caught.value.status == 400
+
+
+def test_an_unknown_field_is_ignored() -> None:
+    body = {**read("report.json"), "ofTheFuture": {"x": 1}}
+    body["launcher"]["ofTheFuture"] = [1]
+    parsed = parse_wire(json.dumps(body).encode())
+    assert parse_report(parsed, NOON) == parse_report(read("report.json"), NOON)
