@@ -1,0 +1,251 @@
+"""The one shape of benchmarks: trials, interleaved; rows with a spread and a bar; one table and one JSON file.
+
+A benchmark makes `Row`s and hands them to `finish`. Contestants of a comparison run interleaved, in random order
+each round after a warm-up round, and a ratio is formed within a round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import operator
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "out" / "bench"
+_COMPARE = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of a benchmark. `held` is computed from `judged` and `target`, never typed."""
+
+    bar: str
+    what: str
+    ours: float
+    unit: str
+    n: int
+    p10: float
+    p90: float
+    peer: float | None = None
+    peer_name: str = ""
+    limit: float | None = None
+    target: str = ""
+    held: bool | None = None
+
+
+def row(
+    bar: str,
+    what: str,
+    values: Sequence[float],
+    unit: str,
+    *,
+    target: str = "",
+    at: float = 0.5,
+    peer: float | None = None,
+    peer_name: str = "",
+    limit: float | None = None,
+) -> Row:
+    """A row whose figure is the `at` quantile of the values (the median unless the bar names another)."""
+    ours = quantile(values, at)
+    return Row(
+        bar=bar,
+        what=what,
+        ours=ours,
+        unit=unit,
+        n=len(values),
+        p10=quantile(values, 0.1),
+        p90=quantile(values, 0.9),
+        peer=peer,
+        peer_name=peer_name,
+        limit=limit,
+        target=target,
+        held=holds(ours, target),
+    )
+
+
+def quantile(values: Sequence[float], at: float) -> float:
+    """The value below which a share of the values lies; nearest rank, so that a p99 is a value that occurred."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, max(0, -(-int(at * 1000) * len(ordered) // 1000) - 1))]
+
+
+def holds(value: float, target: str) -> bool | None:
+    """Whether the value meets a target like `<= 60`; None without one."""
+    if not target:
+        return None
+    sign, _, bound = target.partition(" ")
+    return bool(_COMPARE[sign](value, float(bound)))
+
+
+def interleaved(
+    contestants: Mapping[str, Callable[[], float]], rounds: int, *, rng: random.Random | None = None
+) -> dict[str, list[float]]:
+    """Values of each contestant, one a round, in random order each round, after a warm-up round that is not kept."""
+    rng = rng or random.Random()  # noqa: S311 - an order, not a secret
+    values: dict[str, list[float]] = {name: [] for name in contestants}
+    for number in range(rounds + 1):
+        for name in rng.sample(sorted(contestants), len(contestants)):
+            value = contestants[name]()
+            if number:
+                values[name].append(value)
+    return values
+
+
+def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    """Ours over theirs, within each round."""
+    return [mine / other for mine, other in zip(ours, theirs, strict=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How much a run does: `quick` for CI, whose figures nobody judges, `full` without a limit, else ten minutes."""
+
+    quick: bool
+    full: bool
+
+    def pick(self, *, quick: int, default: int, full: int) -> int:
+        """A number of trials."""
+        return quick if self.quick else full if self.full else default
+
+
+class Trials:
+    """Values by key. With `full`, each is appended to a file at once, and a later run goes on from there."""
+
+    def __init__(self, name: str, effort: Effort) -> None:
+        self._path = OUT / f"{name}.trials.jsonl" if effort.full else None
+        self._commit = commit()
+        self._kept: dict[str, list[float]] = {}
+        if self._path is not None and self._path.exists():
+            for line in self._path.read_text().splitlines():
+                entry = json.loads(line)
+                if entry["commit"] == self._commit:
+                    self._kept.setdefault(entry["key"], []).append(entry["value"])
+
+    def collect(self, key: str, wanted: int, trial: Callable[[], float]) -> list[float]:
+        """The key's values, after as many further trials as are missing."""
+        kept = self._kept.setdefault(key, [])
+        while len(kept) < wanted:
+            self.keep(key, trial())
+            _progress(f"{key}: {len(kept)} of {wanted}")
+        _progress("")
+        return kept
+
+    def keep(self, key: str, value: float) -> None:
+        """Add one value."""
+        self._kept.setdefault(key, []).append(value)
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a") as file:
+                file.write(json.dumps({"commit": self._commit, "key": key, "value": value}) + "\n")
+
+
+def arguments(description: str) -> Effort:
+    """The command line that all benchmarks share."""
+    parser = argparse.ArgumentParser(description=description)
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--quick", action="store_true", help="a minute or two; its figures are not judged")
+    group.add_argument("--full", action="store_true", help="as long as it takes; goes on where it was stopped")
+    found = parser.parse_args()
+    return Effort(quick=found.quick, full=found.full)
+
+
+def finish(name: str, rows: Sequence[Row], effort: Effort) -> int:
+    """Print the table, write `out/bench/NAME.json`; the exit status is 1 when a judged bar was missed."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    here = machine()
+    document = {
+        "name": name,
+        "machine": here,
+        "commit": commit(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "quick": effort.quick,
+        "rows": [asdict(one) for one in rows],
+    }
+    path = OUT / f"{name}.json"
+    path.write_text(json.dumps(document, indent=1) + "\n")
+    print(table(rows))
+    print(f"\n{describe(here)}; {document['date']}; {path.relative_to(ROOT)}")
+    if effort.quick:
+        print("--quick: the figures are not judged")
+        return 0
+    return int(any(one.held is False for one in rows))
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A Markdown table, aligned."""
+    head = ["bar", "what", "ours", "p10–p90", "peer", "limit", "target", "held", "n"]
+    lines = [head, *map(_cells, rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
+    padded.insert(1, ["-" * width for width in widths])
+    return "\n".join(f"| {' | '.join(line)} |" for line in padded)
+
+
+def _cells(one: Row) -> list[str]:
+    return [
+        one.bar,
+        one.what,
+        f"{number(one.ours)} {one.unit}",
+        f"{number(one.p10)}–{number(one.p90)}",
+        "—" if one.peer is None else f"{number(one.peer)} ({one.peer_name})",
+        "—" if one.limit is None else number(one.limit),
+        one.target or "—",
+        {True: "yes", False: "NO", None: "—"}[one.held],
+        str(one.n),
+    ]
+
+
+def number(value: float) -> str:
+    """Three digits that matter."""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were made on."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        torch = None
+    return {
+        "cpus": os.cpu_count(),
+        "memory_gib": round(memory),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "torch": torch,
+    }
+
+
+def describe(found: Mapping[str, Any]) -> str:
+    """The machine in a few words."""
+    return f"{found['cpus']} cores, {found['memory_gib']} GiB, Linux {found['kernel']}, Python {found['python']}"
+
+
+def commit() -> str:
+    """The checked-out commit, with a mark when files differ from it."""
+    git = ["git", "-C", str(ROOT)]
+    found = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    dirty = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=False)
+    return (found.stdout.strip() or "unknown") + ("+" if dirty.stdout.strip() else "")
+
+
+def _progress(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def median(values: Sequence[float]) -> float:
+    """The median."""
+    return statistics.median(values)

@@ -1,0 +1,305 @@
+"""The sidecar: memory, CPU, notice → touch-file, publication → membership file.
+
+The real process against the operator's own agents' API over TLS and the testbed's metadata service. Its memory's
+limit is a bare interpreter; the peer is the same interpreter with what such a sidecar would usually be written with,
+the official Kubernetes client and requests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import ssl
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import _bench as bench
+
+from holdfast_operator.agentserver import AgentServer
+from holdfast_operator.tls import Periods, issue, new_authority
+from holdfast_operator.webhook import AgentHub, PodIdentity
+from holdfast_testbed.metadata import Announcement, Imds, MetadataServer, interruption
+
+GOLDEN = bench.ROOT / "tests" / "contract"
+TOKEN = "a-token-of-the-benchmark"  # noqa: S105 - it opens nothing
+POD = "uid-w0"
+JOB = "0b9d8c1e-5b1c-4c7e-9d55-6a1f2c3d4e5f"
+PATIENCE = 60.0
+PEER = "from kubernetes import client, watch; import requests; client.CoreV1Api()"
+PEER_NAME = "kubernetes + requests, idle"
+
+
+def golden(name: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((GOLDEN / name).read_text())
+    return document
+
+
+@dataclass(kw_only=True)
+class World:
+    """What surrounds a sidecar."""
+
+    folder: Path
+    hub: AgentHub
+    announced: Announcement
+    environment: dict[str, str]
+    revision: int = 0
+
+    @property
+    def run_dir(self) -> Path:
+        return self.folder / "run"
+
+    def publish(self) -> int:
+        """Publish the next revision."""
+        self.revision += 1
+        self.hub.publish(JOB, {**golden("membership.json"), "revision": self.revision})
+        return self.revision
+
+    def write_status(self, step: int) -> None:
+        """What a launcher writes as it trains."""
+        beside = self.run_dir / ".status.bench"
+        beside.write_text(json.dumps({**golden("status.json"), "committedStep": step}))
+        beside.rename(self.run_dir / "status.json")
+
+
+@contextlib.contextmanager
+def surroundings() -> Iterator[World]:
+    """An operator's API, a metadata service and a pod's files."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name, contextlib.ExitStack() as stack:
+        folder = Path(name)
+        (folder / "run").mkdir()
+        (folder / "token").write_text(TOKEN)
+        hub = AgentHub(identify, lambda _job: None)
+        hub.bind(POD, JOB)
+        server = AgentServer(hub, certificates(folder), host="127.0.0.1", port=0)
+        server.start()
+        stack.callback(server.stop)
+        world = World(folder=folder, hub=hub, announced=Announcement(instance_id="i-bench"), environment={})
+        metadata = stack.enter_context(MetadataServer(Imds(announced=lambda: world.announced)))
+        world.environment = environment(folder, server.port, metadata.url)
+        yield world
+
+
+def identify(token: str) -> PodIdentity | None:
+    """The one pod, by its token."""
+    return PodIdentity(namespace="ml", pod="gpt-w0", pod_uid=POD) if token == TOKEN else None
+
+
+def certificates(folder: Path) -> ssl.SSLContext:
+    """A TLS context for loopback, from an authority of the benchmark's own whose certificate is `ca.crt`."""
+    now = datetime.now(UTC)
+    authority = new_authority(now, Periods())
+    pair = issue(authority, ["127.0.0.1"], now, timedelta(days=1))
+    (folder / "ca.crt").write_bytes(authority.certificate)
+    chain = folder / "server.pem"
+    chain.write_bytes(pair.key + pair.certificate)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(chain)
+    return context
+
+
+def environment(folder: Path, port: int, metadata_url: str) -> dict[str, str]:
+    """The sidecar's environment."""
+    return {
+        **{name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")},
+        "HOLDFAST_RUN_DIR": str(folder / "run"),
+        "HOLDFAST_POD_UID": POD,
+        "HOLDFAST_POD_NAME": "gpt-w0",
+        "HOLDFAST_POD_NAMESPACE": "ml",
+        "HOLDFAST_NODE_NAME": "node-1",
+        "HOLDFAST_OPERATOR_URL": f"https://127.0.0.1:{port}",
+        "HOLDFAST_TOKEN_FILE": str(folder / "token"),
+        "HOLDFAST_CA_FILE": str(folder / "ca.crt"),
+        "HOLDFAST_NOTICE_PROVIDERS": "AWS",
+        "HOLDFAST_METADATA_URL": metadata_url,
+        "HOLDFAST_SIDECAR_PORT": "0",
+        "HOLDFAST_SIDECAR_ADDRESS": "127.0.0.1",
+    }
+
+
+@contextlib.contextmanager
+def sidecar(world: World) -> Iterator[int]:
+    """The real process with everything in use; its PID."""
+    with (world.folder / "sidecar.log").open("ab") as log:
+        command = [sys.executable, "-m", "holdfast_sidecar"]
+        process = subprocess.Popen(command, env=world.environment, stdout=log, stderr=log)
+    try:
+        revision = world.publish()
+        world.write_status(1)
+        until(lambda: stored(world) == revision, "the membership")
+        until(lambda: world.hub.latest(POD) is not None, "a report")
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
+def idle_python(code: str) -> Iterator[int]:
+    """An interpreter that runs the code and then only waits; its PID."""
+    command = [sys.executable, "-c", f"{code}\nprint(flush=True)\nimport sys\nsys.stdin.read()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None  # noqa: S101 - it is a pipe
+        process.stdout.readline()
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def until(condition: Callable[[], bool], what: str) -> float:
+    """Wait for a condition; returns when it was seen."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        if time.monotonic() > end:
+            raise SystemExit(f"never came: {what}")
+        time.sleep(0.001)
+    return time.monotonic()
+
+
+def stored(world: World) -> int:
+    """Revision of the stored membership."""
+    try:
+        return int(json.loads((world.run_dir / "membership.json").read_bytes())["revision"])
+    except FileNotFoundError:
+        return 0
+
+
+def memory(pid: int, kind: str = "Pss") -> float:
+    """Proportional or resident set size in MiB."""
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith(f"{kind}:")) / 1024
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of all its threads that still live; none of the sidecar's own ends before it does."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
+def memories(world: World, rounds: int) -> dict[str, list[float]]:
+    """Memory of the sidecar, of what it might have been, and of the least that it can be."""
+    resident: list[float] = []
+
+    def ours() -> float:
+        with sidecar(world) as pid:
+            for _ in range(3):
+                revision = world.publish()
+                until(lambda revision=revision: stored(world) == revision, "the membership")  # type: ignore[misc]
+            resident.append(memory(pid, "Rss"))
+            return memory(pid)
+
+    def other(code: str) -> float:
+        with idle_python(code) as pid:
+            return memory(pid)
+
+    contestants = {
+        "ours": ours,
+        "peer": lambda: other(PEER),
+        "limit": lambda: other("pass"),
+    }
+    return {**bench.interleaved(contestants, rounds), "resident": resident[1:]}
+
+
+def load(world: World, pid: int, seconds: float, *, steps_a_second: float) -> float:
+    """Thousandths of a core over a time in which the launcher makes so many steps a second."""
+    stop = threading.Event()
+
+    def train() -> None:
+        step = 0
+        while steps_a_second and not stop.wait(1 / steps_a_second):
+            step += 1
+            world.write_status(step)
+
+    trainer = threading.Thread(target=train, daemon=True)
+    before, started = cpu_seconds(pid), time.monotonic()
+    trainer.start()
+    stop.wait(seconds)
+    used, took = cpu_seconds(pid) - before, time.monotonic() - started
+    stop.set()
+    trainer.join()
+    return 1000 * used / took
+
+
+def membership_latency(world: World) -> float:
+    """From the operator's publication to the pod's file."""
+    time.sleep(random.uniform(0.0, 0.05))  # noqa: S311 - not in step with anything
+    started = time.monotonic()
+    revision = world.publish()
+    return until(lambda: stored(world) == revision, "the membership") - started
+
+
+def notice_latency(world: World, number: int) -> float:
+    """From the cloud's announcement to the touch-file."""
+    touch = world.run_dir / "emergency_checkpoint"
+    time.sleep(random.uniform(0.0, 2.0))  # noqa: S311 - at any moment between two polls
+    when = datetime.now(UTC) + timedelta(days=number)
+    started = time.monotonic()
+    world.announced = interruption("i-bench", action="terminate", seconds=120, now=when)
+    took = until(touch.exists, "the touch-file") - started
+    touch.unlink()
+    return took
+
+
+def main() -> int:
+    """All rows."""
+    effort = bench.arguments("The sidecar's memory, CPU and latencies")
+    trials = bench.Trials("sidecar", effort)
+    with surroundings() as world:
+        sizes = memories(world, effort.pick(quick=1, default=7, full=21))
+        with sidecar(world) as pid:
+            window = effort.pick(quick=5, default=20, full=60)
+            repeats = effort.pick(quick=1, default=3, full=10)
+            idle = trials.collect("idle", repeats, lambda: load(world, pid, window, steps_a_second=0))
+            busy = trials.collect("training", repeats, lambda: load(world, pid, window, steps_a_second=5))
+            wanted = effort.pick(quick=50, default=500, full=5000)
+            files = trials.collect("membership", wanted, lambda: membership_latency(world))
+            numbers = iter(range(1, 100_000))
+            wanted = effort.pick(quick=5, default=120, full=2000)
+            notices = trials.collect("notice", wanted, lambda: notice_latency(world, next(numbers)))
+    return bench.finish("sidecar", rows(sizes, idle, busy, files, notices), effort)
+
+
+def rows(
+    sizes: dict[str, list[float]], idle: list[float], busy: list[float], files: list[float], notices: list[float]
+) -> list[bench.Row]:
+    """What was measured, against its bars."""
+    return [
+        bench.row(
+            "sidecar-1",
+            "memory with everything in use (PSS)",
+            sizes["ours"],
+            "MiB",
+            target="<= 60",
+            peer=bench.median(sizes["peer"]),
+            peer_name=PEER_NAME,
+            limit=bench.median(sizes["limit"]),
+        ),
+        bench.row("sidecar-1", "resident set, shared pages counted whole", sizes["resident"], "MiB", target="<= 60"),
+        bench.row(
+            "sidecar-1",
+            "PSS over the bare interpreter",
+            bench.ratios(sizes["ours"], sizes["limit"]),
+            "x",
+            peer=bench.median(bench.ratios(sizes["peer"], sizes["limit"])),
+            peer_name=PEER_NAME,
+            limit=1.0,
+        ),
+        bench.row("sidecar-2", "CPU, launcher silent", idle, "m", target="<= 5"),
+        bench.row("sidecar-2", "CPU, five steps a second", busy, "m"),
+        bench.row("sidecar-3", "publication → membership.json, p99", files, "s", target="<= 0.5", at=0.99),
+        bench.row("sidecar-4", "notice → touch-file, p99 (poll 2 s)", notices, "s", target="<= 2.2", at=0.99),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
