@@ -68,8 +68,10 @@ class AuditResult:
     expected: Audit
 
     def __str__(self) -> str:
-        verdict = "every sample exactly once" if self.ok else f"WRONG: expected {self.expected.to_json()}"
-        return f"data audit: {self.seen.count} samples, hash {self.seen.hash:016x}: {verdict}"
+        told = f"{self.seen.count} samples, hash {self.seen.hash:016x}"
+        if self.ok:
+            return f"exactly once ({told})"
+        return f"WRONG: {told}, but expected {self.expected.count} samples, hash {self.expected.hash:016x}"
 
 
 @dataclass
