@@ -1,0 +1,164 @@
+"""All writes of a pass. The status first, on the version that was read; then the actions in order; then the events.
+
+Every action is idempotent and means one object by UID, so a pass that dies anywhere is made good by the next.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from holdfast_operator import constants as c
+from holdfast_operator.actions import (
+    Action,
+    ApplyChildren,
+    CreatePod,
+    DeletePod,
+    Event,
+    LabelPod,
+    LiftGate,
+    Plan,
+    Publish,
+)
+from holdfast_operator.api import Job, format_time
+from holdfast_operator.cluster import Cluster
+from holdfast_operator.errors import ClusterError, ConflictError, NotFoundError, RejectedError
+from holdfast_operator.observe import Memory
+from holdfast_operator.seen import Refusal
+from holdfast_operator.webhook import AgentHub
+
+logger = logging.getLogger(__name__)
+
+Json = Mapping[str, Any]
+
+
+class Actor:
+    """Writes. ``identity`` names this process in events."""
+
+    def __init__(self, *, cluster: Cluster, hub: AgentHub, identity: str) -> None:
+        self._cluster = cluster
+        self._hub = hub
+        self._identity = identity
+
+    def write_status(self, job: Job, plan: Plan) -> Json | None:
+        """The job as written; None when there was nothing to write. Raises ``ConflictError``: plan again."""
+        patch = merge_patch(job.raw_status, without_nulls(plan.status.to_json()))
+        if not patch:
+            return None
+        who = {
+            "namespace": job.namespace,
+            "name": job.name,
+            "uid": job.uid,
+            "resourceVersion": job.resource_version,
+        }
+        return self._cluster.patch_status(who, patch)
+
+    def act(self, job: Job, plan: Plan, memory: Memory) -> Memory:
+        """Do the plan's actions; returns what is to be remembered. A refused child stops only its like."""
+        refusal: Refusal | None = None
+        for action in plan.actions:
+            if refusal is not None and isinstance(action, CreatePod):
+                continue
+            try:
+                memory = self._do(job, action, memory)
+            except (ConflictError, NotFoundError) as error:
+                logger.info("%s is no longer as it was seen: %s", _named(action), error)
+            except RejectedError as error:
+                logger.warning("%s", error)
+                refusal = Refusal(reason=error.reason, message=str(error))
+        return _remembered(memory, plan, refusal)
+
+    def _do(self, job: Job, action: Action, memory: Memory) -> Memory:
+        match action:
+            case ApplyChildren():
+                for manifest in action.manifests:
+                    self._cluster.apply(dict(manifest))
+                return _with(memory, applied=action.digest)
+            case CreatePod():
+                created = self._cluster.create_pod(dict(action.manifest))
+                if created is not None:
+                    logger.info("created pod %s", action.name)
+                    self._hub.bind(str(created["metadata"]["uid"]), job.uid)
+            case LiftGate():
+                self._cluster.lift_gate(job.namespace, action.name, action.uid)
+            case LabelPod():
+                self._cluster.label_pod(job.namespace, action.name, action.uid, {c.LABEL_INDEX: action.index})
+            case DeletePod():
+                logger.info("deleting pod %s: %s", action.name, action.why)
+                self._cluster.delete_pod(job.namespace, action.name, action.uid)
+            case Publish():
+                self._hub.publish(job.uid, action.document)
+                return _with(memory, published=action.revision)
+        return memory
+
+    def tell(self, job: Job, events: tuple[Event, ...], now: datetime) -> None:
+        """Events for ``kubectl describe``. One that cannot be written costs only itself."""
+        for number, event in enumerate(events):
+            logger.log(logging.WARNING if event.warning else logging.INFO, "%s: %s", event.reason, event.message)
+            try:
+                self._cluster.tell(event_manifest(job, event, now, number, self._identity))
+            except ClusterError as error:
+                logger.warning("an event was not written: %s", error)
+
+
+def _with(memory: Memory, **changes: Any) -> Memory:
+    return Memory(**{"refusal": memory.refusal, "applied": memory.applied, "published": memory.published, **changes})
+
+
+def _remembered(memory: Memory, plan: Plan, refusal: Refusal | None) -> Memory:
+    """A refusal is remembered until the creation that it was about succeeds."""
+    tried = any(isinstance(action, CreatePod | ApplyChildren) for action in plan.actions)
+    return _with(memory, refusal=refusal if tried or refusal else memory.refusal)
+
+
+def _named(action: Action) -> str:
+    return f"{type(action).__name__} {getattr(action, 'name', '')}".strip()
+
+
+def event_manifest(job: Job, event: Event, now: datetime, number: int, identity: str) -> dict[str, Any]:
+    """events.k8s.io/v1."""
+    stamp = int(now.timestamp() * 1_000_000) + number
+    return {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"name": f"{job.name}.{stamp:x}", "namespace": job.namespace},
+        "eventTime": format_time(now),
+        "reportingController": c.REPORTING_CONTROLLER,
+        "reportingInstance": identity[:128] or "unknown",
+        "action": "Reconcile",
+        "type": "Warning" if event.warning else "Normal",
+        "reason": event.reason[:128],
+        "note": event.message[: c.MAX_MESSAGE],
+        "regarding": {
+            "apiVersion": f"{c.GROUP}/{c.API_VERSION}",
+            "kind": c.KIND,
+            "namespace": job.namespace,
+            "name": job.name,
+            "uid": job.uid,
+        },
+    }
+
+
+def without_nulls(value: Any) -> Any:
+    """The same without null fields: the API server drops them or refuses them."""
+    if isinstance(value, Mapping):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [without_nulls(item) for item in value]
+    return value
+
+
+def merge_patch(before: Json, after: Json) -> dict[str, Any]:
+    """RFC 7396: what turns ``before`` into ``after``; lists go as a whole, null removes."""
+    patch: dict[str, Any] = {key: None for key, value in before.items() if key not in after and value is not None}
+    for key, value in after.items():
+        old = before.get(key)
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            inner = merge_patch(old, value)
+            if inner:
+                patch[key] = inner
+        elif without_nulls(old) != value:
+            patch[key] = value
+    return patch

@@ -1,0 +1,201 @@
+"""The newest that is known of jobs, our pods and nodes. Thread-safe; fed by watches and by full lists.
+
+A watch never tells of what vanished while it was down, so ``replace`` prunes what a full list no longer has. The last
+state of a vanished pod is kept for a while: it may hold the proof of how it ended.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast_operator import constants as c
+
+Json = Mapping[str, Any]
+
+TOMBSTONES = 64  # a job
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """A full list and the cluster's version when it was taken."""
+
+    items: Sequence[Json]
+    version: int
+
+    def absent(self, known: Iterable[Json]) -> list[Json]:
+        """What is known and not listed; what is newer than the list was made after it."""
+        uids = {body["metadata"].get("uid") for body in self.items}
+        gone = (body for body in known if body["metadata"].get("uid") not in uids)
+        return [body for body in gone if version(body) <= self.version]
+
+
+class Cache:
+    """Jobs by key, pods by owner's UID, nodes by name."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._jobs: dict[str, Json] = {}
+        self._pods: dict[str, dict[str, Json]] = defaultdict(dict)
+        self._tombstones: dict[str, dict[str, Json]] = defaultdict(dict)
+        self._nodes: dict[str, Json] = {}
+
+    # Jobs
+
+    def put_job(self, body: Json) -> str:
+        """Keep a job unless a newer version is known; returns its key."""
+        key = job_key(body)
+        with self._lock:
+            self._jobs[key] = _newer(self._jobs.get(key), body)
+        return key
+
+    def drop_job(self, body: Json) -> str:
+        """The job is gone; returns its key."""
+        key, uid = job_key(body), str(body["metadata"].get("uid", ""))
+        with self._lock:
+            known = self._jobs.get(key)
+            if known is not None and known["metadata"].get("uid") == uid:
+                del self._jobs[key]
+            self._tombstones.pop(uid, None)
+        return key
+
+    def job(self, key: str) -> Json | None:
+        """The job of this key."""
+        with self._lock:
+            return self._jobs.get(key)
+
+    def jobs(self) -> list[Json]:
+        """All jobs."""
+        with self._lock:
+            return list(self._jobs.values())
+
+    def key_of_uid(self, uid: str) -> str | None:
+        """The key of the job with this UID."""
+        with self._lock:
+            return next((key for key, body in self._jobs.items() if body["metadata"].get("uid") == uid), None)
+
+    # Pods
+
+    def put_pod(self, body: Json) -> str | None:
+        """Keep a pod of ours; returns its job's key."""
+        owner, uid = owner_of(body), str(body["metadata"]["uid"])
+        if owner is None:
+            return None
+        with self._lock:
+            pods = self._pods[owner["uid"]]
+            pods[uid] = _newer(pods.get(uid), body)
+        return f"{body['metadata'].get('namespace', '')}/{owner['name']}"
+
+    def drop_pod(self, body: Json) -> str | None:
+        """The pod is gone; its last state is kept for a while. Returns its job's key."""
+        owner, uid = owner_of(body), str(body["metadata"]["uid"])
+        if owner is None:
+            return None
+        with self._lock:
+            known = self._pods[owner["uid"]].pop(uid, body)
+            graves = self._tombstones[owner["uid"]]
+            graves[uid] = _newer(known, body)
+            while len(graves) > TOMBSTONES:
+                del graves[next(iter(graves))]
+            if not self._pods[owner["uid"]]:
+                del self._pods[owner["uid"]]
+        return f"{body['metadata'].get('namespace', '')}/{owner['name']}"
+
+    def pods_of(self, job_uid: str) -> list[Json]:
+        """Existing pods of a job."""
+        with self._lock:
+            return list(self._pods.get(job_uid, {}).values())
+
+    def tombstones_of(self, job_uid: str) -> list[Json]:
+        """Last states of pods of a job that are gone."""
+        with self._lock:
+            return list(self._tombstones.get(job_uid, {}).values())
+
+    def pods(self) -> list[Json]:
+        """All our pods."""
+        with self._lock:
+            return [body for pods in self._pods.values() for body in pods.values()]
+
+    # Nodes
+
+    def put_node(self, body: Json) -> bool:
+        """Keep a node; returns whether anything that matters to workers changed."""
+        name = str(body["metadata"]["name"])
+        with self._lock:
+            before = self._nodes.get(name)
+            after = _newer(before, body)
+            self._nodes[name] = after
+        return before is None or _essence(before) != _essence(after)
+
+    def drop_node(self, body: Json) -> None:
+        """The node is gone."""
+        with self._lock:
+            self._nodes.pop(str(body["metadata"]["name"]), None)
+
+    def nodes(self) -> list[Json]:
+        """All nodes."""
+        with self._lock:
+            return list(self._nodes.values())
+
+    def node(self, name: str) -> Json | None:
+        """The node of this name."""
+        with self._lock:
+            return self._nodes.get(name)
+
+    def keys_on_node(self, name: str) -> set[str]:
+        """Jobs that have a pod on this node."""
+        found = set()
+        for body in self.pods():
+            owner = owner_of(body)
+            if owner is not None and (body.get("spec") or {}).get("nodeName") == name:
+                found.add(f"{body['metadata'].get('namespace', '')}/{owner['name']}")
+        return found
+
+    # Full lists
+
+    def replace(self, jobs: Listing, pods: Listing, nodes: Listing) -> set[str]:
+        """Take over full lists; returns the keys of jobs that they touch or no longer have."""
+        keys = {self.put_job(body) for body in jobs.items}
+        keys |= {self.drop_job(body) for body in jobs.absent(self.jobs())}
+        keys |= {key for body in pods.items if (key := self.put_pod(body))}
+        keys |= {key for body in pods.absent(self.pods()) if (key := self.drop_pod(body))}
+        for body in nodes.items:
+            self.put_node(body)
+        for body in nodes.absent(self.nodes()):
+            self.drop_node(body)
+        return keys
+
+
+def job_key(body: Json) -> str:
+    """``namespace/name``."""
+    return f"{body['metadata'].get('namespace', '')}/{body['metadata']['name']}"
+
+
+def owner_of(body: Json) -> Json | None:
+    """The job that owns a pod."""
+    for owner in body["metadata"].get("ownerReferences") or ():
+        if owner.get("kind") == c.KIND and str(owner.get("apiVersion", "")).startswith(f"{c.GROUP}/"):
+            found: Json = owner
+            return found
+    return None
+
+
+def version(body: Json) -> int:
+    """The object's version as a number that rises."""
+    text = str(body["metadata"].get("resourceVersion", ""))
+    return int(text) if text.isdigit() else 0
+
+
+def _newer(known: Json | None, body: Json) -> Json:
+    return body if known is None or version(body) >= version(known) else known
+
+
+def _essence(body: Json) -> object:
+    """What of a node workers depend on: heartbeats come every few seconds and are not it."""
+    spec, status = body.get("spec") or {}, body.get("status") or {}
+    conditions = [(item.get("type"), item.get("status")) for item in status.get("conditions") or ()]
+    info = (status.get("nodeInfo") or {}).get("bootID")
+    return (spec.get("unschedulable"), spec.get("taints"), conditions, info, status.get("allocatable"))

@@ -1,0 +1,219 @@
+"""The API server, as plain JSON over the official client's transport. Blocking: only for our own threads.
+
+Every call has a time limit, and every failure is one of ``errors.ClusterError``. Objects are read as dictionaries:
+building the client's models costs three times as much.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+from kubernetes.client import ApiClient
+from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
+
+from holdfast_operator import constants as c
+from holdfast_operator.cache import Listing, version
+from holdfast_operator.errors import ClusterError, ConflictError, NotFoundError, RejectedError
+
+JsonObject = dict[str, Any]
+
+REQUEST_SECONDS = (5.0, 30.0)
+PAGE = 500
+JSON = "application/json"
+MERGE = "application/merge-patch+json"
+STRATEGIC = "application/strategic-merge-patch+json"
+APPLY = "application/apply-patch+yaml"
+
+_JOBS = f"/apis/{c.GROUP}/{c.API_VERSION}"
+
+
+class Cluster:
+    """What the operator asks of the API server. Thread-safe, as the client's pool is."""
+
+    def __init__(self, api: ApiClient) -> None:
+        self._api = api
+
+    # Reads
+
+    def job(self, namespace: str, name: str) -> JsonObject | None:
+        """One job, or None."""
+        return self._get(f"{_JOBS}/namespaces/{namespace}/{c.PLURAL}/{name}")
+
+    def jobs(self, namespace: str = "") -> Listing:
+        """All jobs of a namespace, or of all."""
+        return self._list(f"{_JOBS}{_in(namespace)}/{c.PLURAL}")
+
+    def pods(self, namespace: str = "", selector: str = c.POD_SELECTOR) -> Listing:
+        """Pods by label."""
+        return self._list(f"/api/v1{_in(namespace)}/pods", {"labelSelector": selector})
+
+    def nodes(self) -> Listing:
+        """All nodes."""
+        return self._list("/api/v1/nodes")
+
+    def node(self, name: str) -> JsonObject | None:
+        """One node, or None."""
+        return self._get(f"/api/v1/nodes/{quote(name, safe='')}")
+
+    def lease(self, node: str) -> JsonObject | None:
+        """A node's lease, or None."""
+        return self._get(f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{quote(node, safe='')}")
+
+    def pod_warnings(self, namespace: str, uid: str) -> list[Mapping[str, Any]]:
+        """Warning events about a pod."""
+        fields = f"involvedObject.uid={uid},type=Warning"
+        return list(self._list(f"/api/v1/namespaces/{namespace}/events", {"fieldSelector": fields}).items)
+
+    # Writes
+
+    def patch_status(self, job: Mapping[str, str], patch: Mapping[str, Any]) -> JsonObject:
+        """Merge into the status of exactly this version of this job. Raises ``ConflictError`` if it has changed."""
+        body = {
+            "metadata": {"uid": job["uid"], "resourceVersion": job["resourceVersion"]},
+            "status": patch,
+        }
+        path = f"{_JOBS}/namespaces/{job['namespace']}/{c.PLURAL}/{job['name']}/status"
+        return self._call("PATCH", path, {"fieldManager": c.FIELD_MANAGER}, body, MERGE)
+
+    def apply(self, manifest: JsonObject) -> None:
+        """Server-side apply of a Service or ConfigMap, with our own field manager."""
+        kinds = {"Service": "services", "ConfigMap": "configmaps"}
+        meta = manifest["metadata"]
+        path = f"/api/v1/namespaces/{meta['namespace']}/{kinds[manifest['kind']]}/{meta['name']}"
+        found = self._get(path)
+        if found is not None and not _same_owner(found, manifest):
+            told = "an object of this name exists and belongs to somebody else: delete it, or rename the job"
+            raise RejectedError(f"{manifest['kind']} {meta['name']}", "NameTaken", told)
+        with _naming(f"{manifest['kind']} {meta['name']}"):
+            self._call("PATCH", path, {"fieldManager": c.FIELD_MANAGER, "force": "true"}, manifest, APPLY)
+
+    def create_pod(self, manifest: JsonObject) -> JsonObject | None:
+        """Create a pod; None if one of this name, ours, exists already."""
+        meta = manifest["metadata"]
+        path = f"/api/v1/namespaces/{meta['namespace']}/pods"
+        try:
+            with _naming(f"pod {meta['name']}"):
+                return self._call("POST", path, {"fieldManager": c.FIELD_MANAGER}, manifest, JSON)
+        except ConflictError:
+            found = self._get(f"{path}/{meta['name']}")
+            if found is not None and not _same_owner(found, manifest):
+                told = "a pod of this name exists and belongs to somebody else: delete it, or rename the job"
+                raise RejectedError(f"pod {meta['name']}", "NameTaken", told) from None
+            return None
+
+    def lift_gate(self, namespace: str, name: str, uid: str) -> None:
+        """Take our gate from a pod; others stay."""
+        gates = [{"name": c.GANG_GATE, "$patch": "delete"}]
+        self._patch_pod(namespace, name, {"metadata": {"uid": uid}, "spec": {"schedulingGates": gates}})
+
+    def label_pod(self, namespace: str, name: str, uid: str, labels: Mapping[str, str]) -> None:
+        """Set labels on a pod."""
+        self._patch_pod(namespace, name, {"metadata": {"uid": uid, "labels": dict(labels)}})
+
+    def delete_pod(self, namespace: str, name: str, uid: str) -> None:
+        """Ask for the end of exactly this pod. That it is gone already is fine."""
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+        try:
+            self._call("DELETE", f"/api/v1/namespaces/{namespace}/pods/{name}", {}, body, JSON)
+        except (NotFoundError, ConflictError):
+            return
+
+    def tell(self, event: JsonObject) -> None:
+        """Write an event (events.k8s.io/v1)."""
+        namespace = event["metadata"]["namespace"]
+        self._call("POST", f"/apis/events.k8s.io/v1/namespaces/{namespace}/events", {}, event, JSON)
+
+    # Transport
+
+    def _patch_pod(self, namespace: str, name: str, body: JsonObject) -> None:
+        path = f"/api/v1/namespaces/{namespace}/pods/{name}"
+        self._call("PATCH", path, {"fieldManager": c.FIELD_MANAGER}, body, STRATEGIC)
+
+    def _get(self, path: str) -> JsonObject | None:
+        try:
+            return self._call("GET", path, {})
+        except NotFoundError:
+            return None
+
+    def _list(self, path: str, query: Mapping[str, str] | None = None) -> Listing:
+        items: list[JsonObject] = []
+        token, known = "", 0
+        while True:
+            page = self._call("GET", path, {**(query or {}), "limit": str(PAGE), "continue": token})
+            items += page.get("items") or ()
+            known = known or version(page)
+            token = (page.get("metadata") or {}).get("continue") or ""
+            if not token:
+                return Listing(items=items, version=known)
+
+    def _call(
+        self, method: str, path: str, query: Mapping[str, str], body: Any = None, content_type: str = JSON
+    ) -> JsonObject:
+        headers = {"Accept": JSON} | ({"Content-Type": content_type} if body is not None else {})
+        asked = [(key, value) for key, value in query.items() if value]
+        try:
+            request = self._api.param_serialize(
+                method, path, query_params=asked, header_params=headers, body=body, auth_settings=["BearerToken"]
+            )
+            response = self._api.call_api(*request, _request_timeout=REQUEST_SECONDS)
+            raw = response.read() or b"{}"  # type: ignore[no-untyped-call]
+        except (ApiException, HTTPError) as error:
+            raise ClusterError(f"{method} {path} failed: {type(error).__name__}: {error}") from None
+        if not 200 <= response.status <= 299:
+            raise _error(response.status, raw, f"{method} {path}")
+        answer = json.loads(raw)
+        return answer if isinstance(answer, dict) else {}
+
+
+def _error(status: int, raw: bytes, what: str) -> ClusterError:
+    """The answer as one of our errors, with the API server's own words."""
+    try:
+        told = json.loads(raw)
+    except ValueError:
+        told = {}
+    message = str(told.get("message") or raw[:200].decode(errors="replace")) if isinstance(told, dict) else ""
+    if status == 404:
+        return NotFoundError(f"{what}: {message}")
+    if status == 409:
+        return ConflictError(f"{what}: {message}")
+    if status in (400, 403, 422):
+        return RejectedError(what, _reason(status, message), message)
+    return ClusterError(f"{what} was answered with {status}: {message}")
+
+
+def _reason(status: int, message: str) -> str:
+    if "exceeded quota" in message or "must specify" in message:
+        return "QuotaExceeded"
+    if "violates PodSecurity" in message:
+        return "PodSecurityViolation"
+    if "is being terminated" in message:
+        return "NamespaceTerminating"
+    return "TemplateInvalid" if status == 422 else "Rejected"
+
+
+class _naming:  # noqa: N801 - reads as a statement
+    """Refusals inside are about this object."""
+
+    def __init__(self, subject: str) -> None:
+        self._subject = subject
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, RejectedError):
+            raise RejectedError(self._subject, error.reason, error.message) from None
+
+
+def _same_owner(found: JsonObject, manifest: JsonObject) -> bool:
+    ours = {owner["uid"] for owner in manifest["metadata"].get("ownerReferences") or ()}
+    owners = {owner.get("uid") for owner in found["metadata"].get("ownerReferences") or ()}
+    return bool(ours & owners)
+
+
+def _in(namespace: str) -> str:
+    return f"/namespaces/{namespace}" if namespace else ""

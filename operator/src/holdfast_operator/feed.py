@@ -1,0 +1,66 @@
+"""What watches and full lists tell becomes cache entries and keys in the queue. Quick, and never raises for an object
+that is odd: the pass over its job will say so."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast_operator.cache import Cache, Listing
+from holdfast_operator.cluster import Cluster
+from holdfast_operator.queue import KeyedQueue
+
+logger = logging.getLogger(__name__)
+
+Json = Mapping[str, Any]
+
+DELETED = "DELETED"
+
+
+class Feed:
+    """Cache in front, queue behind."""
+
+    def __init__(self, cache: Cache, queue: KeyedQueue) -> None:
+        self._cache = cache
+        self._queue = queue
+
+    def job(self, kind: str | None, body: Json) -> None:
+        """A job was seen."""
+        self._queue.add(self._cache.drop_job(body) if kind == DELETED else self._cache.put_job(body))
+
+    def pod(self, kind: str | None, body: Json) -> None:
+        """A pod was seen."""
+        key = self._cache.drop_pod(body) if kind == DELETED else self._cache.put_pod(body)
+        if key is not None:
+            self._queue.add(key)
+
+    def node(self, kind: str | None, body: Json) -> None:
+        """A node was seen. Its heartbeats wake nobody."""
+        name = str(body["metadata"]["name"])
+        if kind == DELETED:
+            self._cache.drop_node(body)
+        elif not self._cache.put_node(body):
+            return
+        for key in self._cache.keys_on_node(name):
+            self._queue.add(key)
+
+    def report(self, job_uid: str) -> None:
+        """An agent of this job has news."""
+        key = self._cache.key_of_uid(job_uid)
+        if key is not None:
+            self._queue.add(key)
+
+    def relist(self, cluster: Cluster, namespaces: tuple[str, ...]) -> None:
+        """Take everything anew; what vanished unseen is pruned. A failed list changes nothing."""
+        nodes = cluster.nodes()
+        jobs = _joined([cluster.jobs(namespace) for namespace in namespaces or ("",)])
+        pods = _joined([cluster.pods(namespace) for namespace in namespaces or ("",)])
+        for key in self._cache.replace(jobs, pods, nodes):
+            self._queue.add(key)
+
+
+def _joined(listings: list[Listing]) -> Listing:
+    """Several namespaces as one; the oldest of their versions holds for all."""
+    items = [item for listing in listings for item in listing.items]
+    return Listing(items=items, version=min(listing.version for listing in listings))

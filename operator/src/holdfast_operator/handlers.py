@@ -1,0 +1,62 @@
+"""The only module that knows kopf: watches in, keys out. ``on.event`` handlers are never retried, so all they do is
+keep the cache and wake the queue; they write no annotations and no finalizers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import kopf
+
+from holdfast_operator import constants as c
+from holdfast_operator.feed import Feed
+
+
+def registry(feed: Feed) -> kopf.OperatorRegistry:
+    """kopf's handlers for one process."""
+    handlers = kopf.OperatorRegistry()
+
+    @kopf.on.startup(registry=handlers)
+    async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
+        _configure(settings)
+
+    @kopf.on.login(registry=handlers)
+    def login(**kwargs: Any) -> Any:
+        return kopf.login_via_client(**kwargs)
+
+    @kopf.on.event(c.GROUP, c.API_VERSION, c.PLURAL, registry=handlers)
+    async def job(event: Any, **_: Any) -> None:
+        feed.job(event["type"], dict(event["object"]))
+
+    @kopf.on.event("", "v1", "pods", labels={c.LABEL_APP_MANAGED_BY: c.MANAGED_BY}, registry=handlers)
+    async def pod(event: Any, **_: Any) -> None:
+        feed.pod(event["type"], dict(event["object"]))
+
+    @kopf.on.event("", "v1", "nodes", registry=handlers)
+    async def node(event: Any, **_: Any) -> None:
+        feed.node(event["type"], dict(event["object"]))
+
+    return handlers
+
+
+def _configure(settings: kopf.OperatorSettings) -> None:
+    settings.scanning.disabled = True
+    settings.posting.enabled = False
+    settings.peering.standalone = True
+    settings.networking.request_timeout = 30
+    settings.networking.connect_timeout = 5
+    settings.networking.error_backoffs = (0.5, 1, 2, 4)
+    settings.watching.server_timeout = 300
+    settings.watching.client_timeout = 330
+    settings.watching.connect_timeout = 5
+    settings.watching.label_selectors["", "v1", "pods"] = c.POD_SELECTOR
+    settings.persistence.finalizer = f"{c.GROUP}/operator"
+
+
+def serve(feed: Feed, namespaces: tuple[str, ...]) -> None:
+    """Watch until told to stop by a signal. Returns or raises when watching is no longer possible."""
+    kopf.run(
+        registry=registry(feed),
+        standalone=True,
+        clusterwide=not namespaces,
+        namespaces=list(namespaces),
+    )

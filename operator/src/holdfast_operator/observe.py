@@ -1,0 +1,214 @@
+"""All reads of a pass, in one place: cluster, caches and agents' reports become one frozen ``Observed``.
+
+``cached`` costs next to nothing and shows whether there is anything to do; ``live`` reads the job and its pods anew
+and is what is acted on: nothing is ever done to pods on the word of a cache.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from holdfast_operator import constants as c
+from holdfast_operator.api import Job, parse_job, parse_time
+from holdfast_operator.cache import Cache, job_key, owner_of
+from holdfast_operator.cluster import Cluster
+from holdfast_operator.seen import (
+    NodeView,
+    Observed,
+    Platform,
+    PodView,
+    Refusal,
+    Report,
+    Rival,
+    Usage,
+    parse_node,
+    parse_pod,
+    parse_report,
+)
+from holdfast_operator.status import Phase, Status
+from holdfast_operator.webhook import AgentHub
+
+logger = logging.getLogger(__name__)
+
+Json = Mapping[str, Any]
+
+EVENTS_AFTER = timedelta(seconds=8)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """What this process knows of a job beyond the cluster; losing it costs a few calls."""
+
+    refusal: Refusal | None = None
+    applied: str = ""
+    published: int = -1
+
+
+class Observer:
+    """Reads. ``started_at`` is this process's start: until a while after it, silence means nothing."""
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        cache: Cache,
+        hub: AgentHub,
+        platform: Callable[[], Platform],
+        key_of_job: Callable[[str], str],
+        nonce: Callable[[], str],
+        started_at: datetime,
+    ) -> None:
+        self._cluster = cluster
+        self._cache = cache
+        self._hub = hub
+        self._platform = platform
+        self._key_of_job = key_of_job
+        self._nonce = nonce
+        self._started_at = started_at
+
+    def cached(self, key: str, memory: Memory, now: datetime) -> Observed | None:
+        """What the caches know; None if there is no such job."""
+        body = self._cache.job(key)
+        if body is None:
+            return None
+        return self._observed(body, self._cache.pods_of(str(body["metadata"]["uid"])), memory, now)
+
+    def live(self, key: str, memory: Memory, now: datetime) -> Observed | None:
+        """What the API server says now."""
+        namespace, _, name = key.partition("/")
+        body = self._cluster.job(namespace, name)
+        if body is None:
+            return None
+        self._cache.put_job(body)
+        uid = str(body["metadata"]["uid"])
+        listing = self._cluster.pods(namespace, f"{c.POD_SELECTOR},{c.LABEL_JOB}={name}")
+        pods = [pod for pod in listing.items if (owner := owner_of(pod)) is not None and owner["uid"] == uid]
+        for pod in pods:
+            self._cache.put_pod(pod)
+        for pod in replace(listing, items=pods).absent(self._cache.pods_of(uid)):
+            self._cache.drop_pod(pod)
+        return self._observed(body, pods, memory, now)
+
+    def _observed(self, body: Json, pods: Iterable[Json], memory: Memory, now: datetime) -> Observed:
+        job = parse_job(body)
+        status = Status.from_json(job.raw_status)
+        views = [parse_pod(pod) for pod in pods]
+        known = {view.uid for view in views}
+        graves = [parse_pod(pod, absent=True) for pod in self._cache.tombstones_of(job.uid)]
+        views += [view for view in graves if view.uid not in known]
+        for view in views:
+            self._hub.bind(view.uid, job.uid)
+        reports = tuple(filter(None, (self._report(view.uid) for view in views)))
+        return Observed(
+            job=job,
+            status=status,
+            platform=self._platform(),
+            job_key=self._key_of_job(job.uid),
+            nonce=self._nonce(),
+            started_at=self._started_at,
+            pods=tuple(sorted((self._with_warnings(job, view, now) for view in views), key=lambda view: view.name)),
+            nodes=self._nodes(status, views, reports, now),
+            reports=reports,
+            rivals=self._rivals(job) if _gang_waits(status) else (),
+            usage=self._usage(),
+            refusal=memory.refusal,
+            applied=memory.applied,
+            published=memory.published,
+        )
+
+    def _report(self, pod_uid: str) -> Report | None:
+        found = self._hub.latest(pod_uid)
+        return parse_report(found.body, found.received_at) if found is not None else None
+
+    def _with_warnings(self, job: Job, view: PodView, now: datetime) -> PodView:
+        """Some troubles, such as volumes that cannot be mounted, are told in events only."""
+        young = view.created is None or now - view.created < EVENTS_AFTER
+        if view.absent or not view.bound or view.phase != "Pending" or young:
+            return view
+        events = self._cluster.pod_warnings(job.namespace, view.uid)
+        told = tuple((str(event.get("reason", "")), str(event.get("message", ""))) for event in events)
+        return replace(view, warnings=told)
+
+    # Nodes
+
+    def _nodes(
+        self, status: Status, pods: Iterable[PodView], reports: Iterable[Report], now: datetime
+    ) -> tuple[NodeView, ...]:
+        """All nodes; those of workers are asked for anew where their life is in doubt."""
+        bodies = {str(body["metadata"]["name"]): body for body in self._cache.nodes()}
+        used = {worker.node for worker in status.workers if worker.node} | {pod.node for pod in pods if pod.node}
+        for name in used - bodies.keys():
+            found = self._cluster.node(name)
+            if found is not None:
+                self._cache.put_node(found)
+                bodies[name] = found
+        views = {name: parse_node(body) for name, body in bodies.items()}
+        for name in _doubtful(status, views, tuple(reports), now) & bodies.keys():
+            views[name] = parse_node(bodies[name], self._cluster.lease(name))
+        return tuple(views[name] for name in sorted(views))
+
+    # Other jobs
+
+    def _usage(self) -> tuple[Usage, ...]:
+        return tuple(
+            Usage(node=str(spec["nodeName"]), requests=spec)
+            for body in self._cache.pods()
+            if (spec := body.get("spec") or {}).get("nodeName")
+            and (body.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
+        )
+
+    def _rivals(self, job: Job) -> tuple[Rival, ...]:
+        others = (body for body in self._cache.jobs() if body["metadata"].get("uid") != job.uid)
+        return tuple(filter(None, map(_rival, others)))
+
+
+def _gang_waits(status: Status) -> bool:
+    return not status.workers or any(worker.gated for worker in status.workers)
+
+
+def _doubtful(status: Status, nodes: Mapping[str, NodeView], reports: tuple[Report, ...], now: datetime) -> set[str]:
+    """Nodes of workers that are not ready, whose pods are silent, lost to their peers, or gone without a proof."""
+    lost = {uid for report in reports if report.fresh(now) for uid in report.lost_members}
+    heard = {report.pod_uid for report in reports if report.fresh(now)}
+    found = set()
+    for worker in status.workers:
+        if not worker.node or worker.phase is Phase.ENDED:
+            continue
+        node = nodes.get(worker.node)
+        silent = worker.ready_at is not None and worker.pod_uid not in heard
+        if node is None or not node.ready or silent or worker.pod_uid in lost or worker.absent_since is not None:
+            found.add(worker.node)
+    return found
+
+
+def _rival(body: Json) -> Rival | None:
+    """A job whose gang has no place yet. Read sparsely: this runs over all jobs."""
+    status = body.get("status") or {}
+    ended = any(
+        condition.get("status") == "True" and condition.get("type") in (c.COMPLETE, c.FAILED)
+        for condition in status.get("conditions") or ()
+    )
+    workers = (body.get("spec") or {}).get("workers") or {}
+    if ended or body["metadata"].get("deletionTimestamp") or not isinstance(workers.get("replicas"), int):
+        return None
+    listed = (status.get("placement") or {}).get("workers") or ()
+    gated = [worker for worker in listed if worker.get("phase") == Phase.WANTED and worker.get("gated")]
+    waiting = sum(1 for worker in gated if not worker.get("node")) if listed else workers["replicas"]
+    created = parse_time(body["metadata"].get("creationTimestamp"))
+    pod_spec = (workers.get("template") or {}).get("spec")
+    if not waiting or created is None or not isinstance(pod_spec, Mapping):
+        return None
+    gang = status.get("gang") or {}
+    return Rival(
+        key=job_key(body),
+        uid=str(body["metadata"].get("uid", "")),
+        created=created,
+        lifted=bool(gang.get("liftedAt")),
+        pods=waiting,
+        pod_spec=pod_spec,
+        retry_at=parse_time(gang.get("retryAt")),
+    )

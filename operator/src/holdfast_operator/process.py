@@ -1,0 +1,228 @@
+"""One operator process, put together: threads, servers, and the order in which they start and stop.
+
+A watch that cannot go on ends the process, and the kubelet starts it again. Until then agents, probes and metrics are
+served by threads of their own.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from kubernetes import client, config
+
+from holdfast_operator import __version__, logs
+from holdfast_operator.act import Actor
+from holdfast_operator.agentserver import AgentServer
+from holdfast_operator.agentserver import Observer as AgentObserver
+from holdfast_operator.cache import Cache
+from holdfast_operator.cluster import Cluster
+from holdfast_operator.errors import ClusterError, ConflictError, OperatorError
+from holdfast_operator.feed import Feed
+from holdfast_operator.health import HealthServer
+from holdfast_operator.jobkey import ensure_operator_key, job_key
+from holdfast_operator.metrics import Metrics
+from holdfast_operator.observe import Observer
+from holdfast_operator.ownsecrets import ClusterSecrets
+from holdfast_operator.queue import KeyedQueue
+from holdfast_operator.reconcile import Reconciler
+from holdfast_operator.seen import Platform
+from holdfast_operator.settings import Settings, from_environment
+from holdfast_operator.tls import TlsKeeper
+from holdfast_operator.tokens import TokenReviews, reviewer
+from holdfast_operator.webhook import AgentHub
+
+logger = logging.getLogger(__name__)
+
+POOL = 32
+
+
+def now() -> datetime:
+    """The time, in UTC."""
+    return datetime.now(UTC)
+
+
+def api_client() -> client.ApiClient:
+    """From inside a cluster, else from KUBECONFIG."""
+    configuration = client.Configuration()
+    try:
+        config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    except config.ConfigException:
+        config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    configuration.connection_pool_maxsize = POOL
+    return client.ApiClient(configuration)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What one process is made of."""
+
+    settings: Settings
+    cluster: Cluster
+    feed: Feed
+    queue: KeyedQueue
+    reconciler: Reconciler
+    metrics: Metrics
+    tls: TlsKeeper
+    agents: AgentServer
+
+
+def assemble(settings: Settings, api: client.ApiClient) -> Parts:
+    """Put the parts together. Reads the operator's own Secrets; starts nothing."""
+    store = ClusterSecrets(client.CoreV1Api(api), settings.namespace)
+    metrics, cache, cluster = Metrics(version=__version__), Cache(), Cluster(api)
+    queue = KeyedQueue(waited=metrics.queue_waited)
+    feed = Feed(cache, queue)
+    operator_key = ensure_operator_key(store)
+    tls = TlsKeeper(store, settings.agents_names, on_bundle=lambda: _wake_all(cache, queue))
+    tls.refresh()
+    metrics.ca_expires(tls.authority_expires.timestamp())
+    hub = AgentHub(TokenReviews(reviewer(client.AuthenticationV1Api(api))), feed.report)
+    observer = Observer(
+        cluster=cluster,
+        cache=cache,
+        hub=hub,
+        platform=lambda: _platform(settings, tls),
+        key_of_job=lambda uid: job_key(operator_key, uid),
+        nonce=lambda: secrets.token_hex(4),
+        started_at=now(),
+    )
+    actor = Actor(cluster=cluster, hub=hub, identity=settings.identity)
+    reconciler = Reconciler(observer=observer, actor=actor, cache=cache, hub=hub, metrics=metrics, clock=now)
+    watched = AgentObserver(answered=metrics.agent_request, polls=metrics.polls_held)
+    agents = AgentServer(hub, tls.context, host=settings.host or None, port=settings.agents_port, observer=watched)
+    return Parts(
+        settings=settings,
+        cluster=cluster,
+        feed=feed,
+        queue=queue,
+        reconciler=reconciler,
+        metrics=metrics,
+        tls=tls,
+        agents=agents,
+    )
+
+
+def _platform(settings: Settings, tls: TlsKeeper) -> Platform:
+    return Platform(
+        sidecar_image=settings.sidecar_image,
+        agents_url=settings.agents_url,
+        ca_bundle=tls.bundle,
+        sidecar_pull_policy=settings.sidecar_pull_policy,
+        metadata_url=settings.metadata_url,
+        image_pull_secrets=settings.image_pull_secrets,
+    )
+
+
+def _wake_all(cache: Cache, queue: KeyedQueue) -> None:
+    for body in cache.jobs():
+        queue.add(f"{body['metadata'].get('namespace', '')}/{body['metadata']['name']}")
+
+
+class Process:
+    """Starts and stops the parts. ``stop`` may be called at any time and more than once."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._stop = threading.Event()
+        self._synced = threading.Event()
+        self._threads: list[threading.Thread] = []
+        live = {"agents-api": parts.agents.alive, "workers": self._workers_live}
+        ready = {"synced": self._synced.is_set, "agents-api": parts.agents.alive}
+        settings = parts.settings
+        self.health = HealthServer(
+            parts.metrics.render, live=live, ready=ready, host=settings.host, port=settings.http_port
+        )
+
+    @property
+    def feed(self) -> Feed:
+        """Where watches go."""
+        return self._parts.feed
+
+    def start(self) -> None:
+        """Serve agents and probes, take a full list, then work."""
+        parts = self._parts
+        parts.agents.start()
+        self.health.start()
+        parts.tls.start()
+        parts.feed.relist(parts.cluster, parts.settings.watch_namespaces)
+        self._synced.set()
+        for number in range(parts.settings.workers):
+            self._thread(self._work, f"worker-{number}")
+        self._thread(self._keep_fresh, "relist")
+
+    def stop(self) -> None:
+        """Let the passes in flight end, then the servers."""
+        self._stop.set()
+        self._parts.queue.close()
+        for thread in self._threads:
+            thread.join(15.0)
+        self._parts.agents.stop()
+        self._parts.tls.stop()
+        self.health.stop()
+
+    def _thread(self, target: object, name: str) -> None:
+        thread = threading.Thread(target=target, name=name, daemon=True)  # type: ignore[arg-type]
+        self._threads.append(thread)
+        thread.start()
+
+    def _workers_live(self) -> bool:
+        return not self._synced.is_set() or all(thread.is_alive() for thread in self._threads)
+
+    def _work(self) -> None:
+        queue = self._parts.queue
+        while (key := queue.get()) is not None:
+            self._parts.metrics.queue_depth(queue.depth())
+            with logs.about(key):
+                self._pass(key)
+
+    def _pass(self, key: str) -> None:
+        started, queue, metrics = time.monotonic(), self._parts.queue, self._parts.metrics
+        result, after = "error", None
+        try:
+            after = self._parts.reconciler.run(key)
+            result = "ok"
+        except ConflictError:
+            result = "conflict"
+        except ClusterError as error:
+            logger.warning("the pass failed, it is tried again: %s", error)
+        except Exception:
+            # One job that trips us must not stop the others; it comes back after a pause.
+            logger.exception("the pass failed unexpectedly, it is tried again")
+        finally:
+            queue.done(key, failed=result != "ok", requeue_after=after)
+            metrics.reconciled(result, time.monotonic() - started)
+
+    def _keep_fresh(self) -> None:
+        parts = self._parts
+        while not self._stop.wait(parts.settings.relist_seconds):
+            try:
+                parts.reconciler.resync()
+                parts.feed.relist(parts.cluster, parts.settings.watch_namespaces)
+                parts.metrics.ca_expires(parts.tls.authority_expires.timestamp())
+            except OperatorError as error:
+                logger.warning("the full list failed, what is known stays: %s", error)
+
+
+def main() -> int:
+    """Run until a signal ends it (0) or watching is no longer possible (1)."""
+    from holdfast_operator import handlers
+
+    settings = from_environment()
+    logs.set_up(settings.log_level)
+    logger.info("holdfast operator %s starts", __version__)
+    process = Process(assemble(settings, api_client()))
+    try:
+        process.start()
+        handlers.serve(process.feed, settings.watch_namespaces)
+    except Exception:
+        logger.exception("the operator ends: it cannot watch the cluster")
+        return 1
+    finally:
+        process.stop()
+    logger.info("the operator ends as it was told to")
+    return 0

@@ -1,0 +1,156 @@
+"""One pass over one job: observe, decide, act. Runs in the queue's threads, one pass a job at a time."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable
+from datetime import datetime
+
+from holdfast_operator import constants as c
+from holdfast_operator.act import Actor, merge_patch, without_nulls
+from holdfast_operator.actions import Plan
+from holdfast_operator.cache import Cache
+from holdfast_operator.decide import decide
+from holdfast_operator.errors import ConflictError
+from holdfast_operator.logs import set_generation
+from holdfast_operator.metrics import Metrics
+from holdfast_operator.observe import Memory, Observer
+from holdfast_operator.seen import Observed
+from holdfast_operator.status import Status
+from holdfast_operator.webhook import AgentHub
+
+logger = logging.getLogger(__name__)
+
+
+class Reconciler:
+    """Keeps what a process remembers of its jobs between passes."""
+
+    def __init__(
+        self,
+        *,
+        observer: Observer,
+        actor: Actor,
+        cache: Cache,
+        hub: AgentHub,
+        metrics: Metrics,
+        clock: Callable[[], datetime],
+    ) -> None:
+        self._observer = observer
+        self._actor = actor
+        self._cache = cache
+        self._hub = hub
+        self._metrics = metrics
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._memories: dict[str, Memory] = {}
+        self._uids: dict[str, str] = {}
+        self._states: dict[str, str] = {}
+        self._bound: dict[str, set[str]] = {}
+
+    def run(self, key: str) -> float | None:
+        """One pass; returns after how many seconds to look again, None for not before something happens.
+
+        Raises ``ClusterError``; ``ConflictError`` means that a newer version exists: run again.
+        """
+        memory = self._memory(key)
+        seen = self._observer.cached(key, memory, self._clock())
+        if seen is None:
+            self._forget(key)
+            return None
+        plan = decide(seen, self._clock())
+        if _anything(seen, plan):
+            seen = self._observer.live(key, memory, self._clock())
+            if seen is None:
+                self._forget(key)
+                return None
+            plan = decide(seen, self._clock())
+            self._carry_out(key, seen, plan, memory)
+        self._account(key, seen, plan)
+        return plan.requeue_after
+
+    def resync(self) -> None:
+        """Apply children anew at the next pass: somebody may have deleted them."""
+        with self._lock:
+            kept = self._memories.items()
+            self._memories = {key: Memory(refusal=m.refusal, published=m.published) for key, m in kept}
+
+    def _carry_out(self, key: str, seen: Observed, plan: Plan, memory: Memory) -> None:
+        self._same_job(key, seen)
+        set_generation(plan.status.membership.generation)
+        written = self._actor.write_status(seen.job, plan)
+        if written is not None:
+            self._cache.put_job(written)
+        for cause in plan.counted:
+            self._metrics.restart(cause)
+        for recovered in plan.recovered:
+            self._metrics.recovered(recovered.cause, recovered.seconds, recovered.lost_steps)
+        memory = self._actor.act(seen.job, plan, memory)
+        with self._lock:
+            self._memories[key] = memory
+        self._actor.tell(seen.job, plan.events, plan.decided_at)
+
+    def _same_job(self, key: str, seen: Observed) -> None:
+        """A job applied again under an old name is another one: what was remembered of the old one goes."""
+        before = self._uids.get(key)
+        if before is not None and before != seen.job.uid:
+            self._hub.forget_job(before)
+            with self._lock:
+                self._memories.pop(key, None)
+            self._uids[key] = seen.job.uid
+            raise ConflictError(f"{key} was deleted and made again")
+        self._uids[key] = seen.job.uid
+
+    def _memory(self, key: str) -> Memory:
+        with self._lock:
+            return self._memories.get(key, Memory())
+
+    def _forget(self, key: str) -> None:
+        namespace, _, name = key.partition("/")
+        uid = self._uids.pop(key, None)
+        if uid is not None:
+            self._hub.forget_job(uid)
+        self._metrics.forget_job(namespace, name)
+        with self._lock:
+            self._memories.pop(key, None)
+            self._states.pop(key, None)
+            self._bound.pop(key, None)
+            self._metrics.set_jobs(Counter(self._states.values()))
+
+    def _account(self, key: str, seen: Observed, plan: Plan) -> None:
+        """Metrics, and pods that nobody will hear of again."""
+        status, job = plan.status, seen.job
+        state = state_of(status)
+        uids = {pod.uid for pod in seen.pods} | {worker.pod_uid for worker in status.workers}
+        with self._lock:
+            self._states[key] = state
+            self._metrics.set_jobs(Counter(self._states.values()))
+            gone = self._bound.get(key, set()) - uids
+            self._bound[key] = uids
+        for uid in gone:
+            self._hub.forget_pod(uid)
+        if status.terminal:
+            self._metrics.forget_job(job.namespace, job.name)
+        elif job.spec is not None:
+            ready = status.ready.partition("/")[0]
+            self._metrics.set_job(
+                job.namespace,
+                job.name,
+                workers=job.spec.replicas,
+                ready=int(ready) if ready.isdigit() else 0,
+                step=status.progress.step if status.progress else None,
+            )
+
+
+def _anything(seen: Observed, plan: Plan) -> bool:
+    changed = merge_patch(seen.job.raw_status, without_nulls(plan.status.to_json()))
+    return bool(changed or plan.actions or plan.events)
+
+
+def state_of(status: Status) -> str:
+    """The one word by which jobs are counted."""
+    for kind in (c.FAILED, c.COMPLETE, c.RESTARTING, c.DEGRADED, c.READY):
+        if status.holds(kind):
+            return kind
+    return "Pending"

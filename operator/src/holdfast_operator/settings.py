@@ -1,0 +1,97 @@
+"""The operator's own settings. The environment is read in ``from_environment`` and nowhere else in this package."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast_operator import constants as c
+from holdfast_operator.errors import SettingsError
+
+NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One process's settings."""
+
+    sidecar_image: str
+    namespace: str
+    agents_url: str
+    agents_names: tuple[str, ...]
+    watch_namespaces: tuple[str, ...] = ()
+    agents_port: int = c.PORT_AGENTS
+    http_port: int = c.PORT_HTTP
+    host: str = ""
+    log_level: str = "INFO"
+    sidecar_pull_policy: str = "IfNotPresent"
+    image_pull_secrets: tuple[str, ...] = ()
+    metadata_url: str = ""
+    identity: str = ""
+    workers: int = 8
+    relist_seconds: float = 180.0
+    kubeconfig: str = ""
+
+
+def from_environment(environment: Mapping[str, str] | None = None) -> Settings:
+    """The settings of this process."""
+    env = os.environ if environment is None else environment
+    namespace = env.get("HOLDFAST_NAMESPACE") or _own_namespace()
+    service = env.get("HOLDFAST_SERVICE", "holdfast-operator")
+    port = _integer(env, "HOLDFAST_AGENTS_PORT", c.PORT_AGENTS)
+    host = f"{service}.{namespace}.svc"
+    url = env.get("HOLDFAST_AGENTS_URL") or f"https://{host}:{port}"
+    names = [host, f"{service}.{namespace}.svc.cluster.local", f"{service}.{namespace}", service, _host_of(url)]
+    return Settings(
+        sidecar_image=_needed(env, "HOLDFAST_SIDECAR_IMAGE"),
+        namespace=namespace,
+        agents_url=url,
+        agents_names=tuple(dict.fromkeys([*names, *_words(env, "HOLDFAST_AGENTS_NAMES")])),
+        watch_namespaces=_words(env, "HOLDFAST_WATCH_NAMESPACES"),
+        agents_port=port,
+        http_port=_integer(env, "HOLDFAST_HTTP_PORT", c.PORT_HTTP),
+        host=env.get("HOLDFAST_HOST", ""),
+        log_level=env.get("HOLDFAST_LOG_LEVEL", "INFO").upper(),
+        sidecar_pull_policy=env.get("HOLDFAST_SIDECAR_PULL_POLICY", "IfNotPresent"),
+        image_pull_secrets=_words(env, "HOLDFAST_IMAGE_PULL_SECRETS"),
+        metadata_url=env.get("HOLDFAST_METADATA_URL", ""),
+        identity=env.get("HOLDFAST_POD_NAME") or socket.gethostname(),
+        workers=_integer(env, "HOLDFAST_WORKERS", 8),
+        relist_seconds=float(_integer(env, "HOLDFAST_RELIST_SECONDS", 180)),
+        kubeconfig=env.get("KUBECONFIG", ""),
+    )
+
+
+def _own_namespace() -> str:
+    try:
+        return NAMESPACE_FILE.read_text().strip()
+    except OSError:
+        raise SettingsError("HOLDFAST_NAMESPACE is not set, and this is no pod: set it") from None
+
+
+def _needed(env: Mapping[str, str], name: str) -> str:
+    value = env.get(name, "")
+    if not value:
+        raise SettingsError(f"{name} is not set")
+    return value
+
+
+def _integer(env: Mapping[str, str], name: str, default: int) -> int:
+    value = env.get(name) or str(default)
+    if not value.isdigit():
+        raise SettingsError(f"{name} must be a whole number, not {value!r}")
+    return int(value)
+
+
+def _words(env: Mapping[str, str], name: str) -> tuple[str, ...]:
+    return tuple(word for word in env.get(name, "").replace(",", " ").split() if word)
+
+
+def _host_of(url: str) -> str:
+    host = url.partition("://")[2].partition("/")[0]
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.rpartition(":")[0] or host
