@@ -9,7 +9,7 @@ BOOTSTRAP := PYTHONPATH=testbed/src PYTHONDONTWRITEBYTECODE=1 python3 -m holdfas
 TESTBED := $(PY) -m holdfast_testbed
 PACKAGES := operator/src sidecar/src trainer_lib/src testbed/src
 NODES ?= 3
-CLUSTER ?= main
+CLUSTER ?= default
 CHART_CRDS := charts/holdfast/crds
 
 .PHONY: help demo test test-unit test-integration test-e2e lint fmt cluster cluster-down bench generate verify setup setup-venv clean
