@@ -199,6 +199,8 @@ class _OperatorHandler(_Quiet):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if operator.refuses(self):
             return
+        if operator.hangs:
+            operator.release.wait(DEADLINE)
         with operator.changed:
             operator.reports.append(body)
             answer = {"version": 1, "revision": operator.revision}
@@ -238,6 +240,8 @@ class FakeOperator(ServerBase):
         self.hold = 30.0
         self.status: int | None = None
         self.lose_answers = False
+        self.hangs = False
+        self.release = threading.Event()
 
     @property
     def url(self) -> str:
@@ -469,6 +473,7 @@ def operator(authority: Authority) -> Iterator[FakeOperator]:
     server = FakeOperator(authority)
     server.start()
     yield server
+    server.release.set()
     server.stop()
 
 

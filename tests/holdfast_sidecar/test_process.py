@@ -214,6 +214,21 @@ def test_sigterm_ends_it_while_the_operator_is_away(sidecar, operator, wait):
     assert sidecar.says("the last report did not reach the operator") == 1
 
 
+def test_an_operator_that_hangs_on_reports_delays_neither_the_membership_nor_the_end(
+    sidecar, operator, run_dir, wait
+):
+    operator.hangs = True
+    sidecar.write_status(exit={"code": 0})
+    sidecar.start()
+    wait(lambda: "/v1/report" in operator.tries, "the report that hangs")
+    data = operator.membership(1)
+    wait(lambda: _content(run_dir) == data, "the membership")
+    assert sidecar.get("/healthz")[0] == 200
+    operator.hangs = False
+    assert sidecar.terminate() == 0
+    assert operator.latest()["launcher"]["exit"] == {"code": 0}
+
+
 def test_sigterm_during_an_absence_still_tells_when_the_operator_returns(sidecar, operator, wait):
     operator.stop()
     sidecar.write_status(exit={"code": 75})
@@ -282,6 +297,12 @@ def test_an_operator_without_tls_is_refused(sidecar):
     sidecar.environment["HOLDFAST_OPERATOR_URL"] = "http://127.0.0.1:1"
     assert sidecar.run() == 78
     assert sidecar.says("must be an https:// address") == 1
+
+
+def test_a_port_that_is_taken_is_named(sidecar, operator):
+    sidecar.environment["HOLDFAST_SIDECAR_PORT"] = str(operator.port)
+    assert sidecar.run() == 70
+    assert sidecar.says(f"cannot listen on port {operator.port}: Address already in use") == 1
 
 
 def test_it_stays_within_its_memory(sidecar, operator, metadata, run_dir, wait):

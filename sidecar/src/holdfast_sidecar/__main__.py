@@ -20,8 +20,9 @@ from holdfast_sidecar.errors import SettingsError
 from holdfast_sidecar.heartbeat import Heartbeat
 from holdfast_sidecar.metrics import Metrics
 from holdfast_sidecar.notice import Ledger, Watcher
-from holdfast_sidecar.server import Server, metrics_page, probe_page
+from holdfast_sidecar.server import Pages, Server, metrics_page, probe_page
 from holdfast_sidecar.settings import Settings, read_environment
+from holdfast_sidecar.sources.base import Source
 
 _log = logging.getLogger("holdfast_sidecar")
 _STOPPING = {signal.SIGTERM, signal.SIGINT}
@@ -67,8 +68,7 @@ class Sidecar:
     """All parts of one sidecar, put together."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
-        uniform = random.SystemRandom().uniform
-        self._clock = clock
+        self._clock, self._uniform = clock, random.SystemRandom().uniform
         self._stop = threading.Event()
         self._heartbeat = Heartbeat(settings.run_dir, clock)
         self._metrics = Metrics(clock, self._heartbeat.current)
@@ -80,7 +80,7 @@ class Sidecar:
             membership_api,
             settings.run_dir,
             clock,
-            uniform,
+            self._uniform,
             abort=membership_connection.abort,
             on_stored=self._metrics.stored,
         )
@@ -91,7 +91,7 @@ class Sidecar:
             heartbeat=self._heartbeat,
             ledger=ledger,
             clock=clock,
-            uniform=uniform,
+            uniform=self._uniform,
             on_result=self._metrics.report,
             on_revision=membership.expect,
         )
@@ -101,25 +101,8 @@ class Sidecar:
             self._reports,
             self._loop("membership", membership.step, c.MEMBERSHIP_TIMEOUT_SECONDS),
         ]
-        for source in sources.build(settings, clock.monotonic):
-            watcher = Watcher(
-                source,
-                ledger,
-                clock,
-                uniform,
-                on_notice=self._noticed,
-                on_error=self._metrics.poll_error,
-            )
-            self._loops.append(self._loop(source.name, watcher.tick, c.SOURCE_BACKOFF_ABSENT_SECONDS))
-        self._server = Server(
-            settings.address,
-            settings.port,
-            {
-                "/metrics": metrics_page(self._metrics.render),
-                "/healthz": probe_page(self._stuck),
-                "/readyz": probe_page(self._unready),
-            },
-        )
+        self._loops += [self._watch(source, ledger) for source in sources.build(settings, clock.monotonic)]
+        self._server = Server(settings.address, settings.port, self._pages())
 
     def start(self) -> int:
         """Start all threads; returns the port of the metrics."""
@@ -137,6 +120,24 @@ class Sidecar:
             self._report_connection.abort()
             self._reports.thread.join(1.0)
         return self._reporter.last(connect(*self._where)[0], time.sleep)
+
+    def _pages(self) -> Pages:
+        return {
+            "/metrics": metrics_page(self._metrics.render),
+            "/healthz": probe_page(self._stuck),
+            "/readyz": probe_page(self._unready),
+        }
+
+    def _watch(self, source: Source, ledger: Ledger) -> Loop:
+        watcher = Watcher(
+            source,
+            ledger,
+            self._clock,
+            self._uniform,
+            on_notice=self._noticed,
+            on_error=self._metrics.poll_error,
+        )
+        return self._loop(source.name, watcher.tick, c.SOURCE_BACKOFF_ABSENT_SECONDS)
 
     def _loop(self, name: str, step: Callable[[], float], longest: float) -> Loop:
         return Loop(name=name, step=step, stop=self._stop, clock=self._clock, limit=longest + 30.0)
@@ -178,7 +179,11 @@ def main() -> int:
         return c.EXIT_SETTINGS
     logs.set_up(settings.pod)
     threading.excepthook = _fatal
-    sidecar = Sidecar(settings, SystemClock())
+    try:
+        sidecar = Sidecar(settings, SystemClock())
+    except OSError as error:
+        _log.critical("cannot listen on port %d: %s", settings.port, error.strerror)
+        return c.EXIT_FAULT
     port = sidecar.start()
     _log.info("holdfast-sidecar %s watches %s, metrics on port %d", __version__, settings.run_dir, port)
     received = signal.sigwait(_STOPPING)
