@@ -97,7 +97,7 @@ def _known(package: str) -> bool:
 
 
 def _write_launcher(part: Part, root: Path) -> None:
-    """A script that starts the unpacked program with the unpacked libraries; they come after the machine's own."""
+    """A link to the unpacked program, or where the machine lacks a library, a script that adds the unpacked ones."""
     found = [root / folder / part.program for folder in ("usr/sbin", "usr/bin", "sbin", "bin")]
     binary = next((path for path in found if path.is_file()), None)
     if binary is None:

@@ -114,6 +114,14 @@ def build(upstream: Upstream, go: Path) -> None:
     building = settings().bin / f".{upstream.name}-{upstream.version}.building"
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
+    try:
+        _compile(upstream, go, building)
+        building.rename(upstream.folder)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def _compile(upstream: Upstream, go: Path, building: Path) -> None:
     done = subprocess.run(
         [str(go), *build_arguments(upstream, building)],
         cwd=settings().tools / upstream.name,
@@ -126,7 +134,6 @@ def build(upstream: Upstream, go: Path) -> None:
         raise CommandFailedError(f"building {upstream.name} failed:\n{done.stderr.strip()[-4000:]}")
     for name, package in upstream.programs.items():
         (building / default_output(package, upstream.name)).rename(building / name)
-    building.rename(upstream.folder)
 
 
 def build_arguments(upstream: Upstream, target: Path) -> list[str]:

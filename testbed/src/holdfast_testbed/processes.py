@@ -99,6 +99,7 @@ def start(
     records: Path,
     logs: Path,
     environment: Mapping[str, str] | None = None,
+    seconds: float = 20.0,
 ) -> Identity:
     """Start a daemon in its own session, not our child, with its record in `records` and its output in `logs`."""
     record = records / name
@@ -110,7 +111,7 @@ def start(
         check=True,
         env=child_environment(**(environment or {})),
     )
-    wait_for(lambda: read_record(record) is not None, what=f"{name} is started", seconds=20, every=0.005)
+    wait_for(lambda: read_record(record) is not None, what=f"{name} is started", seconds=seconds, every=0.005)
     identity = read_record(record)
     if identity is None:
         raise NotReadyError(f"{name} has no record")

@@ -1,0 +1,102 @@
+"""What is built is what is pinned, and a build that was cut off never looks finished."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from holdfast_testbed import gotools, programs
+from holdfast_testbed.constants import GO_AT_LEAST, KUBERNETES
+from holdfast_testbed.errors import CommandFailedError
+from holdfast_testbed.gotools import UPSTREAMS, Upstream
+from holdfast_testbed.settings import settings
+
+MODULES = {
+    "etcd": "go.etcd.io/etcd/server/v3",
+    "kubernetes": "k8s.io/kubernetes",
+    "containerd": "github.com/containerd/containerd/v2",
+    "cni": "github.com/containernetworking/plugins",
+    "helm": "helm.sh/helm/v3",
+}
+
+
+@pytest.mark.parametrize("upstream", [u for u in UPSTREAMS if u.name in MODULES], ids=lambda u: u.name)
+def test_the_version_that_names_the_folder_is_the_one_pinned(upstream: Upstream) -> None:
+    go_mod = (settings().tools / upstream.name / "go.mod").read_text()
+    assert gotools.pinned_version(go_mod, MODULES[upstream.name]) == upstream.version
+
+
+@pytest.mark.parametrize("upstream", [u for u in UPSTREAMS if u.name in MODULES], ids=lambda u: u.name)
+def test_every_built_package_is_a_tool_of_the_module_and_has_checksums(upstream: Upstream) -> None:
+    folder = settings().tools / upstream.name
+    go_mod = (folder / "go.mod").read_text()
+    for package in upstream.programs.values():
+        assert re.search(rf"^(tool )?\s*{re.escape(package)}$", go_mod, re.MULTILINE), package
+    assert f"{MODULES[upstream.name]} v{upstream.version} h1:" in (folder / "go.sum").read_text()
+
+
+def test_all_of_kubernetes_staging_modules_are_of_one_version() -> None:
+    go_mod = (settings().tools / "kubernetes" / "go.mod").read_text()
+    versions = set(re.findall(r"=> k8s\.io/\S+ v(\S+)", go_mod))
+    assert versions == {KUBERNETES.replace("1.", "0.", 1)}
+
+
+def test_every_program_has_a_place_where_its_upstream_puts_it() -> None:
+    built = {name: upstream.folder.name for upstream in UPSTREAMS for name in upstream.programs}
+    unpacked = {name for name, folder in programs.FOLDERS.items() if folder == "debian"}
+    assert {name: folder for name, folder in programs.FOLDERS.items() if name not in unpacked} == built
+    assert unpacked == programs.FROM_PATH
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("go version go1.26.8 linux/amd64", (1, 26, 8)),
+        ("go1.26", (1, 26, 0)),
+        ("go version go1.27rc1 linux/arm64", (1, 27, 0)),
+        ("go version devel +abc", None),
+        ("", None),
+    ],
+)
+def test_go_versions_are_read(text: str, version: tuple[int, ...] | None) -> None:
+    assert gotools.parse_go_version(text) == version
+
+
+def test_one_point_nine_is_older_than_one_point_twenty_six() -> None:
+    old, new = gotools.parse_go_version("go1.9.7"), gotools.parse_go_version("go1.26.0")
+    assert old is not None
+    assert new is not None
+    assert old < GO_AT_LEAST <= new
+
+
+@pytest.mark.parametrize(
+    ("package", "output"),
+    [("go.etcd.io/etcd/server/v3", "server"), ("helm.sh/helm/v3/cmd/helm", "helm"), (".", "pause")],
+)
+def test_the_name_that_go_gives_is_known(package: str, output: str) -> None:
+    assert gotools.default_output(package, "pause") == output
+
+
+def test_a_failed_build_leaves_nothing_that_looks_finished() -> None:
+    broken = Upstream(name="pause", version="broken", programs={"pause": "./no-such-package"})
+    with pytest.raises(CommandFailedError, match="building pause failed"):
+        gotools.build(broken, gotools.find_go())
+    assert not broken.present()
+
+
+def test_a_build_puts_the_program_in_its_place() -> None:
+    fresh = Upstream(name="pause", version="test", programs={"pause": "."})
+    try:
+        gotools.build(fresh, gotools.find_go())
+        assert (fresh.folder / "pause").stat().st_mode & 0o111
+        assert fresh.present()
+    finally:
+        remove(fresh.folder)
+
+
+def remove(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
