@@ -40,6 +40,7 @@ from holdfast.worlds import Pair
 
 _log = logging.getLogger("holdfast.launch")
 _TICK_SECONDS = 0.1
+_TICKS_ALIVE = 5
 _POLL_SECONDS = 0.05
 _PLAIN_GRACE_SECONDS = 2.0
 _LEAVE_SECONDS = 5.0
@@ -163,10 +164,13 @@ class Agent:
         )
 
     async def _tick(self) -> None:
+        ticks = 0
         while True:
             self.feed(e.Tick())
             if self._reaper is not None:
                 self._reaper.reap()
+            if (ticks := ticks + 1) % _TICKS_ALIVE == 0:
+                self._status.alive()
             await asyncio.sleep(_TICK_SECONDS)
 
     async def _leave(self, ending: Ending) -> None:

@@ -1,9 +1,14 @@
-"""Emits `status.json`: only what changed, at most about five times a second, and at once on a transition."""
+"""Emits `status.json`: only what changed, at most about five times a second, and at once on a transition.
+
+Between changes the file is touched, so that who reads it can tell a quiet launcher from a dead one.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +34,11 @@ class StatusFile:
         """Something changed that may wait for the next beat."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_INTERVAL_SECONDS, self.flush)
+
+    def alive(self) -> None:
+        """Say that this launcher lives, without a change: the file's time is the sign of life."""
+        with contextlib.suppress(OSError):
+            os.utime(self._path)
 
     def flush(self) -> None:
         """Write now, if there is something new."""

@@ -1,0 +1,234 @@
+"""Real launchers on loopback, each with a run directory as a sidecar would serve it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPTS = Path(__file__).parent / "scripts"
+KEY = "ab" * 32
+DEADLINE = 40.0
+
+
+def eventually(condition: Callable[[], Any], what: str | Callable[[], str], *, deadline: float = DEADLINE) -> Any:
+    """Wait for a condition; what it returned, once that is true."""
+    end = time.monotonic() + deadline
+    while time.monotonic() < end:
+        result = condition()
+        if result:
+            return result
+        time.sleep(0.02)
+    raise AssertionError(f"not within {deadline:.0f} s: {what() if callable(what) else what}")
+
+
+class Pod:
+    """One launcher process and its run directory."""
+
+    def __init__(self, name: str, root: Path, shared: Path, command: Sequence[str], environ: dict[str, str]) -> None:
+        self.name, self.uid = name, f"uid-{name}"
+        self.run_dir = root / name
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        self.log = self.run_dir / "log"
+        self.termination_log = self.run_dir / "termination"
+        self._environ = {
+            "PATH": os.environ["PATH"],
+            "HOLDFAST_RUN_DIR": str(self.run_dir),
+            "HOLDFAST_POD_UID": self.uid,
+            "HOLDFAST_POD_NAME": name,
+            "HOLDFAST_POD_IP": "127.0.0.1",
+            "HOLDFAST_NODE_NAME": f"node-{name}",
+            "HOLDFAST_CONTROL_PORT": "0",
+            "HOLDFAST_TERMINATION_LOG": str(self.termination_log),
+            "TEST_DIR": str(shared),
+            **environ,
+        }
+        self._command = command
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "holdfast", "run", "--", *self._command],
+                env=self._environ,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def restart(self) -> None:
+        """As the kubelet does: the same pod and volume, a new process."""
+        self.process.wait()
+        self.process = self._start()
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """What the launcher says of itself; empty before it says anything."""
+        try:
+            return json.loads((self.run_dir / "status.json").read_text())
+        except FileNotFoundError:
+            return {}
+
+    @property
+    def world(self) -> tuple[int, int] | None:
+        """The pair that runs here."""
+        world = self.status.get("world")
+        return (world["generation"], world["attempt"]) if world else None
+
+    @property
+    def ranks(self) -> list[dict[str, Any]]:
+        """Its rank processes."""
+        return self.status.get("ranks", [])
+
+    @property
+    def step(self) -> int:
+        """The last committed step, 0 before one."""
+        return self.status.get("committedStep") or 0
+
+    @property
+    def ending(self) -> dict[str, Any]:
+        """The termination log."""
+        return json.loads(self.termination_log.read_text())
+
+    def wait(self, deadline: float = DEADLINE) -> int:
+        """The launcher's exit code."""
+        return self.process.wait(deadline)
+
+    def publish(self, document: dict[str, Any]) -> None:
+        """Store a membership as the sidecar does."""
+        temporary = self.run_dir / ".membership"
+        temporary.write_text(json.dumps(document))
+        temporary.rename(self.run_dir / "membership.json")
+
+    def stop(self) -> None:
+        """End it, whatever state it is in."""
+        for rank in self.ranks:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if rank["pid"] and Path(f"/proc/{rank['pid']}").exists() and self.process.poll() is None:
+                    os.killpg(rank["pid"], signal.SIGKILL)
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.kill()
+            self.process.wait()
+
+
+class Cluster:
+    """Several pods, and the operator's part: publishing memberships."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.shared = root / "shared"
+        self.shared.mkdir()
+        self.pods: dict[str, Pod] = {}
+        self.revision = 0
+        self.settings: dict[str, Any] = {
+            "minReplicas": 1,
+            "replicaStep": 1,
+            "onFailure": "Shrink",
+            "replicas": 3,
+            "processesPerWorker": 1,
+            "heartbeatSeconds": 0.25,
+            "deadAfterSeconds": 1.0,
+            "firstAttemptWaitSeconds": 30.0,
+            "startupDeadlineSeconds": 60.0,
+            "checkpoint": {"interval": "50", "keepLast": 3, "resume": "Always", "deadlineSeconds": 25.0},
+            "budgets": [{"cause": "Application", "maxRestarts": 1, "windowSeconds": 21600.0}],
+            "backoff": {"initialSeconds": 0.1, "maxSeconds": 1.0},
+        }
+
+    def script(self, name: str) -> list[str]:
+        """A rank's command."""
+        return [sys.executable, str(SCRIPTS / name)]
+
+    def start(self, *names: str, script: str = "speaks.py", program: str = "", **environ: str) -> list[Pod]:
+        """Start launchers, and wait until each is ready."""
+        command = [program] if program else self.script(script)
+        for name in names:
+            self.pods[name] = Pod(name, self._root, self.shared, command, environ)
+        pods = [self.pods[name] for name in names]
+        for pod in pods:
+            eventually(lambda pod=pod: pod.status.get("ready"), f"{pod.name} is ready")
+        return pods
+
+    def document(self, generation: int, *names: str, **changes: Any) -> dict[str, Any]:
+        """A membership of these pods, in this order of indexes."""
+        self.revision += 1
+        document: dict[str, Any] = {
+            "version": 1,
+            "job": {"namespace": "ml", "name": "gpt", "uid": "job-uid", "runId": "gpt-1"},
+            "revision": self.revision,
+            "generation": generation,
+            "publication": f"p{generation}",
+            "active": None,
+            "previous": [],
+            "gone": [],
+            "members": [self._member(index, self.pods[name]) for index, name in enumerate(names)],
+            "claims": [],
+            "acknowledged": [],
+            "restarts": {},
+            "directives": {"checkpoint": None, "drain": []},
+            "settings": self.settings,
+            "jobKey": KEY,
+        }
+        return document | changes
+
+    def publish(self, generation: int, *names: str, **changes: Any) -> dict[str, Any]:
+        """Bring a membership to all living pods."""
+        document = self.document(generation, *names, **changes)
+        for pod in self.pods.values():
+            pod.publish(document)
+        return document
+
+    def await_world(self, generation: int, *names: str, above: tuple[int, int] = (0, 0)) -> tuple[int, int]:
+        """Until these pods, and only these, run one world of the generation, above a pair; returns its pair."""
+        uids = [self.pods[name].uid for name in names]
+
+        def formed() -> tuple[int, int] | None:
+            worlds = [self.pods[name].status.get("world") for name in names]
+            pairs = {(world["generation"], world["attempt"]) for world in worlds if world}
+            if len(pairs) != 1 or not all(world and world["members"] == uids for world in worlds):
+                return None
+            (pair,) = pairs
+            return pair if pair[0] == generation and pair > above else None
+
+        pair: tuple[int, int] = eventually(formed, lambda: f"{names} in {generation}; logs: {self.tail()}")
+        return pair
+
+    def tail(self) -> str:
+        """The ends of the logs, for a message."""
+        return "".join(f"\n--- {pod.name}\n{pod.log.read_text()[-1500:]}" for pod in self.pods.values())
+
+    @staticmethod
+    def _member(index: int, pod: Pod) -> dict[str, Any]:
+        return {
+            "index": index,
+            "pod": pod.name,
+            "podUID": pod.uid,
+            "ip": "127.0.0.1",
+            "ports": pod.status["ports"],
+            "node": f"node-{pod.name}",
+        }
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """Launchers that are gone after the test."""
+    made = Cluster(tmp_path)
+    yield made
+    for pod in made.pods.values():
+        pod.stop()
+
+
+@pytest.fixture
+def wait_for() -> Callable[..., Any]:
+    """`eventually`, for tests."""
+    return eventually
