@@ -261,6 +261,11 @@ class Cluster:
         where = self.node(node)
         metadata.Announcement(instance_id=instance_id(where.plan)).write(where.files.announcement)
 
+    def advertise(self, node: int, resource: str, count: int) -> None:
+        """Let a node offer an extended resource (`nvidia.com/gpu`), for the scheduler's eyes only."""
+        patch = {"status": {"capacity": {resource: str(count)}, "allocatable": {resource: str(count)}}}
+        self.kubectl("patch", "node", self.node(node).name, "--subresource=status", "-p", json.dumps(patch))
+
     def pause(self, part: str) -> None:
         """Stop a part without ending it: `etcd`, `kube-apiserver` (or `apiserver`), `node-1/kubelet`, …"""
         self._signal_part(part, signal.SIGSTOP)

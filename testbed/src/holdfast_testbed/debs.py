@@ -77,7 +77,7 @@ def _unpack(part: Part) -> None:
 
 def _download(part: Part, folder: Path) -> list[Path]:
     """Fetch the packages; lists that are missing or too old to name a version are fetched first."""
-    available = [name for name in part.packages if _known(name)]
+    available = _known(part.packages)
     try:
         if part.packages[0] not in available:
             raise TestbedError(f"{part.packages[0]} is not listed")
@@ -85,15 +85,16 @@ def _download(part: Part, folder: Path) -> list[Path]:
     except TestbedError:
         say("fetching Debian's package lists")
         _run(["apt-get", "update", "-qq"])
-        _run(["apt-get", "download", "-qq", *(name for name in part.packages if _known(name))], cwd=folder)
+        _run(["apt-get", "download", "-qq", *_known(part.packages)], cwd=folder)
     return sorted(folder.glob("*.deb"))
 
 
-def _known(package: str) -> bool:
-    shown = subprocess.run(
-        ["apt-cache", "show", package], capture_output=True, text=True, check=False, env=child_environment()
-    )
-    return shown.returncode == 0 and "Package:" in shown.stdout
+def _known(packages: tuple[str, ...]) -> list[str]:
+    """Those of the packages that this release of Debian has."""
+    argv = ["apt-cache", "show", "--no-all-versions", *packages]
+    shown = subprocess.run(argv, capture_output=True, text=True, check=False, env=child_environment()).stdout
+    listed = {line.split(": ", 1)[1] for line in shown.splitlines() if line.startswith("Package: ")}
+    return [name for name in packages if name in listed]
 
 
 def _write_launcher(part: Part, root: Path) -> None:
