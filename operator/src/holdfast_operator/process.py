@@ -214,6 +214,8 @@ def main() -> int:
 
     settings = from_environment()
     logs.set_up(settings.log_level)
+    # Its INFO is a line for each event that a handler took.
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)
     logger.info("holdfast operator %s starts", __version__)
     process = Process(assemble(settings, api_client()))
     try:

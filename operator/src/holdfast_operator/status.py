@@ -225,7 +225,7 @@ class Membership:
             active=parse_pair(value.get("active")),
             previous=_tuple(value.get("previous"), Previous.from_json),
             gone=tuple(map(str, value.get("gone") or ())),
-            claims=tuple(dict(claim) for claim in value.get("claims") or () if isinstance(claim, Mapping)),
+            claims=tuple(_claim(claim) for claim in value.get("claims") or () if isinstance(claim, Mapping)),
             members=_tuple(value.get("members"), Member.from_json),
             acknowledged=tuple(filter(None, map(parse_pair, value.get("acknowledged") or ()))),
             checkpoint=directives.get("checkpoint"),
@@ -590,6 +590,11 @@ def reason_word(text: str) -> str:
 def say(text: str) -> str:
     """A message that fits everywhere it is shown."""
     return shorten(text.strip())
+
+
+def _claim(value: Json) -> Json:
+    """As in the contract: the API server keeps no null, and a claim says so where it goes on from nothing."""
+    return {**value, "fromPair": value.get("fromPair")}
 
 
 def _sparse(value: dict[str, Any]) -> dict[str, Any]:
