@@ -9,7 +9,14 @@ import pytest
 
 from holdfast_testbed.demo.table import Check, render
 from holdfast_testbed.drill.faults import flip_one_bit, newest_commit
-from holdfast_testbed.drill.judge import Outcome, Promise, judge, losses_and_causes, lost_steps
+from holdfast_testbed.drill.judge import (
+    Outcome,
+    Promise,
+    first_new_step,
+    judge,
+    losses_and_causes,
+    lost_steps,
+)
 from holdfast_testbed.drill.sight import Incident, Pair, Progress, parse_job, parse_metrics, progress_of
 
 BEFORE, AFTER = Pair(generation=1, attempt=1), Pair(generation=1, attempt=2)
@@ -65,6 +72,20 @@ def test_lost_steps_are_those_made_again() -> None:
 def test_a_job_that_tells_of_fewer_lost_steps_than_were_seen_is_not_believed() -> None:
     seen = [progress(BEFORE, 130), progress(AFTER, 100)]
     assert lost_steps(seen, BEFORE, (replace(INCIDENT, lost_steps=0),)) == 30
+
+
+@pytest.mark.parametrize(
+    ("steps", "index"),
+    [([48, 48, 1, 2], 3), ([48, 48, 0, 1], 3), ([29, 29, 30], 2), ([48, 48, 48], None), ([48, 0, 0], None)],
+)
+def test_a_new_worlds_first_step_is_a_rise_within_it(steps: list[int], index: int | None) -> None:
+    seen = [replace(progress(AFTER, step), at=float(at)) for at, step in enumerate(steps)]
+    assert first_new_step([progress(BEFORE, 47), *seen], BEFORE) == index
+
+
+def test_pods_that_are_read_at_different_moments_do_not_look_like_progress() -> None:
+    other = replace(progress(AFTER, 47), pod="gpt-w1")
+    assert first_new_step([progress(AFTER, 48), other, progress(AFTER, 48), other], BEFORE) is None
 
 
 def test_a_resource_without_status_is_read_as_a_job_that_has_not_begun() -> None:

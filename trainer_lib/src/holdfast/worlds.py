@@ -86,7 +86,7 @@ class Claim:
                 job_uid=str(value["jobUID"]),
                 publication=str(value["publication"]),
                 from_step=int(value["fromStep"]),
-                from_pair=Pair.maybe(value["fromPair"]),
+                from_pair=Pair.maybe(value.get("fromPair")),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DocumentError(f"not a claim: {value!r}") from error

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast_testbed.drill.judge import Outcome, Promise, lost_steps
+from holdfast_testbed.drill.judge import Outcome, Promise, first_new_step, lost_steps
 from holdfast_testbed.drill.sight import Incident, Pair
 from holdfast_testbed.drill.watch import PodSight, Watcher
 
@@ -106,16 +106,13 @@ class Drill:
 
     def _await_next_step(self, watcher: Watcher, before: Pair, since: float) -> float:
         """The moment at which a later world was seen to commit a step."""
-        base: dict[Pair, int] = {}
-
-        def stepped() -> bool:
-            later = [p for p in watcher.since(since) if p.pair > before]
-            for p in later:
-                base[p.pair] = min(base.get(p.pair, p.step), p.step)
-            return any(p.step > base[p.pair] for p in later)
-
-        watcher.wait(f"the next step after '{self.name}'", stepped, self.patience)
-        return min(p.at for p in watcher.since(since) if p.pair > before and p.step > base[p.pair])
+        watcher.wait(
+            f"the next step after '{self.name}'",
+            lambda: first_new_step(watcher.since(since), before) is not None,
+            self.patience,
+        )
+        at = first_new_step(watcher.since(since), before)
+        return at if at is not None else time.monotonic()
 
 
 def _new_incidents(watcher: Watcher, known: set[Pair]) -> tuple[Incident, ...]:

@@ -63,14 +63,31 @@ def judge(promise: Promise, outcome: Outcome) -> Verdict:
     return Verdict(promise=promise, outcome=outcome, complaints=complaints)
 
 
+def first_new_step(seen: list[Progress], before: Pair) -> float | None:
+    """When a world after `before` was first seen to commit a step.
+
+    A pod that enters a world still shows the last world's step, then the restored one; only a rise above the
+    lowest that it showed in the new world is a step of that world.
+    """
+    lowest: dict[tuple[str, Pair], int] = {}
+    for progress in seen:
+        if progress.pair <= before:
+            continue
+        key = (progress.pod, progress.pair)
+        lowest[key] = min(lowest.get(key, progress.step), progress.step)
+        if progress.step > lowest[key]:
+            return progress.at
+    return None
+
+
 def lost_steps(seen: list[Progress], before: Pair, incidents: tuple[Incident, ...]) -> int:
     """Steps committed in the world that ended and made again after it.
 
     The job's own figure is exact; the onlooker's is a lower bound, for it samples. The larger of both is
-    taken, so that a job which under-reports does not pass.
+    taken, so that a job which under-reports does not pass. A newcomer shows step 0 before it has restored
+    anything: only what was seen above that counts.
     """
     last = max((p.step for p in seen if p.pair <= before), default=0)
-    after = [p for p in seen if p.pair > before]
-    first = min((p.step for p in after), default=last)
+    after = [p.step for p in seen if p.pair > before and p.step > 0]
     told = sum(incident.lost_steps or 0 for incident in incidents)
-    return max(0, last - first, told)
+    return max(0, last - min(after, default=last), told)
