@@ -322,16 +322,22 @@ def _compare(turn: Turn, sender: str, hello: Hello) -> None:
     pair = attempt.world.pair
     if hello.failed == pair and hello.failure is not None and not hello.draining:
         turn.fail(hello.failure)
-    elif hello.accepted is not None and hello.accepted > pair and turn.state.pending is None:
-        turn.fail(_moved_on(attempt.world.members, sender, hello.accepted))
+    elif hello.draining and hello.left is not None and hello.left >= pair:
+        turn.set_attempt(quiesced_at=attempt.quiesced_at or turn.now)
+    elif (highest(hello.accepted, _next(hello.left)) or pair) > pair and turn.state.pending is None:
+        turn.fail(_moved_on(attempt.world.members, sender))
 
 
-def _moved_on(members: tuple[Member, ...], sender: str, accepted: Pair) -> Failure:
+def _next(pair: Pair | None) -> Pair | None:
+    return None if pair is None else Pair(pair.generation, pair.attempt + 1)
+
+
+def _moved_on(members: tuple[Member, ...], sender: str) -> Failure:
     member = next(m for m in members if m.pod_uid == sender)
     return Failure(
         cause=Cause.INFRASTRUCTURE,
         reason="MemberMovedOn",
-        message=f"{member.pod or sender} left the attempt for {accepted}",
+        message=f"{member.pod or sender} is in this attempt no more",
         priority=Priority.PEER_LOST,
         pod=member.pod,
         node=member.node,
@@ -365,6 +371,7 @@ def _present(turn: Turn) -> Hello:
         accepted=state.accepted,
         started=state.started,
         world=attempt.world if attempt is not None and not attempt.failures else None,
+        left=state.last,
         ready=state.ready and state.leaving is None,
         draining=state.drain is not None,
         done=attempt is not None and attempt.done,
@@ -412,10 +419,8 @@ def check_invariants(before: State, after: State, actions: list[Action]) -> None
     if after.exit is not None and actions[-1] != after.exit:
         raise AssertionError("something was done after the exit")
     for action in actions:
-        if isinstance(action, StartRanks) and (
-            after.accepted_world != action.world or (before.ranks or action.world.pair) < action.world.pair
-        ):
-            raise AssertionError(f"ranks of {action.world.pair} start beside {before.ranks}")
+        if isinstance(action, StartRanks) and after.ranks != action.world.pair:
+            raise AssertionError(f"ranks of {action.world.pair} start beside {after.ranks}")
         if isinstance(action, Send) and isinstance(action.message, messages.Accept):
             pair = action.message.world.pair
             if after.accepted is None or after.accepted < pair or (after.ranks or pair) < pair:

@@ -34,6 +34,8 @@ def propose(turn: Turn) -> Waiting:
         return held or (Phase.WAITING, "waits for the first membership")
     if turn.state.proposal is not None:
         return Phase.FORMING, f"proposed {turn.state.proposal.world.pair}"
+    if turn.attempt is not None and turn.attempt.failures:  # its budget and back-off are judged first
+        return Phase.FORMING, f"{turn.attempt.world.pair} failed; hears what the others saw of it"
     running = _running(turn)
     if running is not None:
         return _grow(turn, membership, running)
@@ -249,7 +251,14 @@ def pursue(turn: Turn) -> None:
 
 
 def _give_way(turn: Turn, pause: float) -> None:
-    turn.set(proposal=None, retry_at=turn.now + pause)
+    """Two who propose at once must not do so for ever: the higher index looks away for longer."""
+    place = sum(1 for member in turn.usable_members() if member.pod_uid != turn.state.me and _before(turn, member))
+    turn.set(proposal=None, retry_at=turn.now + pause * (1 + place))
+
+
+def _before(turn: Turn, member: Member) -> bool:
+    me = turn.membership.member(turn.state.me) if turn.membership else None
+    return me is not None and member.index < me.index
 
 
 def _start(turn: Turn, proposal: Proposal, master: Master) -> None:
@@ -271,7 +280,7 @@ def remind(turn: Turn) -> None:
     turn.set_attempt(started_sent=turn.now)
     for uid in sorted(attempt.world.uids):
         hello = turn.hello(uid)
-        if hello is not None and (hello.started is None or hello.started < attempt.world.pair):
+        if hello is not None and hello.world != attempt.world and hello.accepted == attempt.world.pair:
             turn.send(uid, Start(world=attempt.world, master=attempt.master))
 
 
@@ -396,6 +405,7 @@ def _promise(turn: Turn) -> None:
         accepted_world=pending.world,
         pending=replace(pending, promised=True),
         confirmed=None,
+        idle_since=turn.now,
     )
 
 

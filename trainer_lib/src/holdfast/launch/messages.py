@@ -175,7 +175,8 @@ class Master:
 class Hello:
     """The sender's whole present. Said on every change and once a second.
 
-    `failure` is what ended (or, while `draining`, will end) the sender's attempt `failed`.
+    `failure` is what ended (or, while `draining`, will end) the sender's attempt `failed`; `left` is the last attempt
+    that is over for it.
     """
 
     type: ClassVar[str] = "hello"
@@ -185,6 +186,7 @@ class Hello:
     accepted: Pair | None = None
     started: Pair | None = None
     world: World | None = None
+    left: Pair | None = None
     ready: bool = False
     draining: bool = False
     done: bool = False
@@ -290,6 +292,7 @@ _NULLABLE: Final[dict[str, Callable[[Any], Any]]] = {
     "started": Pair.from_json,
     "highest": Pair.from_json,
     "failed": Pair.from_json,
+    "left": Pair.from_json,
     "pair": Pair.from_json,
     "world": World.from_json,
     "failure": Failure.from_json,

@@ -1,0 +1,136 @@
+"""What hypothesis may do to a job, one turn at a time."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from simulation import Pod, Simulation
+
+from holdfast.constants import Cause
+from holdfast.launch.messages import Priority
+
+PLACES = st.integers(min_value=0, max_value=7)
+MOST_PODS = 8
+
+
+class Job(RuleBasedStateMachine):
+    """Any order of turns and faults. The simulation checks safety at each write, the teardown liveness."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sim = Simulation()
+
+    @initialize(replicas=st.integers(min_value=1, max_value=4), shrink=st.booleans(), last=st.sampled_from([6, 1000]))
+    def begin(self, replicas: int, shrink: bool, last: int) -> None:
+        self.sim = Simulation(replicas, may_shrink=shrink, last_step=last, replace_lost=True)
+        self.sim.run(4.0)
+
+    def pod(self, place: int) -> Pod:
+        alive = self.sim.alive() or list(self.sim.pods.values())
+        return alive[place % len(alive)]
+
+    # Turns
+
+    @rule(count=st.integers(min_value=1, max_value=12))
+    def fair_rounds(self, count: int) -> None:
+        for _ in range(count):
+            self.sim.round()
+
+    @rule(place=PLACES)
+    def deliver(self, place: int) -> None:
+        self.sim.deliver(place)
+
+    @rule(place=PLACES)
+    def lose_a_message(self, place: int) -> None:
+        if self.sim.mail:
+            self.sim.mail.pop(place % len(self.sim.mail))
+
+    @rule(place=PLACES)
+    def double_a_message(self, place: int) -> None:
+        if self.sim.mail:
+            self.sim.mail.append(self.sim.mail[place % len(self.sim.mail)])
+
+    @rule(place=PLACES)
+    def look(self, place: int) -> None:
+        self.sim.look(self.pod(place))
+
+    @rule(place=PLACES)
+    def shell(self, place: int) -> None:
+        self.sim.shell(self.pod(place))
+
+    @rule(place=PLACES)
+    def train(self, place: int) -> None:
+        if self.sim.trainings:
+            self.sim.train(self.sim.trainings[-1 - place % min(3, len(self.sim.trainings))])
+
+    @rule(place=PLACES)
+    def a_late_write_lands(self, place: int) -> None:
+        if self.sim.trainings:
+            self.sim.land(self.sim.trainings[place % len(self.sim.trainings)])
+
+    @rule(place=PLACES)
+    def report(self, place: int) -> None:
+        self.sim.report(self.pod(place))
+
+    @rule()
+    def decide(self) -> None:
+        self.sim.decide()
+
+    @rule(place=PLACES)
+    def serve(self, place: int) -> None:
+        self.sim.serve(self.pod(place))
+
+    @rule(seconds=st.sampled_from([0.25, 1.5, 4.0, 20.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.sim.tick(seconds)
+
+    # Faults
+
+    @rule(place=PLACES)
+    def crash(self, place: int) -> None:
+        self.sim.crash(self.pod(place).uid)
+
+    @rule(place=PLACES)
+    def freeze(self, place: int) -> None:
+        self.sim.freeze(self.pod(place).uid)
+
+    @rule(place=PLACES)
+    def thaw(self, place: int) -> None:
+        self.sim.thaw(self.pod(place).uid)
+
+    @rule(place=PLACES, how=st.sampled_from([Priority.KILLED, Priority.EXCEPTION, Priority.PEER_LOST]))
+    def kill_rank(self, place: int, how: Priority) -> None:
+        cause = Cause.APPLICATION if how is Priority.EXCEPTION else Cause.INFRASTRUCTURE
+        self.sim.kill_rank(self.pod(place).uid, cause, how)
+
+    @rule(side=st.sets(PLACES, max_size=3), operator=st.booleans())
+    def partition(self, side: set[int], operator: bool) -> None:
+        left = {self.pod(place).uid for place in side}
+        self.sim.cut(left, set(self.sim.pods) - left)
+        if operator:
+            self.sim.cut_from_operator |= left
+
+    @rule()
+    def heal(self) -> None:
+        self.sim.heal()
+
+    @rule()
+    def operator_goes_or_comes(self) -> None:
+        self.sim.operator_up = not self.sim.operator_up
+
+    @rule(place=PLACES)
+    def prove(self, place: int) -> None:
+        pods = list(self.sim.pods.values())
+        self.sim.prove(pods[place % len(pods)])
+
+    @precondition(lambda self: len(self.sim.pods) < MOST_PODS)
+    @rule()
+    def replenish(self) -> None:
+        self.sim.replenish()
+
+    @rule(place=PLACES)
+    def drain(self, place: int) -> None:
+        self.sim.drain(self.pod(place).uid)
+
+    def teardown(self) -> None:
+        self.sim.recover()

@@ -1,0 +1,736 @@
+"""Launchers, an operator and a shared tier in one process, driven by the production transitions.
+
+Each launcher is `holdfast.launch.core.step`, the operator is `holdfast_operator.policies.membership.decide`, and
+restoring goes by `holdfast.checkpoint.fencing`. Everything between them (channels, sidecars, rank processes, time)
+is played here and can be cut, delayed, re-ordered, frozen or killed. The invariants are checked at every write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from holdfast.checkpoint import fencing
+from holdfast.constants import Cause
+from holdfast.launch import core, events
+from holdfast.launch.membership import Membership, Rules
+from holdfast.launch.messages import Failure, Master, Message, Priority, World
+from holdfast.launch.rules import NOTHING, Weakened
+from holdfast.launch.state import State
+from holdfast.worlds import Claim, Pair
+from holdfast_operator.policies import membership as policy
+
+JOB = "job-a"
+Lineage = tuple[Pair, ...]
+
+
+class ViolationError(AssertionError):
+    """An invariant of the protocol does not hold."""
+
+
+@dataclass
+class Training:
+    """The rank processes of one started world: they step together or not at all."""
+
+    world: World
+    alive: set[str] = field(default_factory=set)
+    base: Lineage | None = None
+    from_pair: Pair | None = None
+    claim: Claim | None = None
+    checked: bool = False
+    steps: Lineage = ()
+    saved: int = 0
+    in_flight: Lineage | None = None
+    quiesce: bool = False
+    quiesced: bool = False
+    restored: int = 0
+    made: bool = False
+    finished: set[str] = field(default_factory=set)
+    told: set[tuple[str, str]] = field(default_factory=set)
+
+    @property
+    def writer(self) -> str:
+        """The pod whose rank 0 writes claims and manifests."""
+        return self.world.members[0].pod_uid
+
+
+@dataclass
+class Stored:
+    """A commit on the tier, with the line of steps that it stands for."""
+
+    commit: fencing.Commit
+    lineage: Lineage
+
+
+@dataclass
+class Pod:
+    """A pod as the cluster has it."""
+
+    uid: str
+    node: int
+    state: State
+    alive: bool = True
+    frozen: bool = False
+    leaving: bool = False
+    exit_code: int | None = None
+    proved: bool = False
+    training: Training | None = None
+    local: list[events.Event] = field(default_factory=list)
+    view: dict[str, bool] = field(default_factory=dict)
+    served: int = 0
+    report: policy.Report | None = None
+    reported_at: float = -1e9
+    ready_since: float = 0.0
+
+
+@dataclass
+class Letter:
+    """A message under way."""
+
+    sender: str
+    to: str
+    message: Message
+
+
+class Simulation:
+    """The whole job. `round()` is one fair turn of everything; the single turns are there for disorder."""
+
+    def __init__(
+        self,
+        replicas: int = 3,
+        *,
+        min_replicas: int = 1,
+        may_shrink: bool = True,
+        replica_step: int = 1,
+        last_step: int = 1000,
+        weakened: Weakened = NOTHING,
+        ignore_claims: bool = False,
+        replace_lost: bool = True,
+        operator: bool = True,
+        job: str = JOB,
+        budgets: tuple[Any, ...] = (),
+    ) -> None:
+        self.rules = Rules(
+            replicas=replicas,
+            min_replicas=min_replicas,
+            may_shrink=may_shrink,
+            replica_step=replica_step,
+            first_attempt_wait=3.0,
+            checkpoint_deadline=5.0,
+            accept_deadline=2.0,
+            never_accepted_wait=5.0,
+            backoff_initial=0.5,
+            backoff_max=2.0,
+            budgets=budgets,
+        )
+        self.job, self.last_step = job, last_step
+        self.weakened, self.ignore_claims = weakened, ignore_claims
+        self.replace_lost, self.operator_up = replace_lost, operator
+        self.now = 1000.0
+        self.pods: dict[str, Pod] = {}
+        self.mail: list[Letter] = []
+        self.cut_links: set[frozenset[str]] = set()
+        self.cut_from_operator: set[str] = set()
+        self.trainings: list[Training] = []
+        self.claims: dict[Pair, Claim] = {}
+        self.commits: list[Stored] = []
+        self.bases: dict[Pair, Lineage] = {}
+        self.status: policy.Membership | None = None
+        self.verdict: policy.Publication | policy.Hold | None = None
+        self.announced: list[tuple[Pair, Lineage]] = []
+        self.publications = 0
+        self.backups_restored = 0
+        self.drained: set[str] = set()
+        self.incarnation = 0
+        for _ in range(replicas):
+            self.new_pod()
+
+    # The cluster
+
+    def new_pod(self) -> Pod:
+        """A pod under a name that was never used, with its launcher ready."""
+        uid = f"w{self.incarnation}"
+        self.incarnation += 1
+        pod = Pod(uid=uid, node=self.incarnation, state=State(me=uid), ready_since=self.now)
+        self.pods[uid] = pod
+        self.feed(pod, events.Ready())
+        return pod
+
+    def alive(self) -> list[Pod]:
+        """Pods whose launcher runs."""
+        return [pod for pod in self.pods.values() if pod.alive]
+
+    def crash(self, uid: str) -> None:
+        """Launcher and ranks are gone without a word."""
+        pod = self.pods[uid]
+        pod.alive = False
+        self._end_ranks(pod)
+
+    def freeze(self, uid: str) -> None:
+        """The whole pod stops; nobody can tell it from a dead one."""
+        self.pods[uid].frozen = True
+
+    def thaw(self, uid: str) -> None:
+        """It goes on where it stopped."""
+        self.pods[uid].frozen = False
+
+    def kill_rank(self, uid: str, cause: Cause = Cause.INFRASTRUCTURE, priority: Priority = Priority.KILLED) -> None:
+        """A rank process dies; its launcher lives."""
+        pod = self.pods[uid]
+        if pod.training is None or uid not in pod.training.alive:
+            return
+        pair = pod.training.world.pair
+        pod.training.alive.discard(uid)
+        failure = Failure(cause=cause, reason="RankEnded", message="ended", priority=priority, exit_code=1)
+        pod.local.append(events.RankFailed(pair=pair, failure=failure))
+
+    def cut(self, left: Iterable[str], right: Iterable[str]) -> None:
+        """A partition between two sides."""
+        rights = list(right)
+        self.cut_links |= {frozenset((a, b)) for a in left for b in rights if a != b}
+
+    def heal(self) -> None:
+        """All links and nodes work again."""
+        self.cut_links.clear()
+        self.cut_from_operator.clear()
+        for pod in self.alive():
+            pod.frozen = False
+
+    def drain(self, uid: str) -> None:
+        """A notice: the pod must leave."""
+        pod = self.pods[uid]
+        if pod.alive and not pod.frozen:
+            self.feed(pod, events.DrainAsked(id=f"notice-{uid}", reason="spot notice"))
+
+    def linked(self, a: str, b: str) -> bool:
+        """Whether bytes can go between two launchers."""
+        one, two = self.pods.get(a), self.pods.get(b)
+        if one is None or two is None or frozenset((a, b)) in self.cut_links:
+            return False
+        return one.alive and two.alive and not one.frozen and not two.frozen
+
+    # Launchers
+
+    def feed(self, pod: Pod, event: events.Event) -> None:
+        """One step of a launcher, and the shell's part of its actions."""
+        if not pod.alive or pod.frozen:
+            return
+        decision = core.step(pod.state, event, self.now, self.weakened)
+        pod.state = decision.state
+        for action in decision.actions:
+            self._act(pod, action)
+
+    def _act(self, pod: Pod, action: events.Action) -> None:
+        match action:
+            case events.Send():
+                self.mail.append(Letter(pod.uid, action.to, action.message))
+            case events.OpenStore():
+                pod.local.append(events.StoreOpened(pair=action.pair, master=Master(host=pod.uid, port=1)))
+            case events.StartRanks():
+                self._start_ranks(pod, action.world)
+            case events.KillRanks():
+                pod.local.append(events.RanksEnded(pair=action.pair))
+            case events.QuiesceRanks():
+                if pod.training is not None and pod.training.world.pair == action.pair:
+                    pod.training.quiesce = True
+            case events.Exit():
+                self._exit(pod, action.code)
+
+    def _start_ranks(self, pod: Pod, world: World) -> None:
+        if pod.training is not None:
+            raise ViolationError(f"{pod.uid} starts ranks of {world.pair} beside {pod.training.world.pair}")
+        training = next((t for t in self.trainings if t.world.pair == world.pair and t.world == world), None)
+        for other in self.trainings:
+            same = other.world.pair == world.pair and other.world.publication == world.publication
+            if same and other.world != world:
+                raise ViolationError(f"two worlds with one pair {world.pair}")
+        if training is None:
+            training = Training(world=world)
+            self.trainings.append(training)
+        training.alive.add(pod.uid)
+        pod.training = training
+
+    def _end_ranks(self, pod: Pod) -> None:
+        if pod.training is not None:
+            pod.training.alive.discard(pod.uid)
+            pod.training = None
+
+    def _exit(self, pod: Pod, code: int) -> None:
+        if pod.training is not None and pod.uid in pod.training.alive and code != 0:
+            raise ViolationError(f"{pod.uid} exits with its ranks alive")
+        pod.alive, pod.exit_code = False, code
+        self._end_ranks(pod)
+
+    def shell(self, pod: Pod) -> None:
+        """The oldest thing that the shell of a launcher has to tell it."""
+        if not pod.alive or pod.frozen or not pod.local:
+            return
+        event = pod.local.pop(0)
+        ended = isinstance(event, events.RanksEnded) and pod.training is not None
+        if ended and pod.training.world.pair <= event.pair:
+            self._end_ranks(pod)
+        self.feed(pod, event)
+
+    def look(self, pod: Pod) -> None:
+        """A launcher's channels tell it who is there."""
+        if not pod.alive or pod.frozen:
+            return
+        for uid in list(self.pods):
+            other = self.pods[uid]
+            if uid == pod.uid:
+                continue
+            wanted = uid in core.contacts(pod.state) or pod.uid in core.contacts(other.state)
+            up = wanted and self.linked(pod.uid, uid)
+            if up and not pod.view.get(uid):
+                pod.view[uid] = True
+                self.feed(pod, events.PeerUp(pod_uid=uid))
+            elif not up and pod.view.get(uid):
+                pod.view[uid] = False
+                how = events.How.CLOSED if not other.alive else events.How.SILENT
+                self.feed(pod, events.PeerDown(pod_uid=uid, how=how))
+            elif not up and wanted and uid not in pod.view:
+                pod.view[uid] = False
+                self.feed(pod, events.PeerDown(pod_uid=uid, how=events.How.REFUSED))
+
+    def deliver(self, place: int) -> None:
+        """Some message arrives, if it can; the order is nobody's promise."""
+        if not self.mail:
+            return
+        letter = self.mail.pop(place % len(self.mail))
+        if self.linked(letter.sender, letter.to) or self._left(letter):
+            target = self.pods[letter.to]
+            if target.alive and not target.frozen:
+                self._watch(letter)
+                self.feed(target, events.Received(sender=letter.sender, message=letter.message))
+
+    def _left(self, letter: Letter) -> bool:
+        """Bytes that were flushed before an exit still arrive."""
+        sender = self.pods[letter.sender]
+        return sender.exit_code is not None and frozenset((letter.sender, letter.to)) not in self.cut_links
+
+    def _watch(self, letter: Letter) -> None:
+        """Completion is said of one line only."""
+        if letter.message.type == "complete":
+            self._announce(letter.message.pair)
+
+    def _announce(self, pair: Pair) -> None:
+        training = next(t for t in self.trainings if t.world.pair == pair)
+        line = training.steps
+        if len(line) < self.last_step:
+            raise ViolationError(f"{pair} is announced complete at step {len(line)}")
+        if any(other != line for _, other in self.announced):
+            raise ViolationError(f"completion said of two lines: {self.announced} and {pair}")
+        if (pair, line) not in self.announced:
+            self.announced.append((pair, line))
+
+    # Rank processes
+
+    def together(self, training: Training) -> bool:
+        """Whether all ranks of the world can reach each other now."""
+        uids = training.world.uids
+        if training.alive | training.finished != uids or any(self.pods[uid].frozen for uid in uids):
+            return False
+        return all(self.linked(a, b) for a in uids for b in uids if a < b)
+
+    def train(self, training: Training) -> None:
+        """One more thing that the rank processes of a world do."""
+        if not self.together(training):
+            self._miss_peers(training)
+        elif training.base is None:
+            self._restore(training)
+        elif training.claim is None:
+            self._claim(training)
+        elif not training.checked:
+            self._check_again(training)
+        elif training.in_flight is not None:
+            self.land(training)
+        elif len(training.steps) >= self.last_step and training.saved == len(training.steps):
+            self._finish(training)
+        elif training.quiesce and not training.quiesced and training.saved == len(training.steps):
+            self._quiesced(training)
+        elif self._is_due(training):
+            self._save(training)
+        elif not training.quiesced:
+            self._step(training)
+
+    def _is_due(self, training: Training) -> bool:
+        step = len(training.steps)
+        return step > training.saved and (training.quiesce or step % 2 == 0 or step >= self.last_step)
+
+    def _claims(self) -> tuple[Claim, ...]:
+        return () if self.ignore_claims else tuple(self.claims.values())
+
+    def _foreign(self, training: Training) -> bool:
+        known = self.pods[training.writer].state.membership
+        claims = fencing.foreign(
+            self.claims.values(),
+            known=known.claims if known else (),
+            job_uid=self.job,
+            pair=training.world.pair,
+            publication=training.world.publication,
+        )
+        if claims:
+            self.pods[training.writer].local.append(
+                events.ForeignClaims(pair=training.world.pair, claims=tuple(claims))
+            )
+            training.alive.discard(training.writer)
+        return bool(claims)
+
+    def _restore(self, training: Training) -> None:
+        if self._foreign(training):
+            return
+        order = fencing.order([s.commit for s in self.commits], self._claims(), job_uid=self.job)
+        best = next((s for s in self.commits if order and s.commit == order[0]), None)
+        training.base = best.lineage if best else ()
+        training.steps = training.base
+        training.saved = training.restored = len(training.base)
+        training.claim = None
+        training.from_pair = best.commit.pair if best else None
+
+    def _claim(self, training: Training) -> None:
+        pair = training.world.pair
+        base = training.base or ()
+        claim = Claim(
+            pair=pair,
+            job_uid=self.job,
+            publication=training.world.publication,
+            from_step=len(base),
+            from_pair=training.from_pair,
+        )
+        if pair in self.claims:
+            self._foreign(training)
+            return
+        self.claims[pair] = claim
+        self.bases[pair] = base
+        training.claim = claim
+        self.check_line()
+
+    def _check_again(self, training: Training) -> None:
+        training.checked = not self._foreign(training)
+
+    def _step(self, training: Training) -> None:
+        pair = training.world.pair
+        higher = [t for t in self.trainings if t.made and t.world.pair > pair]
+        if higher and not self.backups_restored:
+            raise ViolationError(f"{pair} makes a step after {higher[0].world.pair} did")
+        if self.announced:
+            raise ViolationError(f"{pair} makes a step after completion was announced")
+        training.steps = (*training.steps, pair)
+        training.made = True
+        event = events.StepMade(pair=pair, step=len(training.steps), restored=training.restored)
+        for uid in training.world.uids:
+            self.pods[uid].local.append(event)
+
+    def _save(self, training: Training) -> None:
+        training.in_flight = training.steps
+
+    def land(self, training: Training) -> None:
+        """A commit's manifest is renamed into place; maybe long after its writers died."""
+        if training.in_flight is None:
+            return
+        line = training.in_flight
+        training.in_flight = None
+        if len(line) > training.saved:
+            training.saved = len(line)
+            commit = fencing.Commit(step=len(line), pair=training.world.pair, job_uid=self.job)
+            self.commits.append(Stored(commit, line))
+            self.check_line()
+
+    def _quiesced(self, training: Training) -> None:
+        training.quiesced = True
+        for uid in training.world.uids:
+            self.pods[uid].local.append(events.Quiesced(pair=training.world.pair))
+
+    def _finish(self, training: Training) -> None:
+        for uid in sorted(training.world.uids):
+            if uid not in training.finished:
+                training.finished.add(uid)
+                self._end_ranks(self.pods[uid])
+                self.pods[uid].local.append(events.LocalDone(pair=training.world.pair))
+                return
+
+    def _miss_peers(self, training: Training) -> None:
+        for uid in sorted(training.alive):
+            pod = self.pods[uid]
+            if pod.frozen or (uid, "peer") in training.told or not self._others_started(training):
+                continue
+            training.told.add((uid, "peer"))
+            failure = Failure(
+                cause=Cause.INFRASTRUCTURE, reason="PeerLost", message="peer", priority=Priority.PEER_LOST
+            )
+            pod.local.append(events.RankFailed(pair=training.world.pair, failure=failure))
+
+    def _others_started(self, training: Training) -> bool:
+        """A rank waits for peers that have not started yet; one that was there and is gone is an error."""
+        return training.base is not None
+
+    # The tier
+
+    def readable(self) -> list[Stored]:
+        """What a restore may read, newest first."""
+        claims = self._claims()
+        return [s for s in self.commits if fencing.readable(s.commit, claims, job_uid=self.job).ok]
+
+    def check_line(self) -> None:
+        """All that is readable is one line, and every later claim went on from it."""
+        readable = self.readable()
+        for one in readable:
+            for two in readable:
+                shorter, longer = sorted((one.lineage, two.lineage), key=len)
+                if longer[: len(shorter)] != shorter:
+                    raise ViolationError(f"two lines can be read: {one.commit} and {two.commit}")
+            for pair, base in self.bases.items():
+                if one.commit.pair < pair and base[: len(one.lineage)] != one.lineage:
+                    raise ViolationError(f"the zombie's commit {one.commit} is readable beside {pair}")
+
+    # The operator and the sidecars
+
+    def report(self, pod: Pod) -> None:
+        """The sidecar of a pod reports, if it can."""
+        if not pod.alive or pod.frozen or pod.uid in self.cut_from_operator:
+            return
+        state = pod.state
+        mine = [c for c in self.claims.values() if pod.training and c == pod.training.claim]
+        pod.report = policy.Report(
+            ready=state.ready,
+            accepted=_pair(state.accepted),
+            started=_pair(state.started),
+            world=_world(state.world),
+            lost=frozenset(uid for uid, _, _ in core.lost_members(state)),
+            highest_claim=_claim(mine[0]) if mine else None,
+            foreign_claims=tuple(_claim(c) for c in state.foreign),
+        )
+        pod.reported_at = self.now
+
+    def decide(self) -> None:
+        """One pass of the operator."""
+        if not self.operator_up:
+            return
+        observed = policy.Observed(
+            membership=self.status,
+            workers=tuple(self._worker(pod) for pod in self.pods.values() if not pod.proved),
+            proved_gone=frozenset(pod.uid for pod in self.pods.values() if pod.proved),
+            rules=policy.Rules(
+                replicas=self.rules.replicas,
+                min_replicas=self.rules.min_replicas,
+                replica_step=self.rules.replica_step,
+                may_shrink=self.rules.may_shrink,
+                first_wait=3.0,
+            ),
+            publication=f"p{self.publications + 1}",
+            job_uid=self.job,
+        )
+        self.verdict = policy.decide(observed, self.now)
+        if isinstance(self.verdict, policy.Publication):
+            self.publications += 1
+            self.status = self.verdict.membership
+
+    def _worker(self, pod: Pod) -> policy.Worker:
+        report = pod.report
+        if report is not None:
+            report = replace(report, fresh=self.now - pod.reported_at < 3.0)
+        return policy.Worker(
+            pod_uid=pod.uid,
+            pod=pod.uid,
+            terminal=pod.proved,
+            leaving=pod.state.drain is not None and pod.uid not in self.cut_from_operator,
+            ready_since=pod.ready_since,
+            report=report,
+        )
+
+    def prove(self, pod: Pod) -> None:
+        """The operator learns that a dead pod is dead. Never true of a living one."""
+        if not pod.alive:
+            pod.proved = True
+
+    def replenish(self) -> None:
+        """The operator replaces what is lost to it, as far as the size allows."""
+        if not (self.operator_up and self.replace_lost) or self.completed():
+            return
+        here = [p for p in self.pods.values() if not p.proved and p.state.drain is None and not self._silent(p)]
+        for _ in range(self.rules.replicas - len(here)):
+            self.new_pod()
+
+    def _silent(self, pod: Pod) -> bool:
+        return self.now - max(pod.reported_at, pod.ready_since) > 3.0
+
+    def serve(self, pod: Pod) -> None:
+        """The sidecar brings the newest membership, if it can."""
+        if self.status is None or not self.operator_up or pod.uid in self.cut_from_operator:
+            return
+        if pod.alive and not pod.frozen and self.status.generation and pod.served != self.status.revision:
+            pod.served = self.status.revision
+            self.feed(pod, events.MembershipSeen(membership=self.document()))
+
+    def document(self) -> Membership:
+        """The status as the launchers read it, through the wire form."""
+        assert self.status is not None
+        return replace(Membership.from_json(_wire(self.status, self.job)), rules=self.rules)
+
+    # Time
+
+    def tick(self, seconds: float = 0.25) -> None:
+        """Time passes for all."""
+        self.now += seconds
+        for pod in self.alive():
+            self.feed(pod, events.Tick())
+
+    def round(self) -> None:
+        """One fair turn of everything that can move."""
+        for pod in list(self.pods.values()):
+            self.look(pod)
+        for _ in range(len(self.mail)):
+            self.deliver(0)
+        for pod in list(self.pods.values()):
+            while pod.local and pod.alive and not pod.frozen:
+                self.shell(pod)
+        for _ in range(len(self.mail)):
+            self.deliver(0)
+        for training in self.trainings:
+            if training.alive:
+                self.train(training)
+        for pod in list(self.pods.values()):
+            self.report(pod)
+        self.decide()
+        for pod in list(self.pods.values()):
+            self.serve(pod)
+        self.tick()
+
+    def run(self, seconds: float, until: Callable[[], bool] | None = None) -> bool:
+        """Fair rounds for so long, or until something holds; says whether it did."""
+        end = self.now + seconds
+        while self.now < end:
+            if until is not None and until():
+                return True
+            self.round()
+        return until is not None and until()
+
+    def recover(self, seconds: float = 120.0) -> None:
+        """Liveness: with all faults mended and the dead replaced, a further step is committed, or all is said."""
+        self.heal()
+        self.operator_up = True
+        before = max((len(s.lineage) for s in self.readable()), default=0)
+        end = self.now + seconds
+        while self.now < end:
+            for pod in self.pods.values():
+                self.prove(pod)
+            self.replenish()
+            self.round()
+            best = max((len(s.lineage) for s in self.readable()), default=0)
+            if self.completed() or best > min(before, self.last_step - 1):
+                return
+        raise ViolationError(f"nothing was committed for {seconds} s after all was mended: {self.show()}")
+
+    # What is seen
+
+    def completed(self) -> bool:
+        """Whether a launcher has ended with 0."""
+        return any(pod.exit_code == 0 for pod in self.pods.values())
+
+    def training_now(self) -> Training | None:
+        """The world that can step now, if any."""
+        return next((t for t in self.trainings if t.alive and self.together(t) and t.checked), None)
+
+    def trains_with(self, *uids: str) -> bool:
+        """Whether exactly these train now."""
+        training = self.training_now()
+        return training is not None and training.made and training.world.uids == frozenset(uids)
+
+    def committed(self) -> int:
+        """The newest step that can be read."""
+        return max((s.commit.step for s in self.readable()), default=0)
+
+    def show(self) -> str:
+        """For a person who looks at a failure."""
+        lines = [f"status {self.status}", f"verdict {self.verdict}"]
+        for pod in self.pods.values():
+            state = pod.state
+            lines.append(
+                f"{pod.uid} alive={pod.alive} frozen={pod.frozen} proved={pod.proved} exit={pod.exit_code}"
+                f" accepted={state.accepted} started={state.started} world={state.world and state.world.pair}"
+                f" ranks={state.ranks} {state.phase}: {state.message}"
+            )
+        return "\n".join(lines)
+
+
+def _pair(pair: Pair | None) -> policy.Pair | None:
+    return None if pair is None else policy.Pair(pair.generation, pair.attempt)
+
+
+def _claim(claim: Claim) -> policy.Claim:
+    return policy.Claim(
+        pair=policy.Pair(claim.pair.generation, claim.pair.attempt),
+        job_uid=claim.job_uid,
+        publication=claim.publication,
+        from_step=claim.from_step,
+        from_pair=_pair(claim.from_pair),
+    )
+
+
+def _world(world: World | None) -> policy.World | None:
+    if world is None:
+        return None
+    members = tuple(member.pod_uid for member in world.members)
+    pair = policy.Pair(world.pair.generation, world.pair.attempt)
+    return policy.World(pair=pair, publication=world.publication, members=members)
+
+
+def _wire(status: policy.Membership, job: str) -> dict[str, Any]:
+    def pair(value: policy.Pair | None) -> dict[str, int] | None:
+        return None if value is None else {"generation": value.generation, "attempt": value.attempt}
+
+    return {
+        "version": 1,
+        "job": {"namespace": "ml", "name": "gpt", "uid": job, "runId": "gpt"},
+        "revision": status.revision,
+        "generation": status.generation,
+        "publication": status.publication,
+        "active": pair(status.active),
+        "previous": [
+            {"generation": p.generation, "publication": p.publication, "members": list(p.members)}
+            for p in status.previous
+        ],
+        "gone": list(status.gone),
+        "members": [
+            {
+                "index": m.index,
+                "pod": m.pod,
+                "podUID": m.pod_uid,
+                "ip": m.ip,
+                "ports": {"store": m.store_port, "control": m.control_port},
+                "node": m.node,
+            }
+            for m in status.members
+        ],
+        "claims": [
+            {
+                "version": 1,
+                "jobUID": c.job_uid,
+                "publication": c.publication,
+                "generation": c.pair.generation,
+                "attempt": c.pair.attempt,
+                "fromStep": c.from_step,
+                "fromPair": pair(c.from_pair),
+            }
+            for c in status.claims
+        ],
+        "acknowledged": [],
+        "restarts": {},
+        "directives": {"checkpoint": None, "drain": []},
+        "settings": {
+            "minReplicas": 1,
+            "replicaStep": 1,
+            "onFailure": "Shrink",
+            "replicas": 1,
+            "processesPerWorker": 1,
+            "heartbeatSeconds": 0.25,
+            "deadAfterSeconds": 1.0,
+            "firstAttemptWaitSeconds": 30.0,
+            "startupDeadlineSeconds": 300.0,
+            "checkpoint": {"interval": "50", "keepLast": 3, "resume": "Always", "deadlineSeconds": 25.0},
+            "budgets": [],
+            "backoff": {"initialSeconds": 1.0, "maxSeconds": 60.0},
+        },
+        "jobKey": "ab",
+    }
