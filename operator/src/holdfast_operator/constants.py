@@ -98,7 +98,9 @@ AVOID_NOTICED = timedelta(hours=1)
 COMPLETE_GRACE = timedelta(seconds=60)
 DEFAULT_WINDOW_SECONDS = 21600
 PROGRESS_EVERY = timedelta(seconds=5)
-POLL = timedelta(seconds=10)
+POLL_OPEN = timedelta(seconds=1)
+# A world that changes on purpose is not shown as a failure before this.
+STALL = timedelta(seconds=5)
 POLL_STUCK = timedelta(seconds=5)
 
 MAX_INCIDENTS = 10

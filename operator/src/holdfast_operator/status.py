@@ -495,6 +495,7 @@ class Status:
     workers: tuple[Worker, ...] = ()
     trouble: Trouble | None = None
     backoff_until: datetime | None = None
+    stalled_since: datetime | None = None
     counted_batch: int = -1
     document: str = ""
     quarantined: tuple[str, ...] = ()
@@ -544,6 +545,7 @@ class Status:
                 "workers": [worker.to_json() for worker in self.workers],
                 "trouble": self.trouble.to_json() if self.trouble else None,
                 "backoffUntil": _time(self.backoff_until),
+                "stalledSince": _time(self.stalled_since),
                 "countedBatch": self.counted_batch,
                 "document": self.document,
                 "quarantined": list(self.quarantined),
@@ -573,6 +575,7 @@ class Status:
             workers=_tuple(placement.get("workers"), Worker.from_json),
             trouble=_optional(placement.get("trouble"), Trouble.from_json),
             backoff_until=parse_time(placement.get("backoffUntil")),
+            stalled_since=parse_time(placement.get("stalledSince")),
             counted_batch=int(placement.get("countedBatch", -1)),
             document=str(placement.get("document") or ""),
             quarantined=tuple(map(str, placement.get("quarantined") or ())),

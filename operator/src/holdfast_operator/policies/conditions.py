@@ -27,6 +27,9 @@ def apply(draft: Draft) -> Draft:
     if training is None and _blind(draft):
         # Just started: the reports that would tell are on their way.
         return draft.wake_in(c.POLL_STUCK)
+    draft = _stall(draft, training)
+    if training is None and _between_worlds(draft):
+        return draft.wake_in(c.STALL)
     training = training or 0
     restarting = _restarting(draft, training)
     degraded = _degraded(draft, training)
@@ -35,6 +38,20 @@ def apply(draft: Draft) -> Draft:
     settled = _set(settled, c.DEGRADED, degraded, Words(reason="AsWanted", message="nothing is missing"))
     settled = _set_ready(settled, training, degraded or restarting or ready)
     return _shown(_told(draft, settled), training)
+
+
+def _stall(draft: Draft, training: int | None) -> Draft:
+    """Since when a job that has trained does not."""
+    if training is not None or draft.status.membership.active is None:
+        return draft.but(stalled_since=None)
+    return draft.but(stalled_since=draft.status.stalled_since or draft.now)
+
+
+def _between_worlds(draft: Draft) -> bool:
+    """A world makes room for the next, as planned: that is over in a moment and no failure to be shown."""
+    since = draft.status.stalled_since
+    planned = _open(draft) is None and draft.status.trouble is None
+    return planned and since is not None and draft.now - since < c.STALL and draft.hold is None
 
 
 def _training(draft: Draft) -> int | None:

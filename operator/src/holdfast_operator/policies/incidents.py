@@ -207,17 +207,29 @@ def _windows(draft: Draft) -> Draft:
 
 
 def _resumed(draft: Draft) -> Draft:
-    """Close what no launcher is left to close: a later world has committed a step since."""
+    """Close what no launcher is left to close: a later world has committed a step since.
+
+    Where a launcher still tells of the incident, it tells of the end as well, and of the steps lost.
+    """
+    told = {
+        parse_pair(item) for report in draft.seen.reports if report.fresh(draft.now) for item in report.incidents
+    }
     for incident in draft.status.incidents:
         if incident.resumed is not None:
             continue
-        committed = [
-            report.committed_at
-            for report in draft.seen.reports
-            if report.world and report.world.pair > incident.pair and report.committed_at
-        ]
-        later = [time for time in committed if time > incident.detected]
-        # The launchers tell it better, with the steps lost: let them speak first.
-        if later and draft.now - min(later) > c.INCIDENT_GRACE:
-            draft = _replaced(draft, incident, replace(incident, resumed=min(later)))
+        draft = draft.wake_in(c.POLL_OPEN)
+        if incident.pair in told and draft.now - incident.detected < c.ACKNOWLEDGE_AFTER:
+            continue
+        later = _first_commit(draft, incident)
+        if later is not None:
+            draft = _replaced(draft, incident, replace(incident, resumed=later))
     return draft
+
+
+def _first_commit(draft: Draft, incident: Incident) -> datetime | None:
+    committed = [
+        report.committed_at
+        for report in draft.seen.reports
+        if report.world and report.world.pair > incident.pair and report.committed_at
+    ]
+    return min((time for time in committed if time > incident.detected), default=None)
