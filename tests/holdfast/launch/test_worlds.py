@@ -102,7 +102,7 @@ def test_a_stopped_launcher_is_silent_and_left_behind(cluster: Any, wait_for: Wa
 
 
 def test_another_jobs_key_is_refused(cluster: Any, wait_for: Wait) -> None:
-    a, b, c = cluster.start("a", "b", "c")
+    a, _, c = cluster.start("a", "b", "c")
     document = cluster.publish(1, "a", "b", "c")
     c.publish(document | {"jobKey": "cd" * 32})
     wait_for(lambda: "does not hold this job's key" in a.log.read_text() + c.log.read_text(), "c is refused")

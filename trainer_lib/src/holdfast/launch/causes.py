@@ -6,7 +6,7 @@ import re
 import signal
 from dataclasses import dataclass
 
-from holdfast.constants import Cause
+from holdfast.constants import EXIT_PEER_LOST, Cause
 from holdfast.launch.messages import Failure, Priority
 
 _LOST_PEER = re.compile(
@@ -77,8 +77,8 @@ def judge(end: RankEnd, place: Place) -> Failure | None:
 
 
 def _died(end: RankEnd, place: Place, who: str) -> Failure:
-    if end.peer_lost:
-        return peer_lost(end.rank, end.peer_lost, place, step=end.step)
+    if end.peer_lost or end.returncode == EXIT_PEER_LOST:
+        return peer_lost(end.rank, end.peer_lost or "it ended by itself", place, step=end.step)
     last = end.exception or (end.traceback[-1].strip() if end.traceback else "")
     if end.returncode < 0:
         name = _signal_name(-end.returncode)

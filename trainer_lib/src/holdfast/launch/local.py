@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -183,7 +184,8 @@ class LocalRanks:
     def _stepped(self, pair: Pair, body: Mapping[str, Any]) -> None:
         step = int(body["step"])
         seconds = float(body["seconds"])
-        self.progress.loss = float(body["loss"])
+        loss = float(body["loss"])
+        self.progress.loss = loss if math.isfinite(loss) else None
         if seconds > 0:
             rate = float(body["samples"]) / seconds
             known = self.progress.throughput

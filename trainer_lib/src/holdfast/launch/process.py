@@ -26,6 +26,8 @@ _TAIL_LINES = 40
 _TAIL_LINE_BYTES = 2000
 _PIECE_BYTES = 1 << 16
 _DRAIN_SECONDS = 0.5
+# What a child wrote to a socket before it ended must be read before its end is judged.
+_LAST_WORDS_SECONDS = 0.02
 
 # PyDLL keeps the interpreter's lock: between fork and exec nothing else may run.
 _prctl = ctypes.PyDLL(None).prctl
@@ -106,6 +108,7 @@ class ChildProcess:
 
     async def _report(self, returncode: int) -> None:
         await asyncio.to_thread(_join, self._pumps)
+        await asyncio.sleep(_LAST_WORDS_SECONDS)
         self._on_exit(
             ProcessExit(
                 pid=self.pid,

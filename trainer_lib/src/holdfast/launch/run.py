@@ -121,13 +121,13 @@ async def _find_place(options: RunOptions, environment: Environment) -> _Place:
         return _Place(host="127.0.0.1", secret=secrets.token_bytes(32))
     host, port = options.endpoint
     try:
+        found = await asyncio.to_thread(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        secret = _secret(environment, host, str(found[0][4][0]))
         listener = await asyncio.to_thread(rendezvous.bind, host, port)
         address = await asyncio.to_thread(_address_towards, host, port)
     except OSError as error:
         raise UsageError(f"holdfast run: --rdzv-endpoint {host}:{port} cannot be used: {error}") from error
-    return _Place(
-        host=address, secret=_secret(environment, host, address), endpoint=options.endpoint, listener=listener
-    )
+    return _Place(host=address, secret=secret, endpoint=options.endpoint, listener=listener)
 
 
 def _address_towards(host: str, port: int) -> str:

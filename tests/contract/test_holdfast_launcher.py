@@ -1,0 +1,177 @@
+"""The launcher's side of the golden files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.constants import Cause, Phase
+from holdfast.errors import DocumentError, VersionError
+from holdfast.launch.agent_socket import AgentSocket, RankMessage
+from holdfast.launch.events import How
+from holdfast.launch.local import Progress
+from holdfast.launch.membership import Membership
+from holdfast.launch.messages import Failure, Incident, Priority, Remedy, World
+from holdfast.launch.rank_env import RankPlace
+from holdfast.launch.report import Identity, status
+from holdfast.launch.state import Attempt, Master, Peer, State
+from holdfast.launch.supervisor import Rank
+from holdfast.launch.termination import Ending
+from holdfast.launch.touchfile import TouchFile
+from holdfast.worlds import Claim, Pair
+
+GOLDEN = Path(__file__).parent
+AT = 1769860800.0  # 2026-01-31T12:00:00Z
+
+
+def golden(name: str) -> Any:
+    return json.loads((GOLDEN / name).read_text())
+
+
+def membership() -> Membership:
+    return Membership.from_json(golden("membership.json"))
+
+
+def world() -> World:
+    known = membership()
+    return World(
+        pair=Pair(2, 1), publication=known.publication, members=known.members, coordinator=known.members[0].pod_uid
+    )
+
+
+def incident() -> Incident:
+    failure = Failure(
+        cause=Cause.INFRASTRUCTURE,
+        reason="RankKilled",
+        message="rank 1 (pid 31) was ended by SIGKILL",
+        priority=Priority.KILLED,
+        at=AT,
+        pod="gpt-w1",
+        node="node-2",
+        rank=1,
+    )
+    return Incident(pair=Pair(1, 3), failure=failure, action=Remedy.SHRINK, detected=AT, resumed=AT, lost_steps=12)
+
+
+def state() -> State:
+    return State(
+        me="uid-w0",
+        ready=True,
+        membership=_with_lost_member(membership()),
+        accepted=Pair(2, 1),
+        started=Pair(2, 1),
+        attempt=Attempt(world=world(), master=Master(host="10.244.0.7", port=1), since=AT),
+        phase=Phase.RUNNING,
+        message="training with 3 of 3 workers",
+        incidents=(incident(),),
+        peers={"uid-w2": Peer(up=False, since=AT, how=How.SILENT)},
+    )
+
+
+def _with_lost_member(known: Membership) -> Membership:
+    """The golden status reports a lost member that the golden membership no longer lists."""
+    from dataclasses import replace
+
+    return replace(known, members=(*known.members, replace(known.members[0], index=3, pod_uid="uid-w2")))
+
+
+class _Running:
+    pid = 31
+
+
+def rank() -> Rank:
+    place = RankPlace(local_rank=0, local_world_size=1, group_rank=0, group_world_size=3)
+    made = Rank(place=place, pair=Pair(2, 1), error_file=Path("x"), started_at=0.0, phase="step", step=412)
+    made.process = _Running()  # type: ignore[assignment]
+    return made
+
+
+def test_the_status_is_emitted_as_it_is_agreed() -> None:
+    wanted = golden("status.json")
+    progress = Progress(
+        committed_step=412,
+        committed_at=AT,
+        loss=2.125,
+        throughput=1536.0,
+        checkpoints={"shared": {"step": 400, "generation": 2, "attempt": 1, "time": AT}},
+        claims={Pair(2, 1): Claim.from_json(golden("claim.json"))},
+        quarantined=wanted["quarantined"],
+    )
+    emitted = status(
+        identity=Identity(pod_uid="uid-w0", pod="gpt-w0", node="node-1"),
+        state=state(),
+        ranks=[rank()],
+        progress=progress,
+        control_port=29401,
+        store_port=29400,
+        notices=[],
+        ending=None,
+    )
+    assert emitted == wanted
+
+
+def test_the_termination_log_is_emitted_as_it_is_agreed() -> None:
+    wanted = golden("termination.json")
+    ending = Ending(
+        code=1,
+        cause="Application",
+        reason="Exception",
+        message="ValueError: loss is negative",
+        traceback=tuple(wanted["traceback"]),
+        final=True,
+    )
+    assert ending.to_json() == wanted
+
+
+def test_the_membership_is_read() -> None:
+    known = membership()
+    assert (known.generation, known.revision, known.active) == (2, 7, Pair(1, 3))
+    assert [member.pod_uid for member in known.members] == ["uid-w0", "uid-w1", "uid-w3"]
+    assert known.rules.min_replicas == 2
+    assert known.gone == {"uid-w2"}
+
+
+def test_unknown_fields_are_ignored_and_unknown_versions_refused_by_name() -> None:
+    document = golden("membership.json")
+    Membership.from_json(document | {"added": "later"})
+    with pytest.raises(VersionError, match=r"membership\.json has version 2"):
+        Membership.from_json(document | {"version": 2})
+    with pytest.raises(DocumentError, match="generation"):
+        Membership.from_json({key: value for key, value in document.items() if key != "generation"})
+
+
+def test_the_touch_file_is_read_and_acknowledged(tmp_path: Path) -> None:
+    touch = TouchFile(tmp_path)
+    (tmp_path / "emergency_checkpoint").write_text((GOLDEN / "emergency_checkpoint.json").read_text())
+    request = touch.take()
+    assert request is not None
+    assert request.drain
+    assert request.source == "AWS"
+    ack = golden("emergency_checkpoint.ack.json")
+    touch.acknowledge(request_id=request.id, step=413, tier="shared", result="Committed", seconds=0.41)
+    assert json.loads((tmp_path / "emergency_checkpoint.ack").read_text()) == ack
+
+
+def test_every_message_of_a_rank_is_understood(tmp_path: Path) -> None:
+    import asyncio
+
+    async def play() -> list[RankMessage]:
+        heard: list[RankMessage] = []
+        server = AgentSocket(tmp_path / "agent.sock", heard.append)
+        await server.start()
+        _, writer = await asyncio.open_unix_connection(tmp_path / "agent.sock")
+        for body in golden("agent_socket.json")["rank"]:
+            writer.write(json.dumps(body).encode() + b"\n")
+        async with asyncio.timeout(10):
+            while not heard or heard[-1].type != "done":
+                await asyncio.sleep(0.01)
+        await server.close()
+        writer.close()
+        return heard
+
+    heard = asyncio.run(play())
+    assert [message.type for message in heard] == [body["type"] for body in golden("agent_socket.json")["rank"]]
+    assert {(message.rank, message.pair) for message in heard} == {(0, Pair(2, 1))}

@@ -1,0 +1,62 @@
+"""The command line says what is wrong and what to do instead."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.cli import main, parse
+from holdfast.errors import UsageError
+
+
+def test_torchruns_words_are_read_in_both_spellings() -> None:
+    options = parse(
+        ["run", "--nproc_per_node", "2", "--nnodes=2:4", "--rdzv-endpoint", "node-1:29400", "--max_restarts", "0"]
+        + ["--rdzv_backend=c10d", "--rdzv-id", "mine", "--", "python", "train.py", "--lr", "3e-4"]
+    )
+    assert (options.processes, options.min_nodes, options.max_nodes) == (2, 2, 4)
+    assert options.endpoint == ("node-1", 29400)
+    assert (options.max_restarts, options.run_id) == (0, "mine")
+    assert options.command == ("python", "train.py", "--lr", "3e-4")
+
+
+def test_without_dashes_the_rest_belongs_to_the_script() -> None:
+    options = parse(["run", "--nproc-per-node", "1", "train.py", "--nnodes", "7"])
+    assert options.command == ("train.py", "--nnodes", "7")
+    assert options.max_nodes == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["run"], ["nothing to run", "-- python train.py"]),
+        (["run", "--nproc-per-node", "two", "--", "x"], ["--nproc-per-node", "'two'", "whole number"]),
+        (["run", "--nproc-per-node", "0", "--", "x"], ["--nproc-per-node", "at least 1"]),
+        (["run", "--nnodes", "4:2", "--", "x"], ["--nnodes", "at most MAX"]),
+        (["run", "--nnodes", "2", "--", "x"], ["--nnodes", "--rdzv-endpoint"]),
+        (["run", "--rdzv-endpoint", "node-1", "--", "x"], ["--rdzv-endpoint", "HOST:PORT"]),
+        (["run", "--rdzv-backend", "etcd", "--", "x"], ["--rdzv-backend", "c10d"]),
+        (["run", "--node-rank", "1", "--", "x"], ["--node-rank", "by itself"]),
+        (["run", "--master_addr=h", "--", "x"], ["--master-addr", "--rdzv-endpoint"]),
+        (["run", "--checkpoint-interval", "5m", "--", "x"], ["--checkpoint-interval", "30s"]),
+        (["run", "--max-restarts", "-1", "--", "x"], ["--max-restarts"]),
+        (["run", "--frobnicate", "--", "x"], ["--frobnicate"]),
+        (["go"], ["go"]),
+    ],
+)
+def test_a_bad_option_is_named_with_its_mend(words: list[str], parts: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(words)
+    assert [part for part in parts if part not in str(caught.value)] == []
+
+
+def test_a_bad_option_ends_with_2_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--nnodes", "x", "--", "true"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "--nnodes" in error
+
+
+def test_a_network_endpoint_needs_a_key(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("HOLDFAST_JOB_KEY_FILE", raising=False)
+    assert main(["run", "--nnodes", "2", "--rdzv-endpoint", "192.0.2.1:29400", "--", "true"]) == 2
+    assert "HOLDFAST_JOB_KEY_FILE" in capsys.readouterr().err

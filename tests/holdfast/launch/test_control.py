@@ -1,0 +1,218 @@
+"""The control channel: who is let in, who is taken for dead, and who is not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from holdfast.errors import AuthenticationError, ControlError
+from holdfast.launch import wire
+from holdfast.launch.control import Address, AwakeClock, ControlChannel
+from holdfast.launch.events import How
+
+KEY = b"k" * 32
+
+
+class Heard:
+    """What a channel told."""
+
+    def __init__(self) -> None:
+        self.up: list[str] = []
+        self.down: list[tuple[str, How]] = []
+        self.said: list[tuple[str, Mapping[str, Any]]] = []
+
+    def peer_up(self, uid: str) -> None:
+        self.up.append(uid)
+
+    def peer_down(self, uid: str, how: How) -> None:
+        self.down.append((uid, how))
+
+    def peer_said(self, uid: str, body: Mapping[str, Any]) -> None:
+        self.said.append((uid, body))
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def channel(me: str, heard: Heard, dead_after: float = 1.0) -> ControlChannel:
+    made = ControlChannel(me=me, listener=heard, heartbeat=0.1, dead_after=dead_after)
+    await made.start("127.0.0.1", 0)
+    return made
+
+
+def configure(made: ControlChannel, peers: dict[str, int], key: bytes = KEY, dead_after: float = 1.0) -> None:
+    addresses = {uid: Address(host="127.0.0.1", port=port) for uid, port in peers.items()}
+    made.configure(key=key, peers=addresses, heartbeat=0.1, dead_after=dead_after)
+
+
+async def pair(dead_after: float = 1.0) -> tuple[ControlChannel, Heard, ControlChannel, Heard]:
+    heard_a, heard_b = Heard(), Heard()
+    a, b = await channel("a", heard_a, dead_after), await channel("b", heard_b, dead_after)
+    configure(a, {"b": b.port}, dead_after=dead_after)
+    configure(b, {"a": a.port}, dead_after=dead_after)
+    await until(lambda: heard_a.up == ["b"] and heard_b.up == ["a"])
+    return a, heard_a, b, heard_b
+
+
+def test_two_launchers_connect_once_and_hear_each_other() -> None:
+    async def play() -> None:
+        a, heard_a, b, heard_b = await pair()
+        a.send("b", {"type": "hello", "n": 1})
+        b.send("a", {"type": "hello", "n": 2})
+        await until(lambda: heard_a.said and heard_b.said)
+        assert heard_a.said == [("b", {"type": "hello", "n": 2})]
+        assert heard_b.said == [("a", {"type": "hello", "n": 1})]
+        await a.close()
+        await until(lambda: heard_b.down)
+        assert heard_b.down == [("a", How.CLOSED)]
+        await b.close()
+
+    asyncio.run(play())
+
+
+def test_a_launcher_that_comes_back_is_connected_again() -> None:
+    async def play() -> None:
+        a, heard_a, b, _ = await pair()
+        await b.close()
+        await until(lambda: heard_a.down)
+        again = await channel("b", Heard())
+        configure(again, {"a": a.port})
+        configure(a, {"b": again.port})
+        await until(lambda: heard_a.up == ["b", "b"])
+        await a.close()
+        await again.close()
+
+    asyncio.run(play())
+
+
+def test_a_peer_that_says_nothing_is_silent() -> None:
+    async def play() -> None:
+        heard = Heard()
+        a = await channel("a", heard, 0.5)
+
+        async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            connection = await wire.answer(reader, writer, me="b", key=KEY)
+            connection.send({"type": "beat"})
+            await asyncio.sleep(30)
+
+        server = await asyncio.start_server(mute, "127.0.0.1", 0)
+        configure(a, {"b": server.sockets[0].getsockname()[1]}, dead_after=0.5)
+        await until(lambda: heard.up)
+        await until(lambda: heard.down)
+        assert heard.down[0] == ("b", How.SILENT)
+        await a.close()
+        server.close()
+
+    asyncio.run(play())
+
+
+def test_a_peer_that_is_not_there_is_refused() -> None:
+    async def play() -> None:
+        heard, nobody = Heard(), await channel("b", Heard())
+        port = nobody.port
+        await nobody.close()
+        a = await channel("a", heard, 0.3)
+        configure(a, {"b": port}, dead_after=0.3)
+        await until(lambda: heard.down)
+        assert heard.down == [("b", How.REFUSED)]
+        await a.close()
+
+    asyncio.run(play())
+
+
+def test_our_own_stall_makes_nobody_look_dead() -> None:
+    async def play() -> None:
+        a, heard_a, b, heard_b = await pair(dead_after=0.5)
+        time.sleep(1.5)  # this very loop stands still, and with it every beat
+        for n in range(20):
+            a.send("b", {"type": "hello", "n": n})
+            await asyncio.sleep(0.02)
+        await until(lambda: len(heard_b.said) == 20)
+        assert heard_a.down == heard_b.down == []
+        await a.close()
+        await b.close()
+
+    asyncio.run(play())
+
+
+def test_the_clock_stands_still_while_the_loop_does() -> None:
+    clock = AwakeClock(0.1)
+    assert clock.beat(100.0) == 0.0
+    assert clock.beat(100.1) == 0.0
+    before = clock.now
+    assert clock.beat(160.1) == pytest.approx(59.8)
+    assert clock.now - before == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("wrong", ["dialer", "acceptor"])
+def test_neither_side_is_let_in_without_the_key(wrong: str) -> None:
+    async def play() -> None:
+        refused: list[Exception] = []
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                await wire.answer(reader, writer, me="b", key=KEY if wrong == "dialer" else b"x" * 32)
+            except ControlError as error:
+                refused.append(error)
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        key = b"x" * 32 if wrong == "dialer" else KEY
+        with pytest.raises(AuthenticationError):
+            await wire.dial("127.0.0.1", port, me="a", peer="b", key=key, timeout=5)
+        await until(lambda: refused)
+        server.close()
+
+    asyncio.run(play())
+
+
+def test_a_dialer_without_the_key_cannot_skip_its_proof() -> None:
+    async def play() -> None:
+        refused: list[Exception] = []
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                await wire.answer(reader, writer, me="b", key=KEY)
+            except ControlError as error:
+                refused.append(error)
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.sockets[0].getsockname()[1])
+        writer.write(wire.encode({"version": 1, "podUID": "a", "to": "b", "nonce": "0" * 32}))
+        answer = await wire.read_line(reader)
+        assert answer is not None
+        writer.write(wire.encode({"mac": answer["mac"]}))  # the acceptor's own proof, sent back to it
+        await until(lambda: refused)
+        assert isinstance(refused[0], AuthenticationError)
+        server.close()
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    "rubbish", [b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"\xff\n", b'{"version": 9}\n', b"x" * (2 << 20)]
+)
+def test_rubbish_is_refused_and_harms_nobody(rubbish: bytes) -> None:
+    async def play() -> None:
+        a, heard_a, b, _ = await pair()
+        reader, writer = await asyncio.open_connection("127.0.0.1", a.port)
+        writer.write(rubbish)
+        writer.write_eof()
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+        assert heard_a.down == []
+        assert a.connected() == {"b"}
+        await a.close()
+        await b.close()
+
+    asyncio.run(play())

@@ -1,0 +1,241 @@
+"""The small parts of the launcher, one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.constants import Cause
+from holdfast.launch import termination
+from holdfast.launch.causes import Place, RankEnd, judge
+from holdfast.launch.membership_file import MembershipFile
+from holdfast.launch.messages import Priority
+from holdfast.launch.oom import OomCounter
+from holdfast.launch.process import ChildProcess, ProcessExit
+from holdfast.launch.standalone import GONE_SECONDS, Joined, Roster, Terms
+from holdfast.launch.status_file import StatusFile
+from holdfast.launch.termination import Ending
+from holdfast.launch.touchfile import TouchFile
+from holdfast.worlds import Pair
+
+PLACE = Place(pod="gpt-w1", node="node-2", at=1000.0)
+
+
+@pytest.mark.parametrize(
+    ("end", "cause", "reason"),
+    [
+        ({"returncode": -9}, Cause.INFRASTRUCTURE, "RankKilled"),
+        ({"returncode": -9, "oom": True}, Cause.OOM, "OutOfMemory"),
+        ({"returncode": -11}, Cause.APPLICATION, "Signal"),
+        ({"returncode": 1, "exception": "ValueError: x"}, Cause.APPLICATION, "Exception"),
+        ({"returncode": 3}, Cause.APPLICATION, "ExitCode"),
+        ({"returncode": 0, "greeted": True}, Cause.APPLICATION, "EndedEarly"),
+        ({"returncode": 1, "peer_lost": "closed"}, Cause.INFRASTRUCTURE, "PeerLost"),
+        ({"returncode": 76, "greeted": True}, Cause.INFRASTRUCTURE, "PeerLost"),
+        (
+            {"returncode": 1, "traceback": ("RuntimeError: Connection closed by peer",)},
+            Cause.INFRASTRUCTURE,
+            "PeerLost",
+        ),
+    ],
+)
+def test_a_cause_is_decided_from_what_was_seen(end: dict[str, object], cause: Cause, reason: str) -> None:
+    failure = judge(RankEnd(rank=1, pid=31, **end), PLACE)  # type: ignore[arg-type]
+    assert failure is not None
+    assert (failure.cause, failure.reason, failure.rank, failure.pod) == (cause, reason, 1, "gpt-w1")
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        {"returncode": 0},
+        {"returncode": 0, "greeted": True, "done": True},
+        {"returncode": -9, "sent": frozenset({signal.SIGKILL})},
+        {"returncode": 1, "sent": frozenset({signal.SIGTERM})},
+    ],
+)
+def test_an_end_that_is_nobodys_fault(end: dict[str, object]) -> None:
+    assert judge(RankEnd(rank=1, pid=31, **end), PLACE) is None  # type: ignore[arg-type]
+
+
+def test_the_root_cause_comes_before_what_it_caused() -> None:
+    killed = judge(RankEnd(rank=1, pid=31, returncode=-9), PLACE)
+    echo = judge(RankEnd(rank=0, pid=30, returncode=1, peer_lost="closed"), PLACE)
+    assert killed is not None
+    assert echo is not None
+    assert killed.rank_of_root < echo.rank_of_root
+    assert echo.priority is Priority.PEER_LOST
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "template"),
+    [
+        ("0::/", "memory.events", "low 0\noom {n}\noom_kill {n}\n"),
+        ("4:memory:/pod", "memory/pod/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill {n}\n"),
+    ],
+)
+def test_the_cgroup_tells_of_a_kill_once(tmp_path: Path, line: str, name: str, template: str) -> None:
+    membership = tmp_path / "cgroup"
+    membership.write_text(line + "\n")
+    file = tmp_path / "fs" / name
+    file.parent.mkdir(parents=True)
+    file.write_text(template.format(n=1))
+    counter = OomCounter(root=tmp_path / "fs", membership=membership)
+    assert not counter.grew()
+    file.write_text(template.format(n=2))
+    assert counter.grew()
+    assert not counter.grew()
+
+
+def test_without_a_cgroup_nothing_is_blamed_on_memory(tmp_path: Path) -> None:
+    assert not OomCounter(root=tmp_path, membership=tmp_path / "none").grew()
+
+
+def test_the_termination_log_keeps_no_secret_and_its_size(tmp_path: Path) -> None:
+    log = tmp_path / "termination-log"
+    log.touch()
+    lines = tuple(f"line {n} " + "x" * 1000 for n in range(50))
+    message = "cannot reach https://me:hunter2@store: token=abc123 Authorization: Bearer s3cret"
+    termination.write(log, Ending(code=1, cause="Application", message=message, traceback=lines, final=True))
+    text = log.read_text()
+    assert len(text) <= 4096
+    assert json.loads(text)["traceback"][-1].startswith("line 49")
+    assert [secret for secret in ("hunter2", "abc123", "s3cret") if secret in text] == []
+
+
+def test_without_a_termination_log_nothing_happens(tmp_path: Path) -> None:
+    termination.write(tmp_path / "none" / "termination-log", Ending(code=0))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_touch_file_fires_once(tmp_path: Path) -> None:
+    touch = TouchFile(tmp_path)
+    assert touch.take() is None
+    (tmp_path / "emergency_checkpoint").touch()
+    first = touch.take()
+    assert first is not None
+    assert not first.drain
+    assert touch.take() is None
+
+
+def test_a_touch_file_that_cannot_be_read_still_asks(tmp_path: Path) -> None:
+    touch = TouchFile(tmp_path)
+    (tmp_path / "emergency_checkpoint").write_text("please!")
+    request = touch.take()
+    assert request is not None
+    assert "not JSON" in request.reason
+
+
+def test_a_membership_that_cannot_be_read_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[dict[str, object]] = []
+    file = MembershipFile(tmp_path, seen.append)
+    assert not file.look()
+    (tmp_path / "membership.json").write_text("{")
+    assert not file.look()
+    assert "membership.json is not JSON" in file.problem
+    (tmp_path / "new").write_text('{"version": 1}')
+    (tmp_path / "new").rename(tmp_path / "membership.json")
+    assert file.look()
+    assert seen == [{"version": 1}]
+    assert not file.look()
+
+
+def test_the_status_is_written_only_when_it_changed(tmp_path: Path) -> None:
+    async def play() -> None:
+        document = {"version": 1, "step": 1}
+        status = StatusFile(tmp_path, lambda: dict(document))
+        status.flush()
+        first = (tmp_path / "status.json").stat()
+        status.flush()
+        assert (tmp_path / "status.json").stat().st_ino == first.st_ino
+        document["step"] = 2
+        status.flush()
+        assert json.loads((tmp_path / "status.json").read_text())["step"] == 2
+        os.utime(tmp_path / "status.json", (0, 0))
+        status.alive()
+        assert (tmp_path / "status.json").stat().st_mtime > 0
+
+    asyncio.run(play())
+
+
+def test_a_child_is_heard_to_its_last_line() -> None:
+    async def play() -> ProcessExit:
+        ended: asyncio.Future[ProcessExit] = asyncio.get_running_loop().create_future()
+        code = "import sys; sys.stderr.write(''.join(f'{n}\\n' for n in range(100)) + 'end'); sys.exit(7)"
+        ChildProcess(argv=[sys.executable, "-c", code], environ={}, on_exit=ended.set_result)
+        return await asyncio.wait_for(ended, 30)
+
+    end = asyncio.run(play())
+    assert end.returncode == end.exit_code == 7
+    assert end.stderr_tail[-2:] == ("99", "end")
+    assert len(end.stderr_tail) <= 40
+
+
+def test_as_pid_1_orphans_are_reaped_and_own_children_left_alone() -> None:
+    """In a PID namespace of its own, where the launcher is the one that orphans are handed to."""
+    if os.geteuid() != 0:
+        pytest.skip("needs the right to make a PID namespace")
+    script = (
+        "import asyncio, os, sys\n"
+        "from holdfast.launch.process import ChildProcess, Reaper\n"
+        "async def main():\n"
+        "    ended = asyncio.get_running_loop().create_future()\n"
+        "    code = 'import os, time; os.fork() or (os.fork() or (time.sleep(0.2), os._exit(0))) and os._exit(0);"
+        " time.sleep(0.6); os._exit(5)'\n"
+        "    own = ChildProcess(argv=[sys.executable, '-c', code], environ={}, on_exit=ended.set_result)\n"
+        "    reaper = Reaper(lambda pid: pid == own.pid)\n"
+        "    orphans = []\n"
+        "    while not ended.done():\n"
+        "        orphans += reaper.reap()\n"
+        "        await asyncio.sleep(0.02)\n"
+        "    orphans += reaper.reap()\n"
+        "    print(os.getpid(), ended.result().returncode, len(orphans) > 0, own.pid in orphans)\n"
+        "asyncio.run(main())\n"
+    )
+    done = subprocess.run(
+        ["unshare", "--pid", "--fork", sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == ["1", "5", "True", "False"], done.stderr
+
+
+def joined(uid: str) -> Joined:
+    return Joined.of(uid=uid, name=uid, host="127.0.0.1", control=1, store=2, node="n")
+
+
+def roster(low: int, high: int) -> Roster:
+    return Roster(terms=Terms(min_nodes=low, max_nodes=high, run_id="run"), publication="x")
+
+
+def test_a_roster_waits_for_all_then_for_the_last_call() -> None:
+    partial = roster(1, 2).joined(joined("a"), 0.0)
+    assert partial.publish(1.0).published == ()
+    assert len(partial.publish(31.0).published) == 1
+    full = partial.joined(joined("b"), 2.0).publish(2.0)
+    assert [member.uid for member in full.published[0].members] == ["a", "b"]
+
+
+def test_a_shrink_that_the_launchers_make_is_not_published_and_any_other_is() -> None:
+    three = roster(1, 3).joined(joined("a"), 0).joined(joined("b"), 0).joined(joined("c"), 0).publish(0)
+    two = three.left("c", 5.0).publish(5.0)
+    assert len(two.published) == 1
+    one = two.left("b", 6.0).publish(6.0)
+    assert [member.uid for member in one.published[1].members] == ["a"]
+    assert one.gone(7.0) == []
+    assert one.gone(7.0 + GONE_SECONDS) == ["b", "c"]
+
+
+def test_previous_generations_are_listed_from_the_one_that_started() -> None:
+    grown = roster(1, 2).joined(joined("a"), 0).publish(40.0).joined(joined("b"), 41.0).publish(41.0)
+    document = grown.document(now=41.0, revision=3, started=Pair(1, 4), acknowledged=())
+    assert document["generation"] == 2
+    assert [old["generation"] for old in document["previous"]] == [1]
+    later = grown.document(now=41.0, revision=4, started=Pair(2, 1), acknowledged=(Pair(1, 4),))
+    assert later["previous"] == []
+    assert later["acknowledged"] == [{"generation": 1, "attempt": 4}]

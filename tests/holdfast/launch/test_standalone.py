@@ -1,0 +1,141 @@
+"""`holdfast run` without an operator: one host, and several that meet at an endpoint."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Wait = Callable[..., Any]
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+class Host:
+    """A launcher started by hand."""
+
+    def __init__(self, folder: Path, name: str, *words: str, **environ: str) -> None:
+        self.log = folder / f"{name}.log"
+        self.run_dir = folder / f"run-{name}"
+        base = {"PATH": os.environ["PATH"], "TEST_DIR": str(folder), "HOLDFAST_RUN_DIR": str(self.run_dir)}
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "holdfast", "run", *words], env=base | environ, stdout=log, stderr=log
+            )
+
+
+Start = Callable[..., Host]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    hosts: list[Host] = []
+
+    def begin(*words: str, **environ: str) -> Host:
+        hosts.append(Host(tmp_path, str(len(hosts)), *words, **environ))
+        return hosts[-1]
+
+    yield begin
+    for host in hosts:
+        if host.process.poll() is None:
+            host.process.kill()
+        host.process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def saw(host: Host, text: str) -> Callable[[], bool]:
+    return lambda: text in host.log.read_text()
+
+
+def test_a_torchrun_script_runs_unmodified_on_one_host(start: Start, tmp_path: Path) -> None:
+    host = start("--nproc-per-node", "2", "--", sys.executable, str(SCRIPTS / "reduces.py"))
+    assert host.process.wait(60) == 0, host.log.read_text()
+    assert [(tmp_path / f"sum-{rank}").read_text() for rank in range(2)] == ["3 of 2"] * 2
+
+
+def test_a_python_file_needs_no_interpreter_before_it(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "finish").touch()
+    host = start("--nproc_per_node=1", str(SCRIPTS / "waits.py"))
+    assert host.process.wait(60) == 0, host.log.read_text()
+    assert (tmp_path / "env-0-0.json").exists()
+
+
+def test_a_killed_rank_is_started_again(start: Start, tmp_path: Path, wait_for: Wait) -> None:
+    host = start("--prefix-output", "--", sys.executable, str(SCRIPTS / "waits.py"))
+    first = tmp_path / "env-0-0.json"
+    wait_for(first.exists, "the first attempt runs")
+    os.kill(int(first.read_text().rsplit('"pid": ', 1)[1].rstrip("}")), signal.SIGKILL)
+    wait_for((tmp_path / "env-0-1.json").exists, "the second attempt runs")
+    (tmp_path / "finish").touch()
+    assert host.process.wait(60) == 0
+    assert host.log.read_text().count("[0] rank 0 runs") == 2
+
+
+def test_two_launchers_meet_at_an_endpoint(start: Start, tmp_path: Path, wait_for: Wait) -> None:
+    words = ("--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--", sys.executable)
+    hosts = [start(*words, str(SCRIPTS / "waits.py")) for _ in range(2)]
+    wait_for(lambda: (tmp_path / "env-1-0.json").exists() and (tmp_path / "env-0-0.json").exists(), "both run")
+    (tmp_path / "finish").touch()
+    assert [host.process.wait(60) for host in hosts] == [0, 0]
+
+
+def test_a_lost_host_is_left_behind_and_a_new_one_taken_in(start: Start, wait_for: Wait) -> None:
+    words = ("--nnodes", "1:2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--", sys.executable)
+    first = start(*words, str(SCRIPTS / "speaks.py"))
+    wait_for((first.run_dir / "status.json").exists, "the endpoint is there")
+    second = start(*words, str(SCRIPTS / "speaks.py"))
+    wait_for(saw(first, "training with 2 of 2 workers"), "two train")
+    second.process.kill()
+    wait_for(saw(first, "training with 1 of 1 workers"), "one goes on")
+    third = start(*words, str(SCRIPTS / "speaks.py"))
+    wait_for(saw(third, "training with 2 of 2 workers"), "two train again")
+
+
+def test_the_endpoints_loss_ends_the_run(start: Start, wait_for: Wait) -> None:
+    words = ("--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--", sys.executable)
+    first = start(*words, str(SCRIPTS / "speaks.py"))
+    wait_for((first.run_dir / "status.json").exists, "the endpoint is there")
+    second = start(*words, str(SCRIPTS / "speaks.py"))
+    wait_for(saw(second, "training with 2 of 2 workers"), "two train")
+    first.process.kill()
+    assert second.process.wait(60) == 70
+    assert "the launcher at --rdzv-endpoint is lost" in second.log.read_text()
+
+
+def test_another_key_is_refused_at_the_endpoint(start: Start, tmp_path: Path, wait_for: Wait) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).write_text(name * 20)
+    words = ("--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--", sys.executable)
+    first = start(*words, str(SCRIPTS / "waits.py"), HOLDFAST_JOB_KEY_FILE=str(tmp_path / "one"))
+    wait_for((first.run_dir / "status.json").exists, "the endpoint is there")
+    second = start(*words, str(SCRIPTS / "waits.py"), HOLDFAST_JOB_KEY_FILE=str(tmp_path / "other"))
+    assert second.process.wait(60) == 70
+    assert "does not hold this job's key" in second.log.read_text()
+    assert first.process.poll() is None
+
+
+def test_ctrl_c_ends_everything(start: Start, tmp_path: Path, wait_for: Wait) -> None:
+    host = start("--", sys.executable, str(SCRIPTS / "waits.py"))
+    file = tmp_path / "env-0-0.json"
+    wait_for(file.exists, "it runs")
+    pid = int(file.read_text().rsplit('"pid": ', 1)[1].rstrip("}"))
+    host.process.send_signal(signal.SIGINT)
+    assert host.process.wait(60) == 130
+    wait_for(lambda: not Path(f"/proc/{pid}").exists(), "the rank is gone")
+
+
+def test_the_launcher_does_without_torch() -> None:
+    code = "import sys, holdfast.cli, holdfast.launch.run; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
