@@ -173,7 +173,7 @@ def finish(name: str, rows: Sequence[Row], effort: Effort) -> int:
         "quick": effort.quick,
         "rows": [asdict(one) for one in rows],
     }
-    path = OUT / f"{name}.json"
+    path = OUT / (f"{name}.quick.json" if effort.quick else f"{name}.json")
     path.write_text(json.dumps(document, indent=1) + "\n")
     print(table(rows))
     print(f"\n{describe(here)}; {document['date']}; {path.relative_to(ROOT)}")
@@ -199,7 +199,7 @@ def _cells(one: Row) -> list[str]:
         one.what,
         f"{number(one.ours)} {one.unit}",
         f"{number(one.p10)}–{number(one.p90)}",
-        "—" if one.peer is None else f"{number(one.peer)} ({one.peer_name})",
+        (one.peer_name or "—") if one.peer is None else f"{number(one.peer)} ({one.peer_name})",
         "—" if one.limit is None else number(one.limit),
         one.target or "—",
         {True: "yes", False: "NO", None: "—"}[one.held],

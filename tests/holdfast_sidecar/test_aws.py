@@ -1,15 +1,18 @@
 """The AWS source against a real metadata service on loopback, healthy and spoiled in every way we know."""
 
-from datetime import timedelta
+import contextlib
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from holdfast_sidecar.clock import SystemClock
-from holdfast_sidecar.errors import SidecarError
+from holdfast_sidecar.errors import DeadlineError, SidecarError
 from holdfast_sidecar.notice import Ledger, Watcher
 from holdfast_sidecar.sources.aws import AwsSource
 from holdfast_sidecar.transport import Connection
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
 @pytest.fixture
@@ -22,6 +25,12 @@ def token_clock(clock):
 def source(metadata, token_clock) -> AwsSource:
     connection = Connection(metadata.url, SystemClock().monotonic, max_bytes=64 << 10)
     return AwsSource(connection, token_clock.monotonic, checkpoint_deadline=25.0)
+
+
+def poll(source):
+    """What a poll finds; nothing yet when a busy machine makes it late."""
+    with contextlib.suppress(DeadlineError):
+        return source.poll(NOON) or "nothing to tell"
 
 
 def test_nothing_to_tell_is_no_notice(source, clock):
@@ -91,15 +100,15 @@ FAULTS = [
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("when", ["from the start", "with a token held"])
-def test_a_spoiled_answer_is_an_error_and_the_next_good_one_is_believed(source, metadata, clock, fault, when):
+def test_a_spoiled_answer_is_an_error_and_a_later_good_one_is_believed(source, metadata, wait, fault, when):
     if when != "from the start":
-        source.poll(clock.now())
+        wait(lambda: poll(source), "a poll in time")
     metadata.interrupt()
     metadata.fault = fault
     with pytest.raises(SidecarError):
-        source.poll(clock.now())
+        source.poll(NOON)
     metadata.fault = ""
-    assert source.poll(clock.now()).action == "terminate"
+    assert wait(lambda: poll(source), "a poll in time").action == "terminate"
 
 
 @pytest.mark.parametrize(
