@@ -9,10 +9,8 @@ from holdfast.errors import UsageError
 
 
 def test_torchruns_words_are_read_in_both_spellings() -> None:
-    options = parse(
-        ["run", "--nproc_per_node", "2", "--nnodes=2:4", "--rdzv-endpoint", "node-1:29400", "--max_restarts", "0"]
-        + ["--rdzv_backend=c10d", "--rdzv-id", "mine", "--", "python", "train.py", "--lr", "3e-4"]
-    )
+    words = "run --nproc_per_node 2 --nnodes=2:4 --rdzv-endpoint node-1:29400 --max_restarts 0 --rdzv_backend=c10d"
+    options = parse([*words.split(), "--rdzv-id", "mine", "--", "python", "train.py", "--lr", "3e-4"])
     assert (options.processes, options.min_nodes, options.max_nodes) == (2, 2, 4)
     assert options.endpoint == ("node-1", 29400)
     assert (options.max_restarts, options.run_id) == (0, "mine")
