@@ -11,6 +11,7 @@ import json
 import logging
 import ssl
 import threading
+from asyncio import sslproto
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,9 @@ logger = logging.getLogger(__name__)
 # aiohttp logs requests that it cannot parse with a piece of them, which may be of a token, as often as they come.
 _unheard = logging.getLogger(f"{__name__}.http")
 _unheard.disabled = True
+
+# A connection's read buffer. The standard 256 KiB, zeroed and so resident, would make held polls cost 0.3 MiB each.
+_TLS_BUFFER_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +128,7 @@ class AgentServer:
 
     async def _serve(self) -> None:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
+        sslproto.SSLProtocol.max_size = _TLS_BUFFER_BYTES
         with ThreadPoolExecutor(self._limits.authentications, thread_name_prefix="token-review") as threads:
             self._site = site = _Site(self._hub, self._limits, self._observer, threads)
             listener = await self._loop.create_server(
