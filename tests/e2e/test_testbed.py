@@ -48,7 +48,7 @@ print('ANSWER', answer.status)
 @pytest.fixture(scope="module")
 def bed() -> Iterator[Cluster]:
     """Two nodes with a short grace period, and a namespace ready for jobs."""
-    cluster = Cluster.up(name="testbed-e2e", nodes=2, node_monitor_grace_seconds=GRACE_SECONDS)
+    cluster = Cluster.up(name="testbed-e2e", nodes=2, node_monitor_grace_seconds=GRACE_SECONDS, replace=True)
     try:
         cluster.prepare_namespace(NAMESPACE)
         yield cluster
@@ -256,7 +256,7 @@ def test_a_running_cluster_is_not_replaced(bed: Cluster) -> None:
 
 
 def test_a_second_cluster_stands_beside_the_first_and_leaves_no_trace(bed: Cluster) -> None:
-    second = Cluster.up(name="testbed-e2e-second", nodes=1, images=False)
+    second = Cluster.up(name="testbed-e2e-second", nodes=1, images=False, replace=True)
     try:
         assert second.state.plan.number != bed.state.plan.number
         assert second.ready_nodes() == ["node-1"]
@@ -290,7 +290,7 @@ def test_a_killed_up_is_cleaned_away(moment: str) -> None:
 
 
 def test_down_after_the_nodes_lost_power_leaves_no_trace() -> None:
-    cluster = Cluster.up(name="testbed-e2e-dark", nodes=1, images=False)
+    cluster = Cluster.up(name="testbed-e2e-dark", nodes=1, images=False, replace=True)
     try:
         cluster.node(1).kill()
     finally:

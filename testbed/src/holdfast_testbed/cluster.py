@@ -52,15 +52,16 @@ class Cluster:
         node_monitor_grace_seconds: int = NODE_MONITOR_GRACE_SECONDS,
         state_dir: Path | None = None,
         images: bool = True,
+        replace: bool = False,
     ) -> Cluster:
         """Bring a cluster up; it is usable when this returns. With no nodes: only the control plane.
 
         Images are built if anything in them changed, and loaded into each node, unless `images` is false. What an
-        earlier run left half-way under this name is removed first.
+        earlier run left half-way under this name is removed first, and with `replace` a cluster that runs as well.
         """
         clusters = state_dir or settings().clusters
         with locked(clusters / f"{name}.lock", what=f"cluster '{name}'"):
-            _clear_the_way(clusters / name)
+            _clear_the_way(clusters / name, replace=replace)
             state = _reserve(clusters / name, nodes, node_monitor_grace_seconds)
             cluster = cls(state=state)
             try:
@@ -167,20 +168,23 @@ class Cluster:
                 [program("kubectl"), *words],
                 stdin=input,
                 timeout=timeout,
-                environment={"KUBECONFIG": str(self.kubeconfig)},
+                environment=self._client_environment,
             )
         except CommandFailedError:
             if check:
                 raise
             return ""
 
+    @property
+    def _client_environment(self) -> dict[str, str]:
+        """Whose rights, and a cache of its own: another cluster may have had the same address."""
+        return {"KUBECONFIG": str(self.kubeconfig), "KUBECACHEDIR": str(self.state.folder / "kubectl-cache")}
+
     def helm(self, *words: str, timeout: float = 300.0) -> str:
         """Run the Helm CLI as the administrator and return what it printed."""
         home = self.state.folder / "helm"
         folders = {f"HELM_{kind}_HOME": str(home / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")}
-        return run(
-            [program("helm"), *words], timeout=timeout, environment={"KUBECONFIG": str(self.kubeconfig), **folders}
-        )
+        return run([program("helm"), *words], timeout=timeout, environment={**self._client_environment, **folders})
 
     def api_client(self, kubeconfig: Path | None = None) -> ApiClient:
         """A client of the official Python library: as the administrator, or as whom `kubeconfig` names."""
@@ -309,14 +313,15 @@ def recorded_clusters(state_dir: Path | None = None) -> list[str]:
     return sorted(path.parent.name for path in folder.glob("*/cluster.json"))
 
 
-def _clear_the_way(folder: Path) -> None:
-    """Remove a leftover of this name; refuse to touch a cluster that runs."""
+def _clear_the_way(folder: Path, *, replace: bool) -> None:
+    """Remove a leftover of this name; refuse to touch a cluster that runs, unless told so."""
     try:
         state = load_state(folder)
     except NoSuchClusterError:
         return
-    if state.complete_file.exists() and processes.alive(ControlPlane(state=state).identity("kube-apiserver")):
-        raise AlreadyUpError(f"cluster '{state.name}' is up already")
+    runs = state.complete_file.exists() and processes.alive(ControlPlane(state=state).identity("kube-apiserver"))
+    if runs and not replace:
+        raise AlreadyUpError(f"cluster '{state.name}' is up already; 'down --name {state.name}' removes it")
     say(f"removing what is left of an earlier cluster '{state.name}'")
     removal.remove(state)
 

@@ -39,6 +39,7 @@ def main(boot_file: str) -> None:
 
 def _mount_disk(disk: Path, private: list[str]) -> None:
     """The node's own folders in the place of the host's. `/run` is empty at each boot, as after a power loss."""
+    _forget_namespaces()
     for folder in private:
         mine = disk / folder.strip("/").replace("/", "-")
         mine.mkdir(parents=True, exist_ok=True)
@@ -46,6 +47,14 @@ def _mount_disk(disk: Path, private: list[str]) -> None:
     run(["mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run"])
     for folder in ("/run/lock", "/run/netns", "/run/kernel", "/run/containerd"):
         Path(folder).mkdir()
+
+
+def _forget_namespaces() -> None:
+    """Drop our copies of the host's named network namespaces: they would keep those of other clusters alive."""
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        point = line.split()[4]
+        if point.startswith("/run/netns/"):
+            run(["umount", "--lazy", point])
 
 
 def _mount_kernel_files(folder: Path) -> None:
