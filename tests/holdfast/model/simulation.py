@@ -132,6 +132,7 @@ class Simulation:
         self.mail: list[Letter] = []
         self.cut_links: set[frozenset[str]] = set()
         self.cut_from_operator: set[str] = set()
+        self.deaf: set[str] = set()
         self.trainings: list[Training] = []
         self.claims: dict[Pair, Claim] = {}
         self.commits: list[Stored] = []
@@ -300,7 +301,8 @@ class Simulation:
         letter = self.mail.pop(place % len(self.mail))
         if self.linked(letter.sender, letter.to) or self._left(letter):
             target = self.pods[letter.to]
-            if target.alive and not target.frozen:
+            deaf = letter.to in self.deaf and letter.message.type == "propose"
+            if target.alive and not target.frozen and not deaf:
                 self._watch(letter)
                 self.feed(target, events.Received(sender=letter.sender, message=letter.message))
 

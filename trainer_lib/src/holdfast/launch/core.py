@@ -268,7 +268,7 @@ def _received(turn: Turn, event: events.Received) -> None:
         case messages.Accept():
             forming.accepted_by(turn, event.sender, message.world)
         case messages.Refuse():
-            forming.refused_by(turn, message)
+            forming.refused_by(turn, event.sender, message)
         case messages.Start():
             forming.enter(turn, message)
         case _:

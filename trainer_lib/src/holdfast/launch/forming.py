@@ -21,6 +21,7 @@ from .state import Attempt, Pending, Proposal, Quiesce
 from .turn import Turn
 
 Waiting = tuple[Phase, str]
+PATIENCE = 3
 
 
 # Proposing
@@ -421,14 +422,21 @@ def accepted_by(turn: Turn, sender: str, world: World) -> None:
     proposal = turn.state.proposal
     if proposal is not None and proposal.world == world and sender in world.uids:
         turn.set(proposal=replace(proposal, accepted=proposal.accepted | {sender}))
+        if (peer := turn.state.peers.get(sender)) is not None:
+            turn.set_peer(sender, replace(peer, refusals=0))
 
 
-def refused_by(turn: Turn, refusal: Refuse) -> None:
-    """A refusal of our proposal: give way, look again in a moment."""
+def refused_by(turn: Turn, sender: str, refusal: Refuse) -> None:
+    """A refusal of our proposal: give way, look again in a moment; who refuses time and again is left out."""
     turn.set(refused=highest(turn.state.refused, refusal.highest))
-    proposal = turn.state.proposal
-    if proposal is not None and proposal.world.pair == refusal.pair:
-        _give_way(turn, turn.rules.resend)
+    proposal, peer = turn.state.proposal, turn.state.peers[sender]
+    if proposal is None or proposal.world.pair != refusal.pair:
+        return
+    overtaken = refusal.highest is not None and refusal.highest >= refusal.pair
+    refusals = 0 if overtaken else peer.refusals + 1
+    mute = turn.now + turn.rules.never_accepted_wait if refusals >= PATIENCE else peer.muted_until
+    turn.set_peer(sender, replace(peer, refusals=refusals % PATIENCE, muted_until=mute))
+    _give_way(turn, turn.rules.resend)
 
 
 def enter(turn: Turn, start: Start) -> None:

@@ -24,6 +24,7 @@ class Peer:
     met: bool = False
     shared_at: float = 0.0
     muted_until: float = 0.0
+    refusals: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,349 @@
+"""Named cases of membership: what happens, who trains, what is counted. Played with the production transitions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from simulation import Pod, Simulation, Stored
+
+from holdfast.checkpoint import fencing
+from holdfast.constants import Cause, Phase
+from holdfast.launch import events
+from holdfast.launch.membership import Budget
+from holdfast.launch.messages import Priority
+from holdfast.worlds import Claim, Pair
+from holdfast_operator.policies import membership as policy
+
+
+def training(replicas: int = 3, **settings: object) -> Simulation:
+    """A job whose workers all train and have committed something."""
+    sim = Simulation(replicas, **settings)  # type: ignore[arg-type]
+    names = [f"w{number}" for number in range(replicas)]
+    assert sim.run(20, lambda: sim.trains_with(*names) and sim.committed() >= 2)
+    return sim
+
+
+def incident(pod: Pod, pair: Pair) -> Cause:
+    return next(i.failure.cause for i in pod.state.incidents if i.pair == pair)
+
+
+def test_three_shrink_to_two_without_the_operator_and_grow_back_with_it() -> None:
+    sim = training()
+    sim.operator_up = False
+    sim.crash("w2")
+    assert sim.run(5, lambda: sim.trains_with("w0", "w1"))
+    assert sim.status is not None
+    assert sim.status.generation == 1
+
+    sim.operator_up = True
+    sim.prove(sim.pods["w2"])
+    sim.replenish()
+    assert sim.run(20, lambda: sim.trains_with("w0", "w1", "w3"))
+    assert sim.status.generation == 2
+    assert [member.pod_uid for member in sim.status.members] == ["w0", "w1", "w3"]
+
+
+def test_growth_loses_no_step() -> None:
+    sim = training()
+    sim.crash("w2")
+    assert sim.run(5, lambda: sim.trains_with("w0", "w1"))
+    sim.prove(sim.pods["w2"])
+    sim.replenish()
+    before = sim.training_now()
+    assert before is not None
+    assert sim.run(20, lambda: sim.trains_with("w0", "w1", "w3"))
+    after = sim.training_now()
+    assert after is not None
+    assert after.base == before.steps
+
+
+def test_a_lost_pod_is_one_incident_on_every_launcher() -> None:
+    sim = training()
+    sim.crash("w2")
+    assert sim.run(5, lambda: sim.trains_with("w0", "w1"))
+    assert sim.run(3) is False
+    for uid in ("w0", "w1"):
+        incidents = sim.pods[uid].state.incidents
+        assert [i.pair for i in incidents] == [Pair(1, 1)]
+        assert incidents[0].failure.cause is Cause.INFRASTRUCTURE
+        assert incidents[0].failure.pod == "w2"
+        assert incidents[0].action == "Shrink"
+        assert incidents[0].resumed is not None
+        assert incidents[0].lost_steps is not None
+
+
+def test_a_killed_rank_restarts_in_place_in_the_same_generation() -> None:
+    sim = training()
+    sim.kill_rank("w1")
+    assert sim.run(5, lambda: (t := sim.training_now()) is not None and t.world.pair == Pair(1, 2))
+    assert sim.trains_with("w0", "w1", "w2") or sim.run(5, lambda: sim.trains_with("w0", "w1", "w2"))
+    assert {pod.state.incidents[0].action for pod in sim.alive()} == {"InPlace"}
+
+
+def test_the_root_cause_is_the_exception_and_not_the_peers_that_miss_it() -> None:
+    sim = training()
+    for uid in ("w0", "w2"):
+        sim.kill_rank(uid, Cause.INFRASTRUCTURE, Priority.PEER_LOST)
+    sim.kill_rank("w1", Cause.APPLICATION, Priority.EXCEPTION)
+    assert sim.run(10, lambda: (t := sim.training_now()) is not None and t.world.pair == Pair(1, 2))
+    assert {incident(pod, Pair(1, 1)) for pod in sim.alive()} == {Cause.APPLICATION}
+
+
+def test_of_two_pods_one_lost_waits_for_the_operator_who_publishes_the_survivor() -> None:
+    sim = training(2, replace_lost=False)
+    sim.operator_up = False
+    sim.crash("w1")
+    assert not sim.run(5, lambda: sim.training_now() is not None)
+    assert sim.pods["w0"].state.phase is Phase.WAITING
+    sim.operator_up = True
+    assert sim.run(10, lambda: sim.trains_with("w0"))
+    assert sim.status is not None
+    assert sim.status.generation == 2
+
+
+def test_of_two_pods_the_survivor_takes_the_replacement() -> None:
+    sim = training(2, may_shrink=False)
+    sim.crash("w1")
+    sim.prove(sim.pods["w1"])
+    sim.replenish()
+    assert sim.run(20, lambda: sim.trains_with("w0", "w2"))
+
+
+def test_one_pod_is_replaced_only_when_it_is_proved_gone() -> None:
+    sim = training(1)
+    sim.freeze("w0")
+    sim.run(5)
+    sim.replenish()
+    assert not sim.run(10, lambda: sim.trains_with("w1"))
+    assert isinstance(sim.verdict, policy.Hold)
+    assert sim.verdict.reason is policy.Reason.AWAITING_FENCE
+    assert "w0" in sim.verdict.message
+
+    sim.crash("w0")
+    sim.prove(sim.pods["w0"])
+    assert sim.run(10, lambda: sim.trains_with("w1"))
+
+
+def test_the_coordinator_is_lost_while_the_operator_is_away() -> None:
+    sim = training()
+    sim.operator_up = False
+    sim.crash("w0")
+    assert sim.run(5, lambda: sim.trains_with("w1", "w2"))
+    assert sim.training_now().world.coordinator == "w1"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("operator_side", ["majority", "minority"])
+def test_a_partition_lets_only_the_majority_train_and_heals(operator_side: str) -> None:
+    sim = training(replace_lost=False)
+    sim.cut(["w0"], ["w1", "w2"])
+    sim.cut_from_operator |= {"w0"} if operator_side == "majority" else {"w1", "w2"}
+    assert sim.run(8, lambda: sim.trains_with("w1", "w2"))
+    assert sim.pods["w0"].state.world is None
+
+    sim.heal()
+    assert sim.run(20, lambda: sim.trains_with("w0", "w1", "w2"))
+
+
+def test_a_partition_with_replacements_on_the_operators_minority_side_awaits_the_fence() -> None:
+    sim = training()
+    sim.cut(["w0"], ["w1", "w2"])
+    sim.cut_from_operator |= {"w1", "w2"}
+    sim.run(6)
+    sim.replenish()
+    sim.cut(["w3", "w4"], ["w1", "w2"])
+    sim.run(10)
+    assert sim.trains_with("w1", "w2")
+    assert isinstance(sim.verdict, policy.Hold)
+    assert sim.verdict.reason is policy.Reason.AWAITING_FENCE
+
+    sim.heal()
+    assert sim.run(30, lambda: sim.trains_with("w0", "w1", "w2"))
+
+
+def test_a_member_that_never_accepts_is_left_out_and_comes_back_when_it_heals() -> None:
+    sim = training()
+    sim.deaf = {"w2"}
+    sim.kill_rank("w1")
+    assert sim.run(15, lambda: sim.trains_with("w0", "w1"))
+    sim.deaf = set()
+    assert sim.run(30, lambda: sim.trains_with("w0", "w1", "w2"))
+
+
+def test_a_member_that_refuses_time_and_again_is_left_out_and_comes_back_when_it_heals() -> None:
+    sim = training()
+    stubborn = sim.pods["w2"]
+    stubborn.state = replace(stubborn.state, conflict=1)
+    sim.kill_rank("w1")
+    assert sim.run(15, lambda: sim.trains_with("w0", "w1"))
+    stubborn.state = replace(stubborn.state, conflict=None)
+    assert sim.run(30, lambda: sim.trains_with("w0", "w1", "w2"))
+
+
+def test_all_pods_crash_and_their_replacements_go_on_from_the_newest_commit() -> None:
+    sim = training()
+    committed = sim.committed()
+    for uid in ("w0", "w1", "w2"):
+        sim.crash(uid)
+    for uid in ("w0", "w1", "w2"):
+        sim.prove(sim.pods[uid])
+    sim.replenish()
+    assert sim.run(20, lambda: sim.trains_with("w3", "w4", "w5"))
+    assert sim.training_now().restored >= committed  # type: ignore[union-attr]
+
+
+def test_the_operator_comes_back_after_all_crashed() -> None:
+    sim = training()
+    sim.operator_up = False
+    for uid in ("w0", "w1", "w2"):
+        sim.crash(uid)
+    sim.run(10)
+    sim.operator_up = True
+    for uid in ("w0", "w1", "w2"):
+        sim.prove(sim.pods[uid])
+    sim.replenish()
+    assert sim.run(20, lambda: sim.trains_with("w3", "w4", "w5"))
+
+
+def test_an_operator_that_comes_after_the_pods_publishes_them() -> None:
+    sim = Simulation(operator=False)
+    assert not sim.run(10, lambda: sim.training_now() is not None)
+    assert {pod.state.phase for pod in sim.alive()} == {Phase.WAITING}
+    sim.operator_up = True
+    assert sim.run(10, lambda: sim.trains_with("w0", "w1", "w2"))
+
+
+def test_completion_is_said_when_all_are_done_and_all_exit_with_0() -> None:
+    sim = training(last_step=6)
+    assert sim.run(20, lambda: all(pod.exit_code == 0 for pod in sim.pods.values()))
+    assert len(sim.announced) == 1
+
+
+def test_a_rank_that_finishes_first_is_no_failure_and_restarts_if_another_fails_after_it() -> None:
+    sim = training()
+    attempt = sim.training_now()
+    assert attempt is not None
+    sim.feed(sim.pods["w0"], events.LocalDone(pair=attempt.world.pair))
+    sim._end_ranks(sim.pods["w0"])
+    attempt.finished.add("w0")
+    sim.run(3)
+    assert sim.pods["w0"].state.incidents == ()
+    assert not sim.announced
+
+    sim.kill_rank("w1")
+    assert sim.run(10, lambda: (t := sim.training_now()) is not None and t.world.pair == Pair(1, 2))
+    assert sim.run(5, lambda: sim.trains_with("w0", "w1", "w2"))
+
+
+def test_a_rank_that_ends_early_while_others_miss_it_is_an_application_failure() -> None:
+    sim = training()
+    attempt = sim.training_now()
+    assert attempt is not None
+    sim.feed(sim.pods["w0"], events.LocalDone(pair=attempt.world.pair))
+    sim._end_ranks(sim.pods["w0"])
+    sim.run(1)
+    sim.kill_rank("w1", Cause.INFRASTRUCTURE, Priority.PEER_LOST)
+    assert sim.run(10, lambda: (t := sim.training_now()) is not None and t.world.pair == Pair(1, 2))
+    assert incident(sim.pods["w1"], Pair(1, 1)) is Cause.APPLICATION
+
+
+def test_a_drained_pod_leaves_with_75_after_an_agreed_commit_and_nothing_is_lost() -> None:
+    sim = training(replace_lost=False)
+    before = sim.training_now()
+    assert before is not None
+    sim.drain("w1")
+    assert sim.run(15, lambda: sim.trains_with("w0", "w2"))
+    assert sim.pods["w1"].exit_code == 75
+    assert sim.training_now().base == before.steps  # type: ignore[union-attr]
+    for uid in ("w0", "w2"):
+        assert incident(sim.pods[uid], Pair(1, 1)) is Cause.INTERRUPTION
+
+
+def test_the_coordinator_may_be_drained() -> None:
+    sim = training(replace_lost=False)
+    sim.drain("w0")
+    assert sim.run(15, lambda: sim.trains_with("w1", "w2"))
+    assert sim.pods["w0"].exit_code == 75
+
+
+def test_a_lone_worker_that_is_drained_leaves_with_75() -> None:
+    sim = training(1, replace_lost=False)
+    sim.drain("w0")
+    assert sim.run(15, lambda: sim.pods["w0"].exit_code == 75)
+
+
+def test_a_drain_that_the_operator_ordered_is_no_incident() -> None:
+    sim = training(replace_lost=False)
+    sim.feed(sim.pods["w2"], events.DrainAsked(id="d", reason="scaled down", cause=None))
+    assert sim.run(15, lambda: sim.trains_with("w0", "w1"))
+    assert sim.pods["w2"].exit_code == 75
+    assert sim.pods["w0"].state.incidents == ()
+
+
+def test_a_spent_budget_ends_the_job_on_every_launcher_with_the_applications_code() -> None:
+    budget = Budget(cause=Cause.APPLICATION, max_restarts=1, window=3600.0)
+    sim = training(budgets=(budget,), replace_lost=False)
+    sim.kill_rank("w1", Cause.APPLICATION, Priority.EXCEPTION)
+    assert sim.run(10, lambda: (t := sim.training_now()) is not None and t.world.pair == Pair(1, 2) and t.made)
+    sim.kill_rank("w1", Cause.APPLICATION, Priority.EXCEPTION)
+    assert sim.run(10, lambda: not sim.alive())
+    assert {pod.exit_code for pod in sim.pods.values()} == {1}
+    assert {pod.state.exit.final for pod in sim.pods.values() if pod.state.exit} == {True}
+
+
+def test_attempts_that_fail_before_their_first_step_back_off() -> None:
+    sim = Simulation(1)
+    started = set()
+    for _ in range(40):
+        sim.round()
+        started |= {training.world.pair for training in sim.trainings}
+        sim.kill_rank("w0")
+    assert 2 <= len(started) <= 10
+
+
+def test_a_generation_published_twice_is_reported_and_never_trained_in() -> None:
+    sim = Simulation()
+    sim.run(1.0)
+    assert sim.status is not None
+    document = sim.document()
+    sim.operator_up = False
+    for pod in sim.alive():
+        sim.feed(pod, events.MembershipSeen(membership=document))
+    sim.feed(sim.pods["w1"], events.MembershipSeen(membership=replace(document, publication="other", revision=99)))
+    assert sim.pods["w1"].state.conflict == 1
+    assert "published twice" in sim.pods["w1"].state.message or sim.pods["w1"].state.world is not None
+
+
+def test_a_job_applied_again_on_an_old_folder_resumes_it_above_the_old_claims() -> None:
+    sim = Simulation(job="job-b", last_step=20)
+    old = Claim(pair=Pair(4, 2), job_uid="job-a", publication="old", from_step=0)
+    sim.claims[old.pair] = old
+    line = (Pair(4, 2),) * 6
+    sim.commits.append(Stored(fencing.Commit(step=6, pair=Pair(4, 2), job_uid="job-a"), line))
+    assert sim.run(30, lambda: sim.trains_with("w0", "w1", "w2"))
+    running = sim.training_now()
+    assert running is not None
+    assert running.world.pair.generation == 5
+    assert running.base == line
+
+    zombie = Stored(fencing.Commit(step=9, pair=Pair(4, 2), job_uid="job-a"), (Pair(4, 2),) * 9)
+    sim.commits.append(zombie)
+    sim.check_line()
+    assert sim.run(60, sim.completed)
+
+
+def test_a_status_from_an_old_backup_is_overtaken() -> None:
+    sim = training()
+    backup = sim.status
+    sim.crash("w2")
+    sim.prove(sim.pods["w2"])
+    sim.replenish()
+    assert sim.run(20, lambda: sim.trains_with("w0", "w1", "w3"))
+    sim.status, sim.backups_restored = backup, 1
+    sim.pods["w3"].served = 0
+    sim.crash("w3")
+    sim.prove(sim.pods["w3"])
+    sim.replenish()
+    assert sim.run(40, lambda: sim.trains_with("w0", "w1", "w4"))
+    assert sim.status is not None
+    assert sim.status.generation > 2
