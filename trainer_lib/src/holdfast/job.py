@@ -25,8 +25,8 @@ from holdfast.checkpoint import rng
 from holdfast.checkpoint.engine import Attempt, Engine, attempt_by_hand
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.numerics import fingerprint as numerics
-from holdfast.checkpoint.restore import Loaded, Restored
-from holdfast.checkpoint.save import SaveResult, Snapshot
+from holdfast.checkpoint.reader import Loaded, Restored
+from holdfast.checkpoint.writer import SaveResult, Snapshot
 from holdfast.checkpoint.state import Flat, Stateful, assemble, flatten, load_into
 from holdfast.config import JobConfig, effective
 from holdfast.constants import SHARED_TIER, RankPhase

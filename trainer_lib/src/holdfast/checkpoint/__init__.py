@@ -16,16 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from holdfast.checkpoint import tier
+from holdfast.checkpoint.exchange import Alone
+from holdfast.checkpoint.names import CLAIMS, CommitName
+from holdfast.checkpoint.reader import restore
 from holdfast.errors import CheckpointError
 from holdfast.worlds import Pair
 
-from . import tier
-from .exchange import Alone
-from .names import CLAIMS, CommitName
-from .restore import restore
-
 if TYPE_CHECKING:
-    from .state import Stateful
+    from holdfast.checkpoint.state import Stateful
 
 __all__ = ["Found", "load", "save"]
 
@@ -41,11 +40,11 @@ class Found:
 
 def save(folder: str | os.PathLike[str], *, step: int, **stateful: Stateful) -> Path:
     """Commit the state of these objects as `step`; returns the commit's folder. A step may be saved again."""
-    from .numerics import fingerprint
-    from .rng import capture
-    from .save import Snapshot
-    from .save import save as save_snapshot
-    from .state import flatten
+    from holdfast.checkpoint.numerics import fingerprint
+    from holdfast.checkpoint.rng import capture
+    from holdfast.checkpoint.state import flatten
+    from holdfast.checkpoint.writer import Snapshot
+    from holdfast.checkpoint.writer import save as save_snapshot
 
     root = Path(folder)
     if (root / CLAIMS).exists():
@@ -70,8 +69,8 @@ def save(folder: str | os.PathLike[str], *, step: int, **stateful: Stateful) -> 
 
 def load(folder: str | os.PathLike[str], *, step: int | None = None, **stateful: Stateful) -> Found | None:
     """Give the objects the newest good state (or that of `step`), random generators included."""
-    from .rng import apply
-    from .state import assemble, load_into
+    from holdfast.checkpoint.rng import apply
+    from holdfast.checkpoint.state import assemble, load_into
 
     root = Path(folder)
     found = restore(root, Alone(), step=step)

@@ -9,11 +9,10 @@ import os
 from pathlib import Path
 from uuid import uuid4
 
+from holdfast.checkpoint.files import create_durably, encode_json, sync_folder
+from holdfast.checkpoint.names import CLAIMS, claim_file, parse_claim
 from holdfast.errors import ClaimError, DocumentError
 from holdfast.worlds import Claim, Pair
-
-from .files import create_durably, encode_json, sync_folder
-from .names import CLAIMS, claim_file, parse_claim
 
 _log = logging.getLogger("holdfast.checkpoint.claims")
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from .files import Buffer, create_durably, sync_folder, write_file, write_json
-from .manifest import Chunk, FileRecord, Manifest, encode
-from .names import LATEST, MANIFEST, CommitName, rank_file, tensors_file
-from .shard import ShardPlan
+from holdfast.checkpoint.files import Buffer, create_durably, sync_folder, write_file, write_json
+from holdfast.checkpoint.manifest import Chunk, FileRecord, Manifest, encode
+from holdfast.checkpoint.names import LATEST, MANIFEST, CommitName, rank_file, tensors_file
+from holdfast.checkpoint.shard import ShardPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +91,11 @@ def _hint(root: Path, name: CommitName) -> None:
     """`LATEST` is for people; nothing reads it back, so it may fail and need not be durable."""
     fresh = root / f"{LATEST}.tmp-{uuid4().hex}"
     with contextlib.suppress(OSError):
-        fresh.write_text(f"{name}\n")
-        fresh.replace(root / LATEST)
+        try:
+            fresh.write_text(f"{name}\n")
+            fresh.replace(root / LATEST)
+        finally:
+            fresh.unlink(missing_ok=True)
 
 
 def discard(root: Path, staging: str) -> None:

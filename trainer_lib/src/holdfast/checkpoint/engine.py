@@ -17,8 +17,8 @@ from holdfast.checkpoint import fencing, retention, tier
 from holdfast.checkpoint.claims import list_claims, write_claim
 from holdfast.checkpoint.exchange import Exchange, lead
 from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.restore import Restored, restore
-from holdfast.checkpoint.save import SaveResult, Snapshot, save
+from holdfast.checkpoint.reader import Restored, restore
+from holdfast.checkpoint.writer import SaveResult, Snapshot, save
 from holdfast.errors import ClaimError
 from holdfast.worlds import Claim, Pair
 

@@ -10,9 +10,8 @@ from typing import Any, Final
 
 import xxhash
 
+from holdfast.checkpoint.manifest import CHUNK_BYTES, FileRecord
 from holdfast.errors import DamagedError
-
-from .manifest import CHUNK_BYTES, FileRecord
 
 _FILE_MODE: Final = 0o644
 

@@ -14,11 +14,10 @@ from typing import Any, Final
 
 import xxhash
 
+from holdfast.checkpoint.names import is_shard
+from holdfast.checkpoint.shard import ITEM_BYTES, Piece, TensorSpec
 from holdfast.errors import DamagedError, UnknownFormatError
 from holdfast.worlds import Pair
-
-from .names import is_shard
-from .shard import ITEM_BYTES, Piece, TensorSpec
 
 FORMAT: Final = "holdfast-checkpoint"
 VERSION: Final = 1

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from holdfast.checkpoint.fencing import Commit, order
 from holdfast.worlds import Claim, Pair
-
-from .fencing import Commit, order
 
 
 def expired(

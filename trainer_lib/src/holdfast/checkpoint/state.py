@@ -16,11 +16,10 @@ from typing import Any, Final, Protocol, runtime_checkable
 import numpy as np
 import torch
 
+from holdfast.checkpoint.files import Buffer
+from holdfast.checkpoint.manifest import TensorRecord
+from holdfast.checkpoint.shard import ITEM_BYTES, Piece, TensorSpec
 from holdfast.errors import StateError
-
-from .files import Buffer
-from .manifest import TensorRecord
-from .shard import ITEM_BYTES, Piece, TensorSpec
 
 _DTYPES: Final[Mapping[torch.dtype, str]] = {
     torch.bool: "BOOL",

@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
+from holdfast.checkpoint.claims import clean_claims
+from holdfast.checkpoint.files import encode_json, sync_folder
+from holdfast.checkpoint.manifest import Manifest, decode
+from holdfast.checkpoint.names import DELETED_MANIFEST, LATEST, MANIFEST, QUARANTINE, CommitName, parse_commit
 from holdfast.errors import CheckpointError, DamagedError, UnknownFormatError
 from holdfast.worlds import Pair
-
-from .claims import clean_claims
-from .files import encode_json, sync_folder
-from .manifest import Manifest, decode
-from .names import DELETED_MANIFEST, LATEST, MANIFEST, QUARANTINE, CommitName, parse_commit
 
 _log = logging.getLogger("holdfast.checkpoint.tier")
 

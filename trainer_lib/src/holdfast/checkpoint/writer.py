@@ -12,13 +12,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from . import tier
-from .commit import ShardRecord, begin, discard, exists, publish, write_shard
-from .exchange import Exchange
-from .files import Buffer
-from .manifest import Chunk, Manifest, TensorRecord, check
-from .names import CommitName
-from .shard import Piece, TensorSpec, divide, plan_shard
+from holdfast.checkpoint import tier
+from holdfast.checkpoint.commit import ShardRecord, begin, discard, exists, publish, write_shard
+from holdfast.checkpoint.exchange import Exchange
+from holdfast.checkpoint.files import Buffer
+from holdfast.checkpoint.manifest import Chunk, Manifest, TensorRecord, check
+from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.shard import Piece, TensorSpec, divide, plan_shard
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,16 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from holdfast.checkpoint import fencing, tier
+from holdfast.checkpoint.exchange import Exchange, lead
+from holdfast.checkpoint.files import read_verified
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.names import CommitName, parse_commit, rank_file
 from holdfast.errors import CheckpointError, DamagedError, UnknownFormatError
 from holdfast.worlds import Claim, Pair
 
-from . import fencing, tier
-from .exchange import Exchange, lead
-from .files import read_verified
-from .manifest import Manifest
-from .names import CommitName, parse_commit, rank_file
-
-_log = logging.getLogger("holdfast.checkpoint.restore")
+_log = logging.getLogger("holdfast.checkpoint.reader")
 
 
 @dataclass(frozen=True, kw_only=True)

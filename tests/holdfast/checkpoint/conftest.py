@@ -1,0 +1,99 @@
+"""Commits without torch: bytes in, bytes out, by the code that jobs use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import pytest
+
+from holdfast.checkpoint.exchange import Alone, Exchange
+from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.reader import Loaded
+from holdfast.checkpoint.shard import TensorSpec
+from holdfast.checkpoint.writer import SaveResult, Snapshot, save
+from holdfast.worlds import Pair
+
+Tensors = Mapping[str, bytes]
+
+
+def snapshot_of(step: int, pair: Pair, tensors: Tensors, *, rank: int = 0) -> Snapshot:
+    return Snapshot(
+        name=CommitName(step=step, pair=pair),
+        specs=[TensorSpec(name=name, dtype="U8", shape=(len(data),)) for name, data in tensors.items()],
+        read=lambda piece: tensors[piece.spec.name][piece.start[0] : piece.start[0] + piece.shape[0]],
+        state={"objects": {}, "counters": {}},
+        data=None,
+        alone={"rank": rank},
+        numerics={},
+        job_uid="job-1",
+        publication="p1",
+    )
+
+
+@pytest.fixture
+def commit() -> Callable[..., SaveResult]:
+    """Write a commit of named byte strings."""
+
+    def write(root: Path, step: int, tensors: Tensors, pair: Pair | None = None) -> SaveResult:
+        return save(root, snapshot_of(step, pair or Pair(1, 1), tensors), Alone())
+
+    return write
+
+
+@pytest.fixture
+def content() -> Callable[[Loaded], dict[str, bytes]]:
+    """The byte strings of a commit that was read."""
+
+    def read(loaded: Loaded) -> dict[str, bytes]:
+        return {
+            name: b"".join(loaded.chunk(c.file, c.offset, c.nbytes).tobytes() for c in record.chunks)
+            for name, record in loaded.manifest.tensors.items()
+        }
+
+    return read
+
+
+class ThreadExchange:
+    """Ranks that are threads of this process: the same collectives, no network."""
+
+    def __init__(self, rank: int, size: int, shared: dict[str, Any]) -> None:
+        self.rank = rank
+        self.size = size
+        self._shared = shared
+
+    def gather(self, value: Any) -> list[Any]:
+        self._shared["values"][self.rank] = value
+        self._shared["barrier"].wait(timeout=30)
+        values = list(self._shared["values"])
+        self._shared["barrier"].wait(timeout=30)
+        return values
+
+    def share(self, value: Any) -> Any:
+        return self.gather(value)[0]
+
+
+@pytest.fixture
+def world() -> Callable[..., list[Any]]:
+    """Run `act(exchange)` on every rank of a world; their results in order of ranks."""
+
+    def run(size: int, act: Callable[[Exchange], Any]) -> list[Any]:
+        shared = {"values": [None] * size, "barrier": Barrier(size)}
+        with ThreadPoolExecutor(size) as pool:
+            tasks = [pool.submit(act, ThreadExchange(rank, size, shared)) for rank in range(size)]
+            return [task.result(timeout=60) for task in tasks]
+
+    return run
+
+
+@pytest.fixture
+def commit_by() -> Callable[..., SaveResult]:
+    """One rank's part in a commit by a whole world."""
+
+    def write(exchange: Exchange, root: Path, step: int, tensors: Tensors, pair: Pair | None = None) -> SaveResult:
+        return save(root, snapshot_of(step, pair or Pair(1, 1), tensors, rank=exchange.rank), exchange)
+
+    return write

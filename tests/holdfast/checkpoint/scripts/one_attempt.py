@@ -1,0 +1,59 @@
+"""One attempt of a job, without torch: restore, claim, commit step 20, let go of step 1. Run under strace.
+
+The stat of `begin` marks where the interpreter's own start ends.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast.checkpoint.engine import Attempt, Engine
+from holdfast.checkpoint.exchange import Alone
+from holdfast.checkpoint.fencing import Resume
+from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.shard import TensorSpec
+from holdfast.checkpoint.writer import Snapshot
+from holdfast.worlds import Pair
+
+TENSORS = {"weight": bytes(range(256)) * 4, "bias": b"b" * 64}
+
+
+def snapshot(step: int, pair: Pair) -> Snapshot:
+    return Snapshot(
+        name=CommitName(step=step, pair=pair),
+        specs=[TensorSpec(name=name, dtype="U8", shape=(len(data),)) for name, data in TENSORS.items()],
+        read=lambda piece: TENSORS[piece.spec.name],
+        state={"objects": {"step": step}, "counters": {}},
+        data=None,
+        alone={"rank": 0},
+        numerics={},
+    )
+
+
+def run(root: Path, pair: Pair, steps: list[int], announce: Callable[[int], object] = lambda step: None) -> int:
+    """The step from which the attempt went on; then it commits `steps`."""
+    attempt = Attempt(pair=pair, job_uid="job-1", publication="p1", run_id="run")
+    engine = Engine(root, attempt, Alone(), keep_last=2, resume=Resume.ALWAYS, on_foreign=print)
+    found = engine.restore()
+    engine.claim(found)
+    for step in steps:
+        result = engine.save(snapshot(step, pair))
+        if not result.committed:
+            raise SystemExit(result.message)
+        announce(step)
+    return found.step
+
+
+if __name__ == "__main__":
+    folder, attempt_number, *wanted = sys.argv[1:]
+    Path(folder, "begin").exists()
+    run(
+        Path(folder),
+        Pair(1, int(attempt_number)),
+        [int(step) for step in wanted],
+        lambda step: os.write(1, f"committed {step}\n".encode()),
+    )
+    Path(folder, "end").exists()

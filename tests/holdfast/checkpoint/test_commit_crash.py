@@ -1,0 +1,180 @@
+"""A real process, killed at every system call by which it changes the disk or waits for it.
+
+Between two such calls the disk does not change, so a kill anywhere leaves what one of these leaves. After each kill
+the next attempt must find a whole commit (the older or the newer one, the newer one if it was announced), claim,
+commit, and leave nothing half done behind.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.checkpoint.claims import list_claims
+from holdfast.checkpoint.exchange import Alone
+from holdfast.checkpoint.reader import Restored, restore
+from holdfast.worlds import Pair
+
+SCRIPT = Path(__file__).parent / "scripts" / "one_attempt.py"
+STRACE = shutil.which("strace")
+CHANGING = frozenset(
+    """openat write pwrite64 writev fsync fdatasync close mkdir mkdirat rename renameat renameat2 link linkat
+    unlink unlinkat rmdir ftruncate""".split()  # noqa: SIM905  (a list of names reads best as words)
+)
+_spec = importlib.util.spec_from_file_location("one_attempt", SCRIPT)
+assert _spec is not None
+assert _spec.loader is not None
+one_attempt = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(one_attempt)
+CALL = re.compile(r"^(?:\d+ +)?(\w+)\((.*)\) += (-?\d+)")
+
+pytestmark = pytest.mark.skipif(STRACE is None, reason="strace is not installed")
+
+
+def attempt(root: Path, number: int, *steps: int, strace: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), str(root), str(number), *map(str, steps)]
+    prefix = [STRACE or "strace", "-f", *strace] if strace else []
+    environ = {**os.environ, "PYTHONHASHSEED": "0"}
+    return subprocess.run([*prefix, *command], capture_output=True, text=True, timeout=60, env=environ)
+
+
+def traced(root: Path, trace: Path) -> tuple[list[tuple[str, str]], Counter[str]]:
+    """The calls of attempt 2 between its marks, and how many of each kind came before."""
+    ended = attempt(root, 2, 20, strace=("-o", str(trace)))
+    assert ended.stdout == "committed 20\n"
+    before: Counter[str] = Counter()
+    calls: list[tuple[str, str]] = []
+    begun = False
+    for line in trace.read_text().splitlines():
+        match = CALL.match(line)
+        if match is None:
+            continue
+        if f'"{root}/begin"' in line:
+            begun = True
+        elif f'"{root}/end"' in line:
+            break
+        elif begun:
+            calls.append((match[1], match[2]))
+        else:
+            before[match[1]] += 1
+    return calls, before
+
+
+@pytest.fixture
+def earlier(tmp_path: Path) -> Path:
+    """What attempt 1 left: commits of steps 5 and 10, of which attempt 2 will let go of one."""
+    root = tmp_path / "earlier"
+    ended = attempt(root, 1, 5, 10)
+    assert ended.stdout == "committed 5\ncommitted 10\n", ended.stderr
+    return root
+
+
+def fresh(earlier: Path, number: int) -> Path:
+    """A copy whose path has the same length, so that the calls are the same."""
+    root = earlier.with_name(f"trial{number:02d}")
+    shutil.rmtree(root, ignore_errors=True)
+    return Path(shutil.copytree(earlier, root))
+
+
+def kill_points(calls: list[tuple[str, str]], before: Counter[str]) -> Iterator[tuple[str, int]]:
+    count = Counter(before)
+    for name, _ in calls:
+        count[name] += 1
+        if name in CHANGING:
+            yield name, count[name]
+
+
+def newest(root: Path) -> Restored:
+    return restore(root, Alone(), claims=list_claims(root), job_uid="job-1")
+
+
+def test_a_kill_at_any_system_call_leaves_a_whole_commit(earlier: Path, tmp_path: Path) -> None:
+    calls, before = traced(fresh(earlier, 0), tmp_path / "trace")
+    points = list(kill_points(calls, before))
+    assert len(points) > 50
+    steps: Counter[int] = Counter()
+    for name, number in points:
+        root = fresh(earlier, 1)
+        inject = f"inject={name}:signal=KILL:when={number}"
+        ended = attempt(root, 2, 20, strace=("-o", "/dev/null", "-e", f"trace={name}", "-e", inject))
+        where = f"killed at {name} {number}"
+        assert ended.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL), (where, ended)
+        found = newest(root)
+        assert found.quarantined == (), where
+        assert found.step in (10, 20), where
+        assert found.step == 20 or "committed 20" not in ended.stdout, where
+        steps[found.step] += 1
+        goes_on(root, where)
+    assert set(steps) == {10, 20}
+
+
+def goes_on(root: Path, where: str) -> None:
+    """The next attempt claims, commits, and cleans up what the killed one left."""
+    one_attempt.run(root, Pair(1, 3), [30])
+    assert newest(root).step == 30, where
+    left = [p.name for p in root.rglob("*") if ".tmp-" in p.name or p.name.endswith(".deleted")]
+    assert left == [], where
+    assert not (root / "quarantine").exists(), where
+
+
+def position(calls: list[tuple[str, str]], name: str, pattern: str) -> int:
+    """Where the one call is that matches."""
+    found = [i for i, (call, text) in enumerate(calls) if call == name and re.search(pattern, text)]
+    assert len(found) == 1, (name, pattern, found)
+    return found[0]
+
+
+def synced(calls: list[tuple[str, str]], opened: int, *, before: int) -> int:
+    """Where the file or folder that was opened by this call is fsynced, before it is closed again."""
+    names = [call for call, _ in calls[opened:before]]
+    assert "fsync" in names
+    at = names.index("fsync")
+    assert "close" not in names[:at]
+    return opened + at
+
+
+def test_writes_fsyncs_and_renames_come_in_the_order_that_makes_a_commit_safe(earlier: Path, tmp_path: Path) -> None:
+    calls, _ = traced(fresh(earlier, 0), tmp_path / "trace")
+    staging = r"step-20\.g1\.a2\.tmp-[0-9a-f]{32}"
+    named = position(calls, "rename", staging + r'", "[^"]*/step-20\.g1\.a2"')
+    sealed = position(calls, "rename", staging + r"/MANIFEST\.json\.tmp")
+    manifest = position(calls, "openat", staging + r"/MANIFEST\.json\.tmp")
+    shards = [
+        synced(calls, position(calls, "openat", staging + file + ".*O_EXCL"), before=manifest)
+        for file in (r"/rank-0\.safetensors", r"/rank-0\.json")
+    ]
+    claimed = position(calls, "link", r'claims/1\.2\.json\.tmp-[0-9a-f]{32}", "[^"]*claims/1\.2\.json"')
+    claim = synced(calls, position(calls, "openat", r"claims/1\.2\.json\.tmp"), before=claimed)
+    begun = position(calls, "mkdir", staging)
+    written = synced(calls, manifest, before=sealed)
+    parent = next(
+        i for i, (name, text) in enumerate(calls) if i > named and name == "openat" and "O_DIRECTORY" in text
+    )
+    announced = position(calls, "write", r'"committed 20')
+    order = [claim, claimed, begun, *shards, manifest, written, sealed, named, parent, announced]
+    assert order == sorted(order)
+    folder_synced = [text for name, text in calls[sealed:named] if name in ("openat", "fsync")]
+    assert len(folder_synced) == 2  # the folder that now holds the manifest
+    assert synced(calls, parent, before=announced) < announced
+
+
+def test_retention_takes_the_manifest_first(earlier: Path, tmp_path: Path) -> None:
+    root = fresh(earlier, 0)
+    assert attempt(root, 2, 12, 14).returncode == 0
+    trace = tmp_path / "trace"
+    attempt(root, 3, 20, 21, strace=("-o", str(trace), "-e", "trace=rename,unlink,unlinkat,rmdir"))
+    gone = [line for line in trace.read_text().splitlines() if "step-12.g1.a2" in line]
+    assert "MANIFEST.json.deleted" in gone[0]
+    assert "rename" in gone[0]
+    assert re.search(r'rename\(".*step-12\.g1\.a2", ".*step-12\.g1\.a2\.tmp-', gone[1])
+    assert not any(path.name.startswith("step-12.") for path in root.iterdir())

@@ -1,0 +1,200 @@
+"""Whatever is bad is caught, named, moved to quarantine and never deleted; the next older commit is used."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.checkpoint.exchange import Alone, Exchange
+from holdfast.checkpoint.manifest import CHUNK_BYTES
+from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.reader import Restored, restore
+from holdfast.errors import CheckpointError, UnknownFormatError
+from holdfast.worlds import Pair
+
+OLD = {"w": b"old" * 100, "b": b"x"}
+NEW = {"w": b"new" * 100, "b": b"y"}
+NEWEST = "step-20.g1.a1"
+
+
+@pytest.fixture
+def root(tmp_path: Path, commit: Callable[..., Any]) -> Path:
+    assert commit(tmp_path, 10, OLD).committed
+    assert commit(tmp_path, 20, NEW).committed
+    return tmp_path
+
+
+def found(root: Path) -> Restored:
+    return restore(root, Alone(), job_uid="job-1")
+
+
+def flip(path: Path, place: int, bit: int = 4) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1 << bit
+    path.write_bytes(data)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_the_newest_commit_is_used(root: Path, content: Callable[..., Any]) -> None:
+    result = found(root)
+    assert (result.step, result.pair, result.quarantined) == (20, Pair(1, 1), ())
+    assert result.loaded is not None
+    assert content(result.loaded) == NEW
+    assert result.loaded.alone == {"rank": 0}
+
+
+@pytest.mark.parametrize("file", ["rank-0.safetensors", "rank-0.json", "MANIFEST.json"])
+@pytest.mark.parametrize("where", ["first byte", "header", "middle", "last byte"])
+def test_one_flipped_bit_is_found_and_named(root: Path, content: Callable[..., Any], file: str, where: str) -> None:
+    path = root / NEWEST / file
+    size = path.stat().st_size
+    flip(path, {"first byte": 0, "header": min(9, size - 1), "middle": size // 2, "last byte": size - 1}[where])
+    damaged = tree(root / NEWEST)
+    result = found(root)
+    assert result.step == 10
+    assert result.loaded is not None
+    assert content(result.loaded) == OLD
+    assert [bad.path for bad in result.quarantined] == [NEWEST]
+    assert file in result.quarantined[0].reason
+    (moved,) = (p for p in (root / "quarantine").iterdir() if p.is_dir())
+    assert tree(moved) == damaged
+    assert not (root / NEWEST).exists()
+
+
+@pytest.mark.parametrize("file", ["rank-0.safetensors", "rank-0.json", "MANIFEST.json"])
+def test_a_missing_file_is_damage(root: Path, file: str) -> None:
+    (root / NEWEST / file).unlink()
+    result = found(root)
+    assert result.step == 10
+    assert f"{file} is missing" in result.quarantined[0].reason
+
+
+@pytest.mark.parametrize("file", ["rank-0.safetensors", "rank-0.json", "MANIFEST.json"])
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_wrong_length_is_damage(root: Path, file: str, change: int) -> None:
+    path = root / NEWEST / file
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] if change < 0 else data + b"\0")
+    assert found(root).step == 10
+
+
+def test_a_file_of_another_step_is_damage(root: Path) -> None:
+    for file in ("rank-0.safetensors", "MANIFEST.json"):
+        saved = (root / NEWEST / file).read_bytes()
+        (root / NEWEST / file).write_bytes((root / "step-10.g1.a1" / file).read_bytes())
+        result = found(root)
+        assert result.step == 10, file
+        (moved,) = (p for p in (root / "quarantine").iterdir() if p.is_dir())
+        (moved / file).write_bytes(saved)
+        moved.rename(root / NEWEST)
+
+
+def test_damage_past_the_first_8_mib_names_its_chunk(tmp_path: Path, commit: Callable[..., Any]) -> None:
+    commit(tmp_path, 10, {"w": os.urandom(CHUNK_BYTES + 5000)})
+    flip(tmp_path / "step-10.g1.a1" / "rank-0.safetensors", CHUNK_BYTES + 1000)
+    assert "digest of chunk 1 differs" in found(tmp_path).quarantined[0].reason
+
+
+def test_when_all_are_damaged_all_are_kept_and_training_starts_afresh(root: Path) -> None:
+    for step in (10, 20):
+        flip(root / f"step-{step}.g1.a1" / "rank-0.safetensors", 4200)
+    result = found(root)
+    assert result.loaded is None
+    assert result.step == 0
+    assert [bad.path for bad in result.quarantined] == [NEWEST, "step-10.g1.a1"]
+    assert len([p for p in (root / "quarantine").iterdir() if p.is_dir()]) == 2
+
+
+def test_what_one_rank_finds_bad_is_bad_for_all(
+    root: Path, world: Callable[..., Any], content: Callable[..., Any]
+) -> None:
+    flip(root / NEWEST / "rank-0.safetensors", 4200)
+    results = world(3, lambda exchange: restore(root, exchange, job_uid="job-1"))
+    assert {result.step for result in results} == {10}
+    assert [content(result.loaded) for result in results] == [OLD] * 3
+    assert {result.quarantined for result in results} == {results[0].quarantined}
+
+
+def test_a_newer_format_stops_the_job_by_name_and_is_not_touched(root: Path) -> None:
+    manifest = root / NEWEST / "MANIFEST.json"
+    manifest.write_bytes(b'{"format": "tape"}')
+    before = tree(root)
+    with pytest.raises(UnknownFormatError, match=r"step-20\.g1\.a1: .*another program.*nothing was changed"):
+        found(root)
+    assert tree(root) == before
+
+
+def test_a_newer_format_stops_every_rank(root: Path, world: Callable[..., Any]) -> None:
+    (root / NEWEST / "MANIFEST.json").write_bytes(b'{"format": "tape"}')
+
+    def outcome(exchange: Exchange) -> str:
+        with pytest.raises(UnknownFormatError) as raised:
+            restore(root, exchange, job_uid="job-1")
+        return str(raised.value)
+
+    assert len(set(world(2, outcome))) == 1
+
+
+def test_a_folder_that_may_not_be_read_is_no_damage(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refused)  # root may read everything, so the system cannot refuse
+    with pytest.raises(CheckpointError, match="make it readable and start again"):
+        found(root)
+    monkeypatch.undo()
+    assert found(root).step == 20
+
+
+def test_other_things_in_the_folder_are_left_alone(root: Path) -> None:
+    (root / "notes.txt").write_text("mine")
+    (root / ("step-30.g1.a1.tmp-" + "0" * 32)).mkdir()
+    (root / "step-30").mkdir()
+    (root / "checkpoint-40").mkdir()
+    assert found(root).step == 20
+    assert (root / "notes.txt").read_text() == "mine"
+    assert (root / "step-30").is_dir()
+
+
+def test_a_pickle_is_never_opened(root: Path) -> None:
+    """A file that runs code when unpickled lies beside, and in the place of, what is read."""
+    bomb = b"cposix\nsystem\n(S'touch " + str(root / "owned").encode() + b"'\ntR."
+    for name in ("rank-0.pt", "data.pkl", ".metadata"):
+        (root / NEWEST / name).write_bytes(bomb)
+    assert found(root).step == 20
+    for name in ("rank-0.json", "rank-0.safetensors", "MANIFEST.json"):
+        (root / NEWEST / name).write_bytes(bomb)
+    assert found(root).step == 10
+    assert not (root / "owned").exists()
+
+
+def test_a_commit_that_is_asked_for_by_step_is_used(root: Path) -> None:
+    assert restore(root, Alone(), job_uid="job-1", step=10).step == 10
+
+
+def test_the_same_step_of_a_higher_attempt_wins(root: Path, commit: Callable[..., Any], content: Callable[..., Any]):
+    commit(root, 20, OLD, Pair(1, 2))
+    result = found(root)
+    assert result.pair == Pair(1, 2)
+    assert result.loaded is not None
+    assert content(result.loaded) == OLD
+
+
+def test_a_commit_without_its_manifest_gives_way_to_a_new_one(root: Path, commit: Callable[..., Any]) -> None:
+    (root / NEWEST / "MANIFEST.json").unlink()
+    assert commit(root, 20, NEW).committed
+    assert found(root).step == 20
+    assert any((root / "quarantine").iterdir())
+
+
+def test_a_step_of_the_same_attempt_is_committed_once(root: Path, commit: Callable[..., Any]) -> None:
+    before = tree(root / str(CommitName(step=20, pair=Pair(1, 1))))
+    assert commit(root, 20, {"w": b"something else"}).committed
+    assert tree(root / NEWEST) == before

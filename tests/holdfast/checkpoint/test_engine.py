@@ -1,0 +1,208 @@
+"""One attempt's checkpoints: it claims before it commits, reads only its own line, and keeps what is needed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.checkpoint import tier
+from holdfast.checkpoint.claims import list_claims, write_claim
+from holdfast.checkpoint.engine import Attempt, Engine, attempt_by_hand
+from holdfast.checkpoint.exchange import Alone
+from holdfast.checkpoint.fencing import Resume
+from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.writer import Snapshot
+from holdfast.errors import ClaimError
+from holdfast.worlds import Claim, Pair
+
+JOB = "job-1"
+
+
+def snapshot(step: int, pair: Pair) -> Snapshot:
+    return Snapshot(
+        name=CommitName(step=step, pair=pair),
+        specs=[],
+        read=lambda piece: b"",
+        state={"objects": {}, "counters": {}},
+        data=None,
+        alone={},
+        numerics={},
+    )
+
+
+class Run:
+    """An attempt that restored and claimed."""
+
+    def __init__(
+        self,
+        root: Path,
+        generation: int,
+        attempt: int,
+        *,
+        known: tuple[Claim, ...] = (),
+        job: str = JOB,
+        keep_last: int = 3,
+        resume: Resume = Resume.ALWAYS,
+    ) -> None:
+        self.pair = Pair(generation, attempt)
+        self.foreign: list[Claim] = []
+        self.engine = Engine(
+            root,
+            Attempt(pair=self.pair, job_uid=job, publication=f"p{generation}", run_id="run", known=known),
+            Alone(),
+            keep_last=keep_last,
+            resume=resume,
+            on_foreign=self.foreign.extend,
+        )
+        self.found = self.engine.restore()
+        self.claim = self.engine.claim(self.found)
+
+    def commits(self, *steps: int) -> Run:
+        for step in steps:
+            assert self.engine.save(snapshot(step, self.pair)).committed
+        return self
+
+
+def commits(root: Path) -> set[str]:
+    return {str(name) for name in tier.list_commits(root)}
+
+
+def test_an_attempt_goes_on_from_the_newest_commit_and_its_claim_says_so(tmp_path: Path) -> None:
+    Run(tmp_path, 1, 1).commits(10, 20)
+    second = Run(tmp_path, 1, 2)
+    assert second.found.step == 20
+    assert second.claim == Claim(pair=Pair(1, 2), job_uid=JOB, publication="p1", from_step=20, from_pair=Pair(1, 1))
+    assert list_claims(tmp_path)[-1] == second.claim
+
+
+def test_what_a_zombie_commits_after_its_successor_claimed_is_never_read(tmp_path: Path) -> None:
+    zombie = Run(tmp_path, 1, 1).commits(10)
+    Run(tmp_path, 1, 2)
+    zombie.commits(20, 30)
+    third = Run(tmp_path, 1, 3)
+    assert third.found.step == 10
+    assert third.found.pair == Pair(1, 1)
+
+
+def test_a_zombies_commit_of_a_step_does_not_stop_the_successors(tmp_path: Path) -> None:
+    zombie = Run(tmp_path, 1, 1).commits(10)
+    successor = Run(tmp_path, 1, 2)
+    zombie.commits(20)
+    successor.commits(20)
+    assert Run(tmp_path, 1, 3).found.pair == Pair(1, 2)
+
+
+def test_two_processes_cannot_claim_one_attempt(tmp_path: Path) -> None:
+    Run(tmp_path, 1, 1)
+    with pytest.raises(ClaimError, match=r"another process has claimed attempt 1\.1"):
+        Run(tmp_path, 1, 1)
+
+
+def test_another_jobs_claim_stops_the_attempt_before_it_writes(tmp_path: Path) -> None:
+    Run(tmp_path, 3, 1, job="other").commits(10)
+    before = sorted(path.name for path in (tmp_path / "claims").iterdir())
+    with pytest.raises(ClaimError, match=r"3\.1 of job other.*give each job a folder of its own"):
+        Run(tmp_path, 1, 1)
+    assert sorted(path.name for path in (tmp_path / "claims").iterdir()) == before
+
+
+def test_a_job_applied_again_on_an_old_folder_resumes_it_once_the_operator_knows_its_claims(tmp_path: Path) -> None:
+    old = Run(tmp_path, 3, 1, job="other").commits(10)
+    again = Run(tmp_path, 4, 1, known=(old.claim,))
+    assert (again.found.step, again.found.pair) == (10, Pair(3, 1))
+
+
+def test_resume_never_starts_at_0_and_later_attempts_of_the_job_resume_its_own(tmp_path: Path) -> None:
+    old = Run(tmp_path, 3, 1, job="other").commits(10)
+    known = (old.claim,)
+    first = Run(tmp_path, 4, 1, known=known, resume=Resume.NEVER)
+    assert (first.found.step, first.claim.from_pair) == (0, None)
+    first.commits(5)
+    assert Run(tmp_path, 4, 2, known=known, resume=Resume.NEVER).found.pair == Pair(4, 1)
+
+
+def test_a_claim_that_appears_while_ours_is_written_stops_the_attempt(tmp_path: Path) -> None:
+    """The look after the claim: whoever writes second sees the first."""
+    attempt = Attempt(pair=Pair(1, 1), job_uid=JOB, publication="p1", run_id="run")
+    reported: list[Claim] = []
+    engine = Engine(tmp_path, attempt, Alone(), keep_last=3, resume=Resume.ALWAYS, on_foreign=reported.extend)
+    found = engine.restore()
+    other = Claim(pair=Pair(2, 1), job_uid="other", publication="x", from_step=0)
+    write_claim(tmp_path, other)
+    with pytest.raises(ClaimError, match="another job or operator uses the folder"):
+        engine.claim(found)
+    assert reported == [other]
+
+
+def test_a_claim_that_cannot_be_read_is_not_overlooked(tmp_path: Path) -> None:
+    Run(tmp_path, 1, 1).commits(10)
+    path = tmp_path / "claims" / "1.1.json"
+    for text in ("", '{"version": 2}', json.dumps(replace(list_claims(tmp_path)[0], pair=Pair(9, 9)).to_json())):
+        path.write_text(text)
+        with pytest.raises(ClaimError, match="put the file back as it was"):
+            Run(tmp_path, 1, 2)
+
+
+def test_the_last_k_verified_commits_are_kept(tmp_path: Path) -> None:
+    Run(tmp_path, 1, 1, keep_last=3).commits(10, 20, 30, 40, 50)
+    assert commits(tmp_path) == {f"step-{step}.g1.a1" for step in (30, 40, 50)}
+
+
+def test_older_attempts_commits_go_only_when_k_newer_ones_are_verified(tmp_path: Path) -> None:
+    Run(tmp_path, 1, 1, keep_last=3).commits(10, 20, 30)
+    second = Run(tmp_path, 1, 2, keep_last=3).commits(40)
+    assert len(commits(tmp_path)) == 4  # 30 was read back whole and 40 written: only two are verified
+    second.commits(50)
+    assert commits(tmp_path) == {"step-30.g1.a1", "step-40.g1.a2", "step-50.g1.a2"}
+
+
+def test_fenced_commits_go_too(tmp_path: Path) -> None:
+    zombie = Run(tmp_path, 1, 1, keep_last=2).commits(10)
+    second = Run(tmp_path, 1, 2, keep_last=2)
+    zombie.commits(500)
+    second.commits(20)
+    assert commits(tmp_path) == {"step-10.g1.a1", "step-20.g1.a2"}
+
+
+def test_retention_leaves_alone_what_this_release_cannot_read(tmp_path: Path) -> None:
+    run = Run(tmp_path, 1, 1, keep_last=1).commits(10)
+    manifest = tmp_path / "step-10.g1.a1" / "MANIFEST.json"
+    manifest.write_bytes(b'{"format": "tape"}')
+    run.commits(20, 30)
+    assert commits(tmp_path) == {"step-10.g1.a1", "step-30.g1.a1"}
+
+
+def test_leftovers_of_higher_attempts_are_not_touched(tmp_path: Path) -> None:
+    for name in ("step-5.g1.a1.tmp-" + "a" * 32, "step-5.g1.a9.tmp-" + "b" * 32):
+        (tmp_path / name).mkdir(parents=True)
+    Run(tmp_path, 1, 2)
+    assert [path.name for path in tmp_path.iterdir() if ".tmp-" in path.name] == ["step-5.g1.a9.tmp-" + "b" * 32]
+
+
+def test_by_hand_each_start_is_a_generation_of_its_own(tmp_path: Path) -> None:
+    first = attempt_by_hand(tmp_path, Alone())
+    assert first.pair == Pair(1, 1)
+    Run(tmp_path, 1, 1, job=first.job_uid)
+    second = attempt_by_hand(tmp_path, Alone())
+    assert second.pair == Pair(2, 1)
+    assert [claim.pair for claim in second.known] == [Pair(1, 1)]
+
+
+def test_every_rank_of_a_world_learns_of_a_foreign_claim(tmp_path: Path, world: Callable[..., Any]) -> None:
+    write_claim(tmp_path, Claim(pair=Pair(2, 1), job_uid="other", publication="x", from_step=0))
+    attempt = Attempt(pair=Pair(1, 1), job_uid=JOB, publication="p1", run_id="run")
+
+    def start(exchange: Any) -> str:
+        engine = Engine(
+            tmp_path, attempt, exchange, keep_last=3, resume=Resume.ALWAYS, on_foreign=lambda claims: None
+        )
+        with pytest.raises(ClaimError) as raised:
+            engine.restore()
+        return str(raised.value)
+
+    assert len(set(world(3, start))) == 1

@@ -1,0 +1,114 @@
+"""A disk that is full or may not be written: the save fails with its reason, and what was committed stays."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.checkpoint.claims import list_claims, write_claim
+from holdfast.checkpoint.exchange import Alone
+from holdfast.checkpoint.reader import restore
+from holdfast.errors import ClaimError
+from holdfast.worlds import Claim, Pair
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a tmpfs needs root")
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of one mebibyte."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "holdfast-test", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+def names(root: Path) -> set[str]:
+    return {path.name for path in root.iterdir()}
+
+
+def newest(root: Path) -> int:
+    return restore(root, Alone(), job_uid="job-1").step
+
+
+def test_no_space_fails_the_save_and_gives_the_space_back(small: Path, commit: Callable[..., Any]) -> None:
+    assert commit(small, 10, {"w": b"x" * 1000}).committed
+    result = commit(small, 20, {"w": os.urandom(2 << 20)})
+    assert not result.committed
+    assert "No space left on device" in result.message
+    assert names(small) == {"step-10.g1.a1", "LATEST"}
+    assert newest(small) == 10
+    assert commit(small, 30, {"w": b"x" * 1000}).committed
+    assert newest(small) == 30
+
+
+def test_no_space_at_any_point_never_leaves_half_a_commit(small: Path, commit: Callable[..., Any]) -> None:
+    """The disk fills up a little earlier each time, so that each write of a save meets it once."""
+    assert commit(small, 1, {"w": b"first"}).committed
+    outcomes = set()
+    for step, spare in enumerate(range(0, 40960, 4096), start=2):
+        ballast = small / "ballast"
+        free = os.statvfs(small)
+        ballast.write_bytes(b"\0" * max(0, free.f_bavail * free.f_frsize - spare))
+        result = commit(small, step, {"w": os.urandom(9000)})
+        outcomes.add(result.committed)
+        ballast.unlink()
+        assert newest(small) == (step if result.committed else max(s for s in _steps(small)))
+        assert not any(".tmp-" in name for name in names(small))
+    assert outcomes == {True, False}
+
+
+def _steps(root: Path) -> list[int]:
+    return [int(name.split(".")[0][5:]) for name in names(root) if name.startswith("step-")]
+
+
+def test_one_ranks_trouble_fails_the_save_for_all_with_its_name(
+    small: Path, tmp_path: Path, world: Callable[..., Any], commit_by: Callable[..., Any]
+) -> None:
+    tensors = {f"w{i}": os.urandom(600_000) for i in range(3)}
+    results = world(3, lambda exchange: commit_by(exchange, small, 10, tensors))
+    assert {result.committed for result in results} == {False}
+    assert len({result.message for result in results}) == 1
+    assert "No space left" in results[0].message
+    assert results[0].message.startswith("rank ")
+    assert names(small) == set()
+    assert all(r.committed for r in world(3, lambda exchange: commit_by(exchange, tmp_path / "roomy", 10, tensors)))
+
+
+def test_a_read_only_folder_fails_the_save_and_the_old_commit_can_be_read(
+    small: Path, commit: Callable[..., Any]
+) -> None:
+    assert commit(small, 10, {"w": b"x"}).committed
+    subprocess.run(["mount", "-o", "remount,ro", small], check=True)
+    result = commit(small, 20, {"w": b"y"})
+    assert not result.committed
+    assert "Read-only file system" in result.message
+    assert newest(small) == 10
+
+
+def test_damage_on_a_read_only_folder_is_passed_by_where_it_lies(small: Path, commit: Callable[..., Any]) -> None:
+    commit(small, 10, {"w": b"x"})
+    commit(small, 20, {"w": b"y"})
+    shard = small / "step-20.g1.a1" / "rank-0.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    subprocess.run(["mount", "-o", "remount,ro", small], check=True)
+    found = restore(small, Alone(), job_uid="job-1")
+    assert found.step == 10
+    assert [bad.path for bad in found.quarantined] == ["step-20.g1.a1"]
+    assert shard.exists()
+
+
+def test_without_a_claim_there_is_an_error_that_says_the_mend(small: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", small], check=True)
+    claim = Claim(pair=Pair(1, 1), job_uid="job-1", publication="p1", from_step=0)
+    with pytest.raises(ClaimError, match="give a checkpoint folder that this process may write"):
+        write_claim(small, claim)
+    assert list_claims(small) == ()
