@@ -80,6 +80,7 @@ def _with_lost_member(known: Membership) -> Membership:
 
 class _Running:
     pid = 31
+    alive = True
 
 
 def rank() -> Rank:

@@ -225,8 +225,7 @@ class LocalRanks:
         if failure is not None:
             reported = end.rank in self._reported and failure.priority >= Priority.EXCEPTION
             if pair == self.supervisor.pair and not reported:
-                self._reported.add(end.rank)
-                self._feed(RankFailed(pair=pair, failure=failure))
+                self._tell(end.rank, pair, failure)
             return
         self._check_quiesced(pair)
         ranks = self.supervisor.ranks
@@ -250,8 +249,13 @@ class LocalRanks:
 
     def _fail(self, rank: Rank, failure: Failure) -> None:
         if rank.place.rank not in self._reported:
-            self._reported.add(rank.place.rank)
-            self._feed(RankFailed(pair=rank.pair, failure=failure))
+            self._tell(rank.place.rank, rank.pair, failure)
+
+    def _tell(self, rank: int, pair: Pair, failure: Failure) -> None:
+        self._reported.add(rank)
+        fields = {"cause": failure.cause, "reason": failure.reason, "rank": rank}
+        _log.warning("%s", failure.message, extra={"fields": fields})
+        self._feed(RankFailed(pair=pair, failure=failure))
 
     def _check_quiesced(self, pair: Pair) -> None:
         wished = any(wish.type == "quiesce" and wish.pair == pair for wish in self._wishes)

@@ -50,7 +50,7 @@ def status(
         "world": _world(state.world),
         "phase": str(state.phase),
         "message": state.message,
-        "ranks": [rank.to_status() for rank in ranks if not rank.ended],
+        "ranks": [rank.to_status() for rank in ranks if rank.alive],
         **_progress(progress),
         "highestClaim": _highest_claim(state, progress),
         "foreignClaims": [claim.to_json() for claim in state.foreign],

@@ -66,6 +66,11 @@ class Rank:
         """The process id, 0 before the start."""
         return 0 if self.process is None else self.process.pid
 
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self.process is not None and self.process.alive
+
     def to_status(self) -> dict[str, Any]:
         """Wire form in `status.json`."""
         return {
@@ -109,7 +114,7 @@ class Supervisor:
     @property
     def pids(self) -> frozenset[int]:
         """Processes that are not reaped yet."""
-        return frozenset(rank.pid for rank in self._ranks if rank.process is not None and rank.process.alive)
+        return frozenset(rank.pid for rank in self._ranks if rank.alive)
 
     def start(self, world: World, master: Master, membership: Membership) -> None:
         """Start the ranks of a world; no older ones are left."""
