@@ -76,7 +76,13 @@ def test_a_later_and_other_notice_is_passed_on_too(run_dir: Path):
     assert [known.id for known in Ledger(run_dir).notices()] == ["aws-rebalance-1", "aws-spot-2"]
 
 
-def test_a_waiting_request_that_cannot_be_read_does_not_stop_the_notice(run_dir: Path, tmp_path: Path):
+def test_a_waiting_request_that_cannot_be_read_is_left_by_a_mere_checkpoint(run_dir: Path, tmp_path: Path):
+    (run_dir / "emergency_checkpoint").symlink_to(tmp_path / "elsewhere")
+    assert Ledger(run_dir).pass_on(notice(action="rebalance"))
+    assert (run_dir / "emergency_checkpoint").is_symlink()
+
+
+def test_a_waiting_request_that_cannot_be_read_does_not_stop_a_drain(run_dir: Path, tmp_path: Path):
     (run_dir / "emergency_checkpoint").symlink_to(tmp_path / "elsewhere")
     assert Ledger(run_dir).pass_on(notice())
     assert touch(run_dir)["id"] == "aws-spot-1"

@@ -50,12 +50,12 @@ def merge_requests(existing: bytes, new: Document) -> Merge:
         return Merge(request=new, reason=f"what was there cannot be read ({error})")
     if old.get("id") == new["id"]:
         return Merge(request=old, reason="the same request is there")
-    keeps_old = bool(old.get("drain")) or not new["drain"]
+    keeps_old = old.get("drain") is True or not new["drain"]
     kept, other = (old, new) if keeps_old else (new, old)
     deadlines = [text for request in (old, new) if (text := _deadline(request)) is not None]
     request = {
         **kept,
-        "drain": bool(old.get("drain")) or bool(new["drain"]),
+        "drain": old.get("drain") is True or new["drain"],
         "deadline": min(deadlines, key=parse_time),
         "supersedes": [*_names(kept.get("supersedes")), *_names(other.get("supersedes")), *_names([other.get("id")])],
     }
@@ -108,23 +108,26 @@ class Ledger:
 
     def _request(self, notice: Notice) -> None:
         request = notice.as_request()
-        for _ in range(3):
-            if create_atomically(self._touch, dump_document(request)):
-                break
-            if (existing := self._waiting()) is not None:
+        _log.warning("%s: %s (%s), deadline %s", notice.source, notice.reason, notice.id, notice.deadline.isoformat())
+        while not create_atomically(self._touch, dump_document(request)):
+            try:
+                existing = read_small(self._touch)
+            except (ContractError, OSError) as error:
+                self._replace_unread(request, str(error))
+                return
+            if existing is not None:  # else the launcher took it just now
                 merge = merge_requests(existing, request)
                 write_atomically(self._touch, dump_document(merge.request))
                 _log.warning("an emergency checkpoint was already requested: %s", merge.reason)
-                break
-        _log.warning("%s: %s (%s), deadline %s", notice.source, notice.reason, notice.id, notice.deadline.isoformat())
+                return
 
-    def _waiting(self) -> bytes | None:
-        """The request that waits. One that cannot be read, being another user's, counts as made by hand."""
-        try:
-            return read_small(self._touch)
-        except (ContractError, OSError) as error:
-            _log.warning("the waiting %s cannot be read: %s", self._touch.name, error)
-            return b""
+    def _replace_unread(self, request: Document, why: str) -> None:
+        """A request of another user's waits, which the launcher may be able to read: only a drain may replace it,
+        as it asks for all that any request can ask for."""
+        outcome = "replaced by a drain" if request["drain"] else "left, as it asks for a checkpoint too"
+        _log.warning("the waiting %s cannot be read (%s): %s", self._touch.name, why, outcome)
+        if request["drain"]:
+            write_atomically(self._touch, dump_document(request))
 
     def _traces(self) -> set[str]:
         """Ids that the touch-file, its acknowledgement or the launcher's status already name."""
