@@ -58,6 +58,13 @@ def test_an_archive_names_its_layers_by_digest(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+def test_the_trainers_python_is_found_even_if_the_checkout_lies_below_tmp() -> None:
+    """A pod mounts an empty folder at /tmp, which hides every link there."""
+    folders = images.plan_of("trainer").settings.environment["PATH"].split(":")
+    assert "/opt/host/venv/bin" in folders
+    assert not any(folder.startswith("/tmp") for folder in folders)
+
+
 @pytest.mark.parametrize("name", ["operator", "sidecar", "trainer"])
 def test_no_image_of_ours_runs_as_root(name: str) -> None:
     assert images.plan_of(name).settings.user == "65532:65532"

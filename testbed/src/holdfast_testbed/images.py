@@ -14,7 +14,7 @@ from pathlib import Path
 
 from holdfast_testbed import pythonlayer, runtime
 from holdfast_testbed.archive import ImageSettings, Layer, write_archive
-from holdfast_testbed.constants import IMAGES, NONROOT, PAUSE_IMAGE
+from holdfast_testbed.constants import IMAGES, NONROOT, PAUSE_IMAGE, RUNTIME_MOUNT
 from holdfast_testbed.errors import TestbedError
 from holdfast_testbed.locks import locked
 from holdfast_testbed.programs import program
@@ -202,7 +202,7 @@ def _trainer() -> ImagePlan:
             command=["holdfast", "--help"],
             user=f"{NONROOT}:{NONROOT}",
             environment={
-                "PATH": f"/opt/holdfast/bin:{settings().venv}/bin:/usr/bin:/bin",
+                "PATH": f"/opt/holdfast/bin:{RUNTIME_MOUNT}/venv/bin:/usr/bin:/bin",
                 "PYTHONPATH": _SOURCE,
                 "PYTHONDONTWRITEBYTECODE": "1",
                 "PYTHONUNBUFFERED": "1",
