@@ -13,7 +13,7 @@ from typing import Any
 
 from holdfast_operator import constants as c
 from holdfast_operator.api import Job, Json, Pair, parse_pair, parse_time, trainer_container
-from holdfast_operator.status import Status
+from holdfast_operator.status import Checkpoint, Status
 
 _EMPTY: Mapping[str, Any] = {}
 
@@ -132,6 +132,31 @@ class World:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Told:
+    """An incident in a launcher's words."""
+
+    pair: Pair
+    cause: str
+    action: str
+    reason: str
+    message: str
+    pod: str | None
+    rank: int | None
+    node: str | None
+    detected: datetime | None
+    resumed: datetime | None
+    lost_steps: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quarantined:
+    """A checkpoint that was damaged and set aside."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """The newest report of one pod."""
 
@@ -149,13 +174,13 @@ class Report:
     message: str = ""
     committed_step: int | None = None
     committed_at: datetime | None = None
-    checkpoints: Json = field(default_factory=dict, hash=False)
+    checkpoints: tuple[Checkpoint, ...] = ()
     highest_claim: Json | None = field(default=None, hash=False)
     foreign_claims: tuple[Json, ...] = field(default=(), hash=False)
-    quarantined: tuple[Json, ...] = field(default=(), hash=False)
+    quarantined: tuple[Quarantined, ...] = ()
     loss: float | None = None
     throughput: float | None = None
-    incidents: tuple[Json, ...] = field(default=(), hash=False)
+    incidents: tuple[Told, ...] = ()
     notices: tuple[Notice, ...] = ()
     lost_members: tuple[str, ...] = ()
     exit: Exit | None = None
@@ -352,7 +377,7 @@ def parse_report(body: Json, received_at: datetime) -> Report | None:
     pod, launcher = _part(body, "pod"), body.get("launcher")
     if body.get("version") != c.PROTOCOL_VERSION or not pod.get("uid"):
         return None
-    notices = list(body.get("notices") or ())
+    notices = _objects(body.get("notices"))
     base = Report(
         pod_uid=str(pod["uid"]),
         received_at=received_at,
@@ -361,20 +386,24 @@ def parse_report(body: Json, received_at: datetime) -> Report | None:
     )
     if not isinstance(launcher, Mapping) or launcher.get("version") != c.PROTOCOL_VERSION:
         return base
-    return _with_launcher(base, launcher)
+    try:
+        return _with_launcher(base, launcher)
+    except (TypeError, ValueError, AttributeError, KeyError):
+        # Agents are other programs of other versions: what cannot be read is as if it had not been said.
+        return base
 
 
 def _with_launcher(base: Report, launcher: Json) -> Report:
     ports = _part(launcher, "ports")
-    seen = {notice.id: notice for notice in (*base.notices, *map(_notice, launcher.get("notices") or ()))}
+    seen = {notice.id: notice for notice in (*base.notices, *map(_notice, _objects(launcher.get("notices"))))}
     return Report(
         pod_uid=base.pod_uid,
         received_at=base.received_at,
         has_launcher=True,
         silent_seconds=base.silent_seconds,
         ready=launcher.get("ready") is True,
-        store=int(ports.get("store") or c.PORT_STORE),
-        control=int(ports.get("control") or c.PORT_CONTROL),
+        store=_int(ports.get("store")) or c.PORT_STORE,
+        control=_int(ports.get("control")) or c.PORT_CONTROL,
         accepted=parse_pair(launcher.get("accepted")),
         started=parse_pair(launcher.get("started")),
         world=_world(launcher.get("world")),
@@ -382,17 +411,66 @@ def _with_launcher(base: Report, launcher: Json) -> Report:
         message=str(launcher.get("message") or ""),
         committed_step=_int(launcher.get("committedStep")),
         committed_at=parse_time(launcher.get("committedAt")),
-        checkpoints=_part(launcher, "checkpoints"),
-        highest_claim=launcher.get("highestClaim") if isinstance(launcher.get("highestClaim"), Mapping) else None,
-        foreign_claims=_objects(launcher.get("foreignClaims")),
-        quarantined=_objects(launcher.get("quarantined")),
+        checkpoints=_checkpoints(_part(launcher, "checkpoints")),
+        highest_claim=_claim(launcher.get("highestClaim")),
+        foreign_claims=tuple(filter(None, map(_claim, _objects(launcher.get("foreignClaims"))))),
+        quarantined=tuple(
+            Quarantined(path=str(item["path"]), reason=str(item.get("reason") or ""))
+            for item in _objects(launcher.get("quarantined"))
+            if item.get("path")
+        ),
         loss=_float(launcher.get("loss")),
         throughput=_float(launcher.get("throughput")),
-        incidents=_objects(launcher.get("incidents")),
+        incidents=tuple(filter(None, map(_told, _objects(launcher.get("incidents"))))),
         notices=tuple(seen.values()),
         lost_members=tuple(str(item.get("podUID", "")) for item in _objects(launcher.get("lostMembers"))),
         exit=_launcher_exit(launcher.get("exit")),
     )
+
+
+def _told(value: Json) -> Told | None:
+    pair = parse_pair(value)
+    if pair is None:
+        return None
+    return Told(
+        pair=pair,
+        cause=str(value.get("cause") or ""),
+        action=str(value.get("action") or ""),
+        reason=str(value.get("reason") or ""),
+        message=str(value.get("message") or ""),
+        pod=_text(value.get("pod")),
+        rank=_int(value.get("rank")),
+        node=_text(value.get("node")),
+        detected=parse_time(value.get("detectedTime")),
+        resumed=parse_time(value.get("resumedTime")),
+        lost_steps=_int(value.get("lostSteps")),
+    )
+
+
+def _checkpoints(tiers: Json) -> tuple[Checkpoint, ...]:
+    found = []
+    for tier, value in tiers.items():
+        pair = parse_pair(value)
+        time, step = (parse_time(value.get("time")), _int(value.get("step"))) if pair else (None, None)
+        if pair is not None and time is not None and step is not None:
+            found.append(Checkpoint(step=step, pair=pair, tier=str(tier), time=time))
+    return tuple(found)
+
+
+def _claim(value: Any) -> Json | None:
+    """A claim with exactly the contract's fields."""
+    pair = parse_pair(value)
+    if pair is None:
+        return None
+    from_pair = parse_pair(value.get("fromPair"))
+    return {
+        "version": c.PROTOCOL_VERSION,
+        "jobUID": str(value.get("jobUID") or ""),
+        "publication": str(value.get("publication") or ""),
+        **pair.to_json(),
+        "fromStep": _int(value.get("fromStep")) or 0,
+        "fromPair": from_pair.to_json() if from_pair else None,
+    }
 
 
 def _world(value: Any) -> World | None:
@@ -444,6 +522,10 @@ def _int(value: Any) -> int | None:
 
 def _float(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _number(value: Any) -> int:

@@ -12,8 +12,9 @@ from datetime import datetime, timedelta
 
 from holdfast_operator import constants as c
 from holdfast_operator.actions import Recovered
-from holdfast_operator.api import Json, Pair, parse_pair, parse_time
+from holdfast_operator.api import Pair
 from holdfast_operator.policies.draft import Draft
+from holdfast_operator.seen import Told
 from holdfast_operator.status import Count, Incident, Phase, Worker, reason_word, say
 
 
@@ -26,36 +27,33 @@ def apply(draft: Draft) -> Draft:
     return _resumed(_windows(draft))
 
 
-def _told(draft: Draft) -> list[Json]:
-    found = [told for report in draft.seen.reports for told in report.incidents if parse_pair(told)]
-    return sorted(found, key=lambda told: (told["generation"], told["attempt"]))
+def _told(draft: Draft) -> list[Told]:
+    found = [told for report in draft.seen.reports for told in report.incidents]
+    return sorted(found, key=lambda told: told.pair)
 
 
-def _take(draft: Draft, told: Json) -> Draft:
-    pair = parse_pair(told)
-    if pair is None or _forgotten(draft, pair):
+def _take(draft: Draft, told: Told) -> Draft:
+    if _forgotten(draft, told.pair):
         return draft
-    known = next((incident for incident in draft.status.incidents if incident.pair == pair), None)
+    known = next((incident for incident in draft.status.incidents if incident.pair == told.pair), None)
     if known is not None:
         return _completed(draft, known, told)
-    incident = _as_told(draft, pair, told)
-    draft = _record(draft, incident)
+    draft = _record(draft, _as_told(draft, told))
     return _completed(draft, draft.status.incidents[-1], told)
 
 
-def _as_told(draft: Draft, pair: Pair, told: Json) -> Incident:
-    cause = str(told.get("cause") or "")
+def _as_told(draft: Draft, told: Told) -> Incident:
     incident = Incident(
         number=0,
-        pair=pair,
-        cause=cause if cause in c.CAUSES else c.CAUSE_INFRASTRUCTURE,
-        action=str(told.get("action") or "Restart"),
-        reason=reason_word(str(told.get("reason") or "Unknown")),
-        message=say(str(told.get("message") or "")),
-        pod=told.get("pod"),
-        rank=told.get("rank"),
-        node=told.get("node"),
-        detected=parse_time(told.get("detectedTime")) or draft.now,
+        pair=told.pair,
+        cause=told.cause if told.cause in c.CAUSES else c.CAUSE_INFRASTRUCTURE,
+        action=told.action or "Restart",
+        reason=reason_word(told.reason),
+        message=say(told.message),
+        pod=told.pod,
+        rank=told.rank,
+        node=told.node,
+        detected=told.detected or draft.now,
     )
     return _corrected(draft, incident)
 
@@ -76,15 +74,14 @@ def _worker_of(draft: Draft, incident: Incident) -> Worker | None:
     return next((worker for worker in draft.status.workers if f"{job}-w{worker.incarnation}" == incident.pod), None)
 
 
-def _completed(draft: Draft, known: Incident, told: Json) -> Draft:
+def _completed(draft: Draft, known: Incident, told: Told) -> Draft:
     """Take what was not known before; what is recorded stays."""
-    lost = told.get("lostSteps")
     changed = replace(
         known,
-        resumed=known.resumed or parse_time(told.get("resumedTime")),
-        lost_steps=known.lost_steps if known.lost_steps is not None else (lost if isinstance(lost, int) else None),
-        rank=known.rank if known.rank is not None else told.get("rank"),
-        node=known.node or told.get("node"),
+        resumed=known.resumed or told.resumed,
+        lost_steps=known.lost_steps if known.lost_steps is not None else told.lost_steps,
+        rank=known.rank if known.rank is not None else told.rank,
+        node=known.node or told.node,
     )
     return _replaced(draft, known, changed)
 
@@ -211,9 +208,7 @@ def _resumed(draft: Draft) -> Draft:
 
     Where a launcher still tells of the incident, it tells of the end as well, and of the steps lost.
     """
-    told = {
-        parse_pair(item) for report in draft.seen.reports if report.fresh(draft.now) for item in report.incidents
-    }
+    told = {item.pair for report in draft.seen.reports if report.fresh(draft.now) for item in report.incidents}
     for incident in draft.status.incidents:
         if incident.resumed is not None:
             continue

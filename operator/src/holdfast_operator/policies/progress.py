@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from holdfast_operator import constants as c
-from holdfast_operator.api import parse_pair, parse_time
 from holdfast_operator.policies.draft import Draft
 from holdfast_operator.seen import Report
-from holdfast_operator.status import Checkpoint, Progress
+from holdfast_operator.status import Progress
 
 
 def apply(draft: Draft) -> Draft:
@@ -37,11 +36,7 @@ def newest_report(draft: Draft) -> Report | None:
 
 def _checkpoint(draft: Draft) -> Draft:
     found = [draft.status.last_checkpoint] if draft.status.last_checkpoint else []
-    for report in draft.seen.reports:
-        for tier, value in report.checkpoints.items():
-            pair, time = parse_pair(value), parse_time(value.get("time") if hasattr(value, "get") else None)
-            if pair is not None and time is not None:
-                found.append(Checkpoint(step=int(value.get("step") or 0), pair=pair, tier=str(tier), time=time))
+    found += [checkpoint for report in draft.seen.reports for checkpoint in report.checkpoints]
     newest = max(found, key=lambda item: (item.pair, item.step), default=None)
     return draft if newest == draft.status.last_checkpoint else draft.but(last_checkpoint=newest)
 
@@ -51,9 +46,8 @@ def _quarantined(draft: Draft) -> Draft:
     known = draft.status.quarantined
     for report in draft.seen.reports:
         for item in report.quarantined:
-            path = str(item.get("path") or "")
-            if path and path not in known:
-                known = (*known, path)[-c.QUARANTINED_KEPT :]
-                told = f"checkpoint {path} is damaged and was set aside: {item.get('reason') or ''}"
+            if item.path not in known:
+                known = (*known, item.path)[-c.QUARANTINED_KEPT :]
+                told = f"checkpoint {item.path} is damaged and was set aside: {item.reason}"
                 draft = draft.tell("CheckpointQuarantined", told, warning=True)
     return draft.but(quarantined=known)

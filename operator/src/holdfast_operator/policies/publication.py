@@ -77,7 +77,7 @@ def _restarts(draft: Draft) -> dict[str, int]:
 
 def _acknowledged(draft: Draft) -> tuple[Pair, ...]:
     """Recorded for good: with the steps lost, or no longer told, or told so long that nothing more will come."""
-    told = {pair for report in draft.seen.reports for incident in report.incidents if (pair := parse_pair(incident))}
+    told = {incident.pair for report in draft.seen.reports for incident in report.incidents}
     known = {incident.pair: incident for incident in draft.status.incidents}
     done = {pair for pair, incident in known.items() if pair.attempt > 0 and _closed(draft.now, incident, told)}
     full = len(known) >= c.MAX_INCIDENTS

@@ -1,0 +1,505 @@
+"""A small cluster without processes or clocks: it applies plans, places pods, and lets launchers form worlds.
+
+Everything goes through the same JSON as on a real cluster, so that parsing is tested with it. The launchers here
+follow the rules of docs/reference/protocol.md as far as an operator can see them.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast_operator import constants as c
+from holdfast_operator.act import merge_patch, without_nulls
+from holdfast_operator.actions import ApplyChildren, CreatePod, DeletePod, LabelPod, LiftGate, Plan, Publish
+from holdfast_operator.api import format_seconds, format_time, parse_job
+from holdfast_operator.decide import decide
+from holdfast_operator.seen import Observed, Platform, Refusal, Rival, Usage, parse_node, parse_pod, parse_report
+from holdfast_operator.status import Status
+
+Body = dict[str, Any]
+
+START = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
+PLATFORM = Platform(sidecar_image="holdfast/sidecar:dev", agents_url="https://operator:8443", ca_bundle="PEM")
+CONTRACT = Path(__file__).parents[1] / "contract"
+LEASE_SECONDS = 20
+
+
+def job_body(name: str = "gpt", *, replicas: int = 3, minimum: int = 2, **spec: Any) -> Body:
+    """A job as the API server returns it."""
+    return {
+        "apiVersion": "holdfast.dev/v1alpha1",
+        "kind": "FaultTolerantJob",
+        "metadata": {
+            "name": name,
+            "namespace": "ml",
+            "uid": f"job-{name}",
+            "generation": 1,
+            "resourceVersion": "1",
+            "creationTimestamp": format_seconds(START),
+        },
+        "spec": {
+            "workers": {
+                "replicas": replicas,
+                "template": {
+                    "spec": {
+                        "containers": [
+                            {
+                                "name": "trainer",
+                                "image": "train:1",
+                                "command": ["holdfast", "run", "--", "python", "train.py"],
+                                "resources": {"requests": {"cpu": "1"}},
+                            }
+                        ]
+                    }
+                },
+            },
+            "elasticity": {"minReplicas": minimum, "onFailure": "Shrink"},
+            "checkpoint": {"volume": {"claimName": "checkpoints"}, "interval": 50},
+            **spec,
+        },
+    }
+
+
+def node_body(name: str, *, cpu: str = "2", ready: bool = True) -> Body:
+    """A node as the API server returns it."""
+    return {
+        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
+        "spec": {},
+        "status": {
+            "conditions": [{"type": "Ready", "status": "True" if ready else "Unknown"}],
+            "allocatable": {"cpu": cpu, "memory": "8Gi", "pods": "110"},
+            "nodeInfo": {"bootID": f"boot-{name}-1"},
+        },
+    }
+
+
+class Sim:
+    """One job on some nodes."""
+
+    def __init__(self, body: Body | None = None, *, nodes: int = 4) -> None:
+        self.now = START
+        self.body = body or job_body()
+        self.nodes = {f"node-{n}": node_body(f"node-{n}") for n in range(1, nodes + 1)}
+        self.leases = dict.fromkeys(self.nodes, START)
+        self.pods: dict[str, Body] = {}
+        self.graves: dict[str, Body] = {}
+        self.heard: dict[str, tuple[datetime, Body]] = {}
+        self.started_at = START - timedelta(hours=1)
+        self.applied, self.published = "", -1
+        self.refusal: Refusal | None = None
+        self.rivals: tuple[Rival, ...] = ()
+        self.document: Body | None = None
+        self.documents: dict[int, Body] = {}
+        self.world: Body | None = None
+        self.highest: dict[int, int] = {}
+        self.incidents: dict[tuple[int, int], Body] = {}
+        self.step = 0
+        self.unplaceable = False
+        self.uids = 0
+        self.nonces = 0
+        self.events: list[tuple[str, str]] = []
+        self.counted: list[str] = []
+        self.created_names: list[str] = []
+        self.complete_at: int | None = None
+
+    # What tests ask
+
+    @property
+    def status(self) -> Status:
+        return Status.from_json(self.body.get("status") or {})
+
+    def names(self) -> list[str]:
+        """Pods that exist."""
+        return sorted(body["metadata"]["name"] for body in self.pods.values())
+
+    def running(self) -> list[str]:
+        """Pods whose launcher runs and is heard."""
+        return sorted(self.pods[uid]["metadata"]["name"] for uid in self.pods if self._alive(uid))
+
+    def uid(self, name: str) -> str:
+        return next(uid for uid, body in self.pods.items() if body["metadata"]["name"] == name)
+
+    def node_of(self, name: str) -> str:
+        return str(self.pods[self.uid(name)]["spec"]["nodeName"])
+
+    def world_names(self) -> list[str]:
+        known = {**self.graves, **self.pods}
+        return sorted(known[uid]["metadata"]["name"] for uid in self.world["members"]) if self.world else []
+
+    # The operator
+
+    def observe(self) -> Observed:
+        job = parse_job(self.body)
+        views = [parse_pod(body) for body in self.pods.values()]
+        views += [parse_pod(body, absent=True) for body in self.graves.values()]
+        reports = tuple(filter(None, (parse_report(body, at) for at, body in self.heard.values())))
+        self.nonces += 1
+        return Observed(
+            job=job,
+            status=Status.from_json(job.raw_status),
+            platform=PLATFORM,
+            job_key="ab" * 32,
+            nonce=f"n{self.nonces}",
+            started_at=self.started_at,
+            pods=tuple(views),
+            nodes=tuple(self._node(name) for name in self.nodes),
+            reports=reports,
+            rivals=self.rivals,
+            usage=self._usage(),
+            refusal=self.refusal,
+            applied=self.applied,
+            published=self.published,
+        )
+
+    def _node(self, name: str) -> Any:
+        renewed = format_time(self.leases[name])
+        return parse_node(self.nodes[name], {"spec": {"renewTime": renewed, "leaseDurationSeconds": LEASE_SECONDS}})
+
+    def _usage(self) -> tuple[Usage, ...]:
+        bound = (body for body in self.pods.values() if body["spec"].get("nodeName"))
+        live = (body for body in bound if body["status"]["phase"] not in ("Failed", "Succeeded"))
+        return tuple(Usage(node=body["spec"]["nodeName"], requests=body["spec"]) for body in live)
+
+    def plan(self) -> Plan:
+        return decide(self.observe(), self.now)
+
+    def apply(self, plan: Plan, actions: int | None = None) -> bool:
+        """Write the status, then so many of the actions (all if None). Returns whether anything was done."""
+        patch = merge_patch(self.body.get("status") or {}, without_nulls(plan.status.to_json()))
+        if patch:
+            self.body["status"] = without_nulls(copy.deepcopy(plan.status.to_json()))
+            self.body["metadata"]["resourceVersion"] = str(int(self.body["metadata"]["resourceVersion"]) + 1)
+            self.counted += plan.counted
+            self.events += [(event.reason, event.message) for event in plan.events]
+        todo = plan.actions if actions is None else plan.actions[:actions]
+        done = [self._do(action) for action in todo]
+        return bool(patch) or any(done)
+
+    def settle(self, cut: Callable[[], int | None] = lambda: None) -> None:
+        """Passes until nothing is left to do now. ``cut`` says after how many actions each pass dies (None: never)."""
+        for _ in range(30):
+            plan = self.plan()
+            limit = cut()
+            if not self.apply(plan, limit) and (limit is None or limit >= len(plan.actions)):
+                return
+            if limit is not None and limit < len(plan.actions):
+                self.restart_operator(grace=True)
+        raise AssertionError(f"passes do not come to rest: {self.plan()}")
+
+    def _do(self, action: Any) -> bool:
+        match action:
+            case ApplyChildren():
+                self.applied = action.digest
+            case Publish():
+                self._publish(action)
+            case CreatePod():
+                return self._create(action)
+            case LiftGate():
+                return self._change(action.uid, lambda body: body["spec"].pop("schedulingGates", None) is not None)
+            case LabelPod():
+                labels = {c.LABEL_INDEX: action.index}
+                return self._change(action.uid, lambda body: bool(body["metadata"]["labels"].update(labels) or True))
+            case DeletePod():
+                return self.delete(action.uid)
+        return True
+
+    def _publish(self, action: Publish) -> None:
+        document = json.loads(json.dumps(action.document))
+        before = self.documents.get(document["generation"])
+        if before is not None:
+            assert before["publication"] == document["publication"], "a generation was published twice"
+            assert before["members"] == document["members"], "a generation changed its members"
+        self.documents[document["generation"]] = document
+        self.document, self.published = document, action.revision
+
+    def _create(self, action: CreatePod) -> bool:
+        if action.name in self.names():
+            return False
+        assert action.name not in self.created_names, f"the name {action.name} is used twice"
+        self.created_names.append(action.name)
+        self.uids += 1
+        body = copy.deepcopy(dict(action.manifest))
+        body["metadata"] |= {"uid": f"uid-{action.name}", "creationTimestamp": format_seconds(self.now)}
+        body["status"] = {"phase": "Pending"}
+        self.pods[body["metadata"]["uid"]] = body
+        return True
+
+    def _change(self, uid: str, change: Callable[[Body], bool]) -> bool:
+        return uid in self.pods and change(self.pods[uid])
+
+    def restart_operator(self, *, grace: bool = False) -> None:
+        """Everything in memory is lost; agents report again within seconds."""
+        self.applied, self.published, self.refusal = "", -1, None
+        self.heard = {}
+        self.started_at = self.now if grace else self.started_at
+
+    # The cluster and the launchers
+
+    def tick(self, seconds: float = 1.0, cut: Callable[[], int | None] = lambda: None) -> None:
+        """Some time passes."""
+        self.now += timedelta(seconds=seconds)
+        for name in self.nodes:
+            if self._node_up(name):
+                self.leases[name] = self.now
+        self._kubelets()
+        self._schedule()
+        self._launchers()
+        self._report()
+        self.settle(cut)
+
+    def run(self, seconds: float, *, until: Callable[[], bool] | None = None, step: float = 1.0) -> None:
+        """Time passes, all of it or until the condition holds; it must, if one is given."""
+        for _ in range(int(seconds / step)):
+            if until is not None and until():
+                return
+            self.tick(step)
+        assert until is None or until(), f"not within {seconds} s: {self.status.status}: {self.plan().message}"
+
+    def _node_up(self, name: str) -> bool:
+        return bool(self.nodes[name]["status"]["conditions"][0]["status"] == "True") and not self.nodes[name].get(
+            "cut"
+        )
+
+    def _kubelets(self) -> None:
+        for uid, body in list(self.pods.items()):
+            node = body["spec"].get("nodeName")
+            up = node is None or (node in self.nodes and self._node_up(node))
+            if body["metadata"].get("deletionTimestamp") and up:
+                if body["status"]["phase"] == "Running":
+                    self._end(body, 75)
+                self.graves[uid] = self.pods.pop(uid)
+            elif up and node and body["status"]["phase"] == "Pending":
+                body["status"] = {"phase": "Running", "podIP": f"10.0.0.{len(self.created_names)}"}
+
+    def _schedule(self) -> None:
+        taken: dict[str, int] = {}
+        for body in self.pods.values():
+            if body["spec"].get("nodeName") and body["status"]["phase"] not in ("Failed", "Succeeded"):
+                taken[body["spec"]["nodeName"]] = taken.get(body["spec"]["nodeName"], 0) + 1
+        for body in sorted(self.pods.values(), key=lambda body: str(body["metadata"]["name"])):
+            if body["spec"].get("nodeName") or body["spec"].get("schedulingGates") or self.unplaceable:
+                continue
+            avoid = _avoided(body)
+            usable = [name for name in self.nodes if self._node_up(name) and name not in avoid]
+            free = [
+                name for name in usable if taken.get(name, 0) < int(self.nodes[name]["status"]["allocatable"]["cpu"])
+            ]
+            if free and not body["metadata"].get("deletionTimestamp"):
+                node = min(free, key=lambda name: (taken.get(name, 0), name))
+                body["spec"]["nodeName"] = node
+                taken[node] = taken.get(node, 0) + 1
+
+    def _alive(self, uid: str) -> bool:
+        body = self.pods.get(uid)
+        if body is None or body["status"]["phase"] != "Running":
+            return False
+        node = body["spec"].get("nodeName")
+        return node in self.nodes and self._node_up(node)
+
+    def _launchers(self) -> None:
+        """What launchers do together, as far as the operator can see it."""
+        if self.world is not None and not all(map(self._alive, self.world["members"])):
+            self._world_ends("Infrastructure", "PeerLost")
+        if self.document is None:
+            return
+        generation = self.document["generation"]
+        if self.world is not None and self.world["generation"] == generation:
+            self.step += 1
+            self._completion()
+            return
+        members = [member["podUID"] for member in self.document["members"]]
+        drained = set(self.document["directives"]["drain"])
+        live = [uid for uid in members if self._alive(uid) and uid not in drained]
+        if self._may_start(members, live):
+            attempt = self.highest.get(generation, 0) + 1
+            self.highest[generation] = attempt
+            self.world = {
+                "generation": generation,
+                "attempt": attempt,
+                "publication": self.document["publication"],
+                "members": live,
+                "coordinator": live[0],
+            }
+            for incident in self.incidents.values():
+                incident["resumedTime"] = incident["resumedTime"] or format_time(self.now)
+                incident["lostSteps"] = incident["lostSteps"] or 0
+
+    def _completion(self) -> None:
+        if self.complete_at is not None and self.step >= self.complete_at and self.world is not None:
+            for uid in self.world["members"]:
+                self._end(self.pods[uid], 0)
+            self.world = None
+
+    def _may_start(self, members: list[str], live: list[str]) -> bool:
+        settings = self.document["settings"] if self.document else {}
+        gone = set(self.document["gone"]) if self.document else set()
+        if 2 * len(live) <= len(members) or len(live) < settings["minReplicas"]:
+            return False
+        if settings["onFailure"] != "Shrink" and len(live) < len(members):
+            return False
+        for previous in self.document["previous"] if self.document else ():
+            left = set(previous["members"]) - set(live) - gone
+            if 2 * len(left) > len(previous["members"]):
+                return False
+        return True
+
+    def _world_ends(self, cause: str, reason: str) -> None:
+        if self.world is None:
+            return
+        world, self.world = self.world, None
+        dead = next((uid for uid in world["members"] if not self._alive(uid)), world["members"][0])
+        body = self.pods.get(dead) or self.graves.get(dead)
+        if not any(map(self._alive, world["members"])):
+            return
+        self.incidents[world["generation"], world["attempt"]] = {
+            "generation": world["generation"],
+            "attempt": world["attempt"],
+            "cause": cause,
+            "action": "Shrink",
+            "reason": reason,
+            "message": "a peer was lost",
+            "pod": body["metadata"]["name"] if body else None,
+            "rank": 0,
+            "node": None,
+            "detectedTime": format_time(self.now),
+            "resumedTime": None,
+            "lostSteps": None,
+        }
+
+    def _report(self) -> None:
+        acknowledged = self.document["acknowledged"] if self.document else []
+        done = {(pair["generation"], pair["attempt"]) for pair in acknowledged}
+        for uid, body in self.pods.items():
+            if self._alive(uid):
+                self.heard[uid] = (self.now, self._report_of(uid, body, done))
+
+    def _report_of(self, uid: str, body: Body, done: set[tuple[int, int]]) -> Body:
+        report: Body = json.loads((CONTRACT / "report.json").read_text())
+        name, node = body["metadata"]["name"], body["spec"]["nodeName"]
+        report["pod"] |= {"uid": uid, "name": name, "node": node, "namespace": "ml"}
+        report["notices"] = body.get("notices", [])
+        world = self.world if self.world and uid in self.world["members"] else None
+        pair = {key: world[key] for key in ("generation", "attempt")} if world else None
+        members = [member["podUID"] for member in self.document["members"]] if self.document else []
+        lost = [other for other in members if not self._alive(other)]
+        report["launcher"] |= {
+            "podUID": uid,
+            "pod": name,
+            "node": node,
+            "accepted": pair,
+            "started": pair,
+            "world": world,
+            "phase": "Running" if world else "Waiting",
+            "message": "",
+            "committedStep": self.step if world else None,
+            "committedAt": format_time(self.now) if world else None,
+            "checkpoints": {},
+            "highestClaim": None,
+            "quarantined": [],
+            "incidents": [incident for key, incident in self.incidents.items() if key not in done],
+            "lostMembers": [{"podUID": other, "since": format_time(self.now), "how": "Silent"} for other in lost],
+            "exit": None,
+        }
+        return report
+
+    # Faults
+
+    def delete(self, uid: str) -> bool:
+        """Ask for a pod's end, as kubectl does."""
+        body = self.pods.get(uid)
+        if body is None or body["metadata"].get("deletionTimestamp"):
+            return False
+        body["metadata"]["deletionTimestamp"] = format_seconds(self.now)
+        return True
+
+    def end(self, name: str, code: int, *, reason: str = "Error", message: str = "") -> None:
+        """The trainer's container ends."""
+        self._end(self.pods[self.uid(name)], code, reason=reason, message=message)
+
+    def _end(self, body: Body, code: int, *, reason: str = "Error", message: str = "") -> None:
+        state = {"terminated": {"exitCode": code, "reason": "Completed" if code == 0 else reason, "message": message}}
+        phase = "Succeeded" if code == 0 else "Failed"
+        statuses = [{"name": "trainer", "state": state}]
+        body["status"] = {"phase": phase, "containerStatuses": statuses, "podIP": body["status"].get("podIP")}
+
+    def kill_node(self, name: str) -> None:
+        """The node falls silent; the API server says so a little later."""
+        self.nodes[name]["cut"] = True
+
+    def node_unready(self, name: str) -> None:
+        self.nodes[name]["status"]["conditions"][0]["status"] = "Unknown"
+
+    def heal_node(self, name: str, *, rebooted: bool) -> None:
+        """The node is back; after a reboot nothing of before runs on it."""
+        self.nodes[name].pop("cut", None)
+        self.nodes[name]["status"]["conditions"][0]["status"] = "True"
+        if rebooted:
+            self.nodes[name]["status"]["nodeInfo"]["bootID"] += "x"
+            for body in self.pods.values():
+                if body["spec"].get("nodeName") == name and body["status"]["phase"] == "Running":
+                    self._end(body, 137)
+
+    def notice(self, name: str) -> None:
+        """The pod's sidecar saw a spot notice."""
+        self.pods[self.uid(name)]["notices"] = [
+            {
+                "id": "n1",
+                "reason": "spot",
+                "source": "AWS",
+                "action": "terminate",
+                "deadline": None,
+                "observedAt": None,
+            }
+        ]
+
+    def force_gone(self, name: str) -> None:
+        """Deleted by force: the object goes at once, and its process with it."""
+        uid = self.uid(name)
+        self.graves[uid] = self.pods.pop(uid)
+
+
+def _avoided(body: Body) -> set[str]:
+    affinity = body["spec"].get("affinity", {}).get("nodeAffinity", {})
+    terms = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms", [])
+    return {node for term in terms for field in term.get("matchFields", []) for node in field["values"]}
+
+
+@pytest.fixture
+def sim() -> Sim:
+    """Three workers on four nodes, nothing done yet."""
+    return Sim()
+
+
+@pytest.fixture
+def make_sim() -> Callable[..., Sim]:
+    """``make_sim(replicas=2, minimum=1, nodes=3, **spec)``."""
+
+    def make(*, nodes: int = 4, **job: Any) -> Sim:
+        return Sim(job_body(**job), nodes=nodes)
+
+    return make
+
+
+@pytest.fixture
+def trained(sim: Sim) -> Sim:
+    """The same, training with three."""
+
+    def trains() -> bool:
+        return sim.status.status == "Training"
+
+    sim.run(60, until=trains)
+    return sim
+
+
+@pytest.fixture
+def observed(sim: Sim) -> Observed:
+    """A new job on a quiet cluster."""
+    return replace(sim.observe())

@@ -1,0 +1,223 @@
+"""One job from its first pass to its end, on the simulated cluster: what is lost, why, and counted as what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+Make = Callable[..., Any]
+
+
+def trains_with(sim: Any, count: int) -> Callable[[], bool]:
+    def condition() -> bool:
+        return len(sim.world_names()) == count and sim.status.ready == f"{count}/3"
+
+    return condition
+
+
+def causes(sim: Any) -> list[str]:
+    return [incident.cause for incident in sim.status.incidents]
+
+
+def test_a_gang_starts_together_and_trains(sim: Any) -> None:
+    sim.settle()
+    assert all(
+        "schedulingGates" in sim.pods[sim.uid(name)]["spec"] or sim.status.gang.lifted_at for name in sim.names()
+    )
+    sim.run(60, until=trains_with(sim, 3))
+    assert sim.names() == ["gpt-w0", "gpt-w1", "gpt-w2"]
+    assert sim.status.membership.generation == 1
+    assert sim.status.membership.active is not None
+    assert sim.status.status == "Training"
+    assert sim.status.restart_count == 0
+
+
+def test_a_deleted_pod_is_replaced_under_a_new_name_and_counts_as_interruption(trained: Any) -> None:
+    trained.delete(trained.uid("gpt-w1"))
+    trained.run(90, until=lambda: "gpt-w3" in trained.world_names())
+    trained.run(30, until=lambda: bool(causes(trained)))
+    assert trained.world_names() == ["gpt-w0", "gpt-w2", "gpt-w3"]
+    assert causes(trained) == ["Interruption"]
+    assert trained.counted == ["Interruption"]
+
+
+def test_a_killed_launcher_counts_as_infrastructure_once(trained: Any) -> None:
+    trained.end("gpt-w1", 137)
+    trained.run(60, until=lambda: "gpt-w3" in trained.world_names())
+    trained.run(30)
+    assert causes(trained) == ["Infrastructure"]
+    assert trained.status.restart_count == 1
+    assert trained.status.incidents[0].resumed is not None
+
+
+def test_a_dead_nodes_worker_is_replaced_elsewhere_before_it_is_proved_gone(trained: Any) -> None:
+    node = trained.node_of("gpt-w1")
+    trained.kill_node(node)
+    trained.run(120, until=lambda: "gpt-w3" in trained.world_names())
+    assert trained.node_of("gpt-w3") != node
+    assert node in {entry.node for entry in trained.status.avoided}
+    assert trained.uid("gpt-w1") not in trained.status.membership.gone
+    assert causes(trained) == ["Infrastructure"]
+    trained.heal_node(node, rebooted=True)
+    trained.run(30)
+    assert "gpt-w1" not in trained.running()
+    assert not trained.status.avoided
+    assert trained.status.restart_count == 1
+
+
+def test_a_noticed_worker_drains_and_its_node_is_avoided(trained: Any) -> None:
+    node = trained.node_of("gpt-w2")
+    uid = trained.uid("gpt-w2")
+    trained.notice("gpt-w2")
+    trained.tick()
+    assert trained.document["directives"]["drain"] == [uid]
+    assert "gpt-w3" in trained.names()
+    trained.end("gpt-w2", 75)
+    trained.run(60, until=lambda: "gpt-w3" in trained.world_names())
+    trained.run(30)
+    assert trained.node_of("gpt-w3") != node
+    assert causes(trained) == ["Interruption"]
+
+
+def test_a_pod_deleted_by_force_is_an_interruption(trained: Any) -> None:
+    trained.force_gone("gpt-w0")
+    trained.run(60, until=lambda: "gpt-w3" in trained.world_names())
+    trained.run(30)
+    assert causes(trained) == ["Interruption"]
+
+
+def test_all_launchers_killed_is_one_incident(trained: Any) -> None:
+    for name in trained.names():
+        trained.end(name, 137)
+    trained.run(120, until=lambda: len(trained.world_names()) == 3)
+    trained.run(30)
+    assert causes(trained) == ["Infrastructure"]
+    assert trained.world_names() == ["gpt-w3", "gpt-w4", "gpt-w5"]
+
+
+def test_one_launchers_zero_completes_the_job_and_nothing_is_replaced(trained: Any) -> None:
+    trained.complete_at = trained.step + 5
+    trained.run(60, until=lambda: trained.status.holds("Complete"))
+    trained.delete(trained.uid("gpt-w1"))
+    trained.run(120)
+    assert trained.status.status == "Completed"
+    assert trained.created_names == ["gpt-w0", "gpt-w1", "gpt-w2"]
+    assert trained.status.restart_count == 0
+
+
+def test_a_final_exit_fails_the_job_with_the_tracebacks_last_lines(trained: Any, final_exit: str) -> None:
+    for name in ("gpt-w0", "gpt-w1", "gpt-w2"):
+        trained.end(name, 1, message=final_exit)
+    trained.run(30, until=lambda: trained.status.holds("Failed"))
+    failed = trained.status.condition("Failed")
+    assert failed.reason == "Exception"
+    assert failed.message.endswith("ValueError: loss is negative")
+    assert causes(trained) == ["Application"]
+
+
+def test_an_interruption_never_burns_the_applications_budget(make_sim: Make) -> None:
+    sim = make_sim(recovery={"budgets": [{"cause": "Application", "maxRestarts": 0}]})
+    sim.run(60, until=trains_with(sim, 3))
+    for _ in range(4):
+        sim.delete(sim.uid(sim.running()[0]))
+        sim.run(60, until=trains_with(sim, 3))
+        sim.run(20)
+    assert not sim.status.terminal
+    assert set(causes(sim)) == {"Interruption"}
+
+
+def test_a_spent_budget_fails_the_job(make_sim: Make) -> None:
+    budgets = [{"cause": "Infrastructure", "maxRestarts": 1}]
+    sim = make_sim(recovery={"budgets": budgets, "backoff": {"initialSeconds": 1, "maxSeconds": 2}})
+    sim.run(60, until=trains_with(sim, 3))
+    for _ in range(2):
+        sim.end(sim.running()[0], 137)
+        sim.run(40, until=lambda: sim.status.terminal or len(sim.world_names()) == 3)
+        sim.run(15)
+    assert sim.status.holds("Failed")
+    assert sim.status.status == "InfrastructureBudgetSpent"
+    assert not sim.running()
+
+
+def test_two_workers_one_lost_go_on_as_one_by_the_operators_word(make_sim: Make) -> None:
+    sim = make_sim(replicas=2, minimum=1, nodes=2)
+    sim.run(60, until=lambda: len(sim.world_names()) == 2)
+    sim.kill_node(sim.node_of("gpt-w0"))
+    sim.run(60, until=lambda: sim.world_names() == ["gpt-w1"])
+    assert sim.status.condition("Degraded").reason == "Shrunk"
+
+
+def test_the_only_worker_on_a_silent_node_awaits_its_fence(make_sim: Make) -> None:
+    sim = make_sim(replicas=1, minimum=1, nodes=2)
+    sim.run(60, until=lambda: len(sim.world_names()) == 1)
+    node = sim.node_of("gpt-w0")
+    sim.kill_node(node)
+    sim.run(90, until=lambda: sim.status.status == "AwaitingFence" or "AwaitingFence" in str(sim.events))
+    assert not sim.world_names()
+    assert "out-of-service" in sim.status.condition("Degraded").message
+    sim.heal_node(node, rebooted=True)
+    sim.run(60, until=lambda: sim.world_names() == ["gpt-w1"])
+    assert sim.status.restart_count == 1
+
+
+def test_scaling_down_drains_the_surplus_and_counts_nothing(trained: Any) -> None:
+    trained.body["spec"]["workers"]["replicas"] = 2
+    trained.body["metadata"]["generation"] = 2
+    trained.tick()
+    drained = trained.document["directives"]["drain"]
+    assert len(drained) == 1
+    trained.end(trained.pods[drained[0]]["metadata"]["name"], 75)
+    trained.run(60, until=lambda: trained.status.ready == "2/2")
+    trained.run(20)
+    assert trained.status.restart_count in (0, 1)
+    assert len(trained.running()) == 2
+
+
+def test_scaling_up_adds_a_worker_by_a_new_generation(make_sim: Make) -> None:
+    sim = make_sim(replicas=2, minimum=1)
+    sim.run(60, until=lambda: len(sim.world_names()) == 2)
+    sim.body["spec"]["workers"]["replicas"] = 3
+    sim.run(60, until=lambda: len(sim.world_names()) == 3)
+    assert sim.status.membership.generation == 2
+    assert sim.status.restart_count == 0
+
+
+def test_a_restart_of_the_operator_changes_nothing(trained: Any) -> None:
+    before = trained.names(), trained.status.membership.generation, trained.status.conditions
+    for _ in range(3):
+        trained.restart_operator(grace=True)
+        trained.settle()
+        trained.tick()
+    assert (trained.names(), trained.status.membership.generation, trained.status.conditions) == before
+
+
+def test_a_restart_in_the_middle_of_a_recovery_counts_it_once(trained: Any) -> None:
+    trained.end("gpt-w1", 137)
+    for _ in range(12):
+        trained.tick()
+        trained.restart_operator(grace=True)
+    trained.run(60, until=lambda: len(trained.world_names()) == 3)
+    trained.run(30)
+    assert causes(trained) == ["Infrastructure"]
+    assert trained.counted == ["Infrastructure"]
+
+
+def test_silence_alone_loses_nobody(trained: Any) -> None:
+    """An operator that was away for an hour hears no reports at first: nothing is replaced for that."""
+    trained.now += timedelta(hours=1)
+    for name in trained.nodes:
+        trained.leases[name] = trained.now
+    trained.restart_operator(grace=True)
+    trained.settle()
+    assert trained.names() == ["gpt-w0", "gpt-w1", "gpt-w2"]
+    assert not trained.status.incidents
+
+
+@pytest.fixture
+def final_exit() -> str:
+    from pathlib import Path
+
+    return (Path(__file__).parents[1] / "contract" / "termination.json").read_text()
