@@ -19,11 +19,11 @@ from holdfast.launch.membership_file import MembershipFile
 from holdfast.launch.messages import Priority
 from holdfast.launch.oom import OomCounter
 from holdfast.launch.process import ChildProcess, ProcessExit
-from holdfast.launch.standalone import GONE_SECONDS, Joined, Roster, Terms
+from holdfast.launch.standalone import GONE_SECONDS, Joined, Record, Roster, Terms
 from holdfast.launch.status_file import StatusFile
 from holdfast.launch.termination import Ending
 from holdfast.launch.touchfile import TouchFile
-from holdfast.worlds import Pair
+from holdfast.worlds import Claim, Pair
 
 PLACE = Place(pod="gpt-w1", node="node-2", at=1000.0)
 
@@ -233,9 +233,24 @@ def test_a_shrink_that_the_launchers_make_is_not_published_and_any_other_is() ->
 
 def test_previous_generations_are_listed_from_the_one_that_started() -> None:
     grown = roster(1, 2).joined(joined("a"), 0).publish(40.0).joined(joined("b"), 41.0).publish(41.0)
-    document = grown.document(now=41.0, revision=3, started=Pair(1, 4), acknowledged=())
+    document = grown.document(Record(started=Pair(1, 4)), now=41.0, revision=3)
     assert document["generation"] == 2
     assert [old["generation"] for old in document["previous"]] == [1]
-    later = grown.document(now=41.0, revision=4, started=Pair(2, 1), acknowledged=(Pair(1, 4),))
+    later = grown.document(Record(started=Pair(2, 1), acknowledged=(Pair(1, 4),)), now=41.0, revision=4)
     assert later["previous"] == []
     assert later["acknowledged"] == [{"generation": 1, "attempt": 4}]
+
+
+def test_claims_of_another_run_are_left_behind_by_a_generation_above_them() -> None:
+    claim = Claim(pair=Pair(4, 2), job_uid="older", publication="p", from_step=7)
+    alone = roster(1, 1).joined(joined("a"), 0).publish(0).found([claim]).publish(1.0)
+    document = alone.document(Record(started=Pair(1, 1)), now=1.0, revision=2)
+    assert document["generation"] == 5
+    assert document["claims"] == [claim.to_json()]
+    assert [(old["generation"], old["members"]) for old in document["previous"]] == [
+        (1, ["a"]),
+        (2, []),
+        (3, []),
+        (4, []),
+    ]
+    assert alone.publish(2.0) == alone

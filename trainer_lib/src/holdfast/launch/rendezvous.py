@@ -11,8 +11,7 @@ from typing import Any
 
 from holdfast.errors import ControlError, DocumentError, UsageError
 from holdfast.launch import wire
-from holdfast.launch.standalone import LEASE_SECONDS, Joined, Roster, job_key, rendezvous_key
-from holdfast.worlds import Pair
+from holdfast.launch.standalone import LEASE_SECONDS, Joined, Record, Roster, job_key, rendezvous_key
 
 _log = logging.getLogger("holdfast.launch.rendezvous")
 _BEAT_SECONDS = 0.5
@@ -29,7 +28,7 @@ class Endpoint:
         roster: Roster,
         secret: bytes,
         accept: Callable[[dict[str, Any]], None],
-        record: Callable[[], tuple[Pair | None, tuple[Pair, ...]]],
+        record: Callable[[], Record],
         now: Callable[[], float],
     ) -> None:
         self._roster = roster
@@ -57,14 +56,12 @@ class Endpoint:
                 connection.abort()
 
     def _publish(self) -> None:
-        self._roster = self._roster.publish(self._now())
+        record = self._record()
+        self._roster = self._roster.found(record.foreign).publish(self._now())
         if not self._roster.published:
             return
-        started, acknowledged = self._record()
         revision = 1 if self._published is None else int(self._published["revision"])
-        document = self._roster.document(
-            now=self._now(), revision=revision, started=started, acknowledged=acknowledged
-        )
+        document = self._roster.document(record, now=self._now(), revision=revision)
         if document == self._published:
             return
         document["revision"] = revision + 1

@@ -20,10 +20,9 @@ from holdfast.errors import UsageError
 from holdfast.launch import rendezvous
 from holdfast.launch.agent import Agent, AgentConfig
 from holdfast.launch.report import Identity
-from holdfast.launch.standalone import Joined, Roster, Terms
+from holdfast.launch.standalone import Joined, Record, Roster, Terms
 from holdfast.launch.supervisor import Command, resolve_command
 from holdfast.logs import LogContext, configure
-from holdfast.worlds import Pair
 
 if TYPE_CHECKING:
     from holdfast.cli import RunOptions
@@ -212,8 +211,8 @@ class _Standalone:
         connection = await rendezvous.dial(host, port, me=own.uid, secret=self._place.secret, patience=_JOIN_SECONDS)
         await rendezvous.join(connection, own=own, secret=self._place.secret, accept=self._agent.see_membership)
 
-    def _record(self) -> tuple[Pair | None, tuple[Pair, ...]]:
-        """What an operator would have recorded: the highest started pair, and the incidents that are over."""
+    def _record(self) -> Record:
+        """What this launcher knows; what the others found they have told it."""
         state = self._agent.state
         over = tuple(incident.pair for incident in state.incidents if incident.resumed is not None)
-        return state.started, over
+        return Record(started=state.started, acknowledged=over, foreign=state.foreign)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdfast.constants import PROTOCOL_VERSION
-from holdfast.worlds import Pair
+from holdfast.worlds import Claim, Pair
 
 # A member ends itself this long after it lost the endpoint; the endpoint counts it as gone some time later.
 LEASE_SECONDS = 10.0
@@ -91,6 +91,15 @@ class Published:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Record:
+    """What an operator would have recorded of the launchers' reports."""
+
+    started: Pair | None = None
+    acknowledged: tuple[Pair, ...] = ()
+    foreign: tuple[Claim, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Roster:
     """Who is there, and what was published. Pure: each change makes the next one."""
 
@@ -100,6 +109,7 @@ class Roster:
     last_join: float = 0.0
     lost: Mapping[str, float] = field(default_factory=dict)
     published: tuple[Published, ...] = ()
+    claims: frozenset[Claim] = frozenset()  # of others, found on the checkpoint folder
 
     def joined(self, member: Joined, now: float) -> Roster:
         """A launcher reported."""
@@ -112,15 +122,31 @@ class Roster:
         present = tuple(known for known in self.present if known.uid != uid)
         return replace(self, present=present, lost={**self.lost, uid: now})
 
+    def found(self, claims: Iterable[Claim]) -> Roster:
+        """A rank found claims of others: known from now on, and left behind by the next generation."""
+        return replace(self, claims=self.claims | frozenset(claims))
+
+    @property
+    def generation(self) -> int:
+        """The last one published, 0 before the first."""
+        return self.published[-1].generation if self.published else 0
+
     def publish(self, now: float) -> Roster:
         """Publish the next generation if it is time for one."""
         members = self._next_members(now)
         if members is None:
             return self
-        generation = len(self.published) + 1
+        generation = max(self.generation, self._highest_claimed()) + 1
+        skipped = tuple(
+            Published(generation=number, publication="", members=())
+            for number in range(self.generation + 1, generation)
+        )
         publication = f"p{generation}-{self.publication}"
         new = Published(generation=generation, publication=publication, members=members)
-        return replace(self, published=(*self.published, new))
+        return replace(self, published=(*self.published, *skipped, new))
+
+    def _highest_claimed(self) -> int:
+        return max((claim.pair.generation for claim in self.claims), default=0)
 
     def _next_members(self, now: float) -> tuple[Joined, ...] | None:
         here = self.present[: self.terms.max_nodes]
@@ -132,6 +158,8 @@ class Roster:
         last = self.published[-1]
         kept = tuple(member for member in last.members if member in here)
         new = tuple(member for member in here if member.uid not in last.uids or member not in last.members)
+        if self._highest_claimed() >= last.generation:
+            return (*kept, *new)
         shrunk_alone = 2 * len(kept) > len(last.members)
         if not new and (len(kept) == len(last.members) or shrunk_alone):
             return None
@@ -141,11 +169,9 @@ class Roster:
         """Members whose end is certain: they lost the endpoint for longer than their lease."""
         return sorted(uid for uid, since in self.lost.items() if now - since > GONE_SECONDS)
 
-    def document(
-        self, *, now: float, revision: int, started: Pair | None, acknowledged: tuple[Pair, ...]
-    ) -> dict[str, Any]:
+    def document(self, record: Record, *, now: float, revision: int) -> dict[str, Any]:
         """The membership of the last generation published."""
-        last = self.published[-1]
+        last, started = self.published[-1], record.started
         first = started.generation if started else 1
         return {
             "version": PROTOCOL_VERSION,
@@ -159,11 +185,11 @@ class Roster:
             "generation": last.generation,
             "publication": last.publication,
             "active": None if started is None else started.to_json(),
-            "previous": [_previous(old) for old in self.published[first - 1 : -1]],
+            "previous": [_previous(old) for old in self.published[:-1] if old.generation >= first],
             "gone": self.gone(now),
             "members": [{"index": index, **member.entry} for index, member in enumerate(last.members)],
-            "claims": [],
-            "acknowledged": [pair.to_json() for pair in acknowledged],
+            "claims": [claim.to_json() for claim in sorted(self.claims)],
+            "acknowledged": [pair.to_json() for pair in record.acknowledged],
             "restarts": {},
             "directives": {"checkpoint": None, "drain": []},
             "settings": self.terms.settings(),
