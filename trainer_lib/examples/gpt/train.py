@@ -15,6 +15,7 @@ import hashlib
 import json
 import math
 import sysconfig
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +44,7 @@ def main() -> None:
     parameters = sum(p.numel() for p in model.parameters())
     job.log(parameters=parameters, train_bytes=len(train.text), held_out_bytes=len(held_out.text))
 
+    pace = time.monotonic()
     for window in job.batches(
         train,
         global_batch_size=args.global_batch,
@@ -52,6 +54,8 @@ def main() -> None:
     ):
         fail_if_asked(args.inject, job.committed_step)
         result = job.step(model.loss(window))
+        if result.committed:
+            pace = keep_pace(pace, args.pace)
         if result.committed and result.step % 10 == 0:
             job.log(loss=round(bits(result.loss), 4), grad_norm=round(result.grad_norm, 4))
         if result.committed and args.evaluate_every and result.step % args.evaluate_every == 0:
@@ -62,7 +66,7 @@ def main() -> None:
         with job.phase("evaluation"):
             loss = evaluate(model, held_out, windows=args.evaluation_windows)
         print(f"audit: {job.audit()}", flush=True)
-        print(f"held-out bits per byte: {loss:.4f} at step {job.committed_step}", flush=True)
+        print(f"held-out bits per byte: {loss:.4f} at step {job.committed_step}, text {train.fingerprint}", flush=True)
 
 
 def arguments() -> argparse.Namespace:
@@ -82,6 +86,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--corpus-bytes", type=int, default=4 << 20)
     parser.add_argument("--evaluate-every", type=int, default=200, help="steps; 0 for only at the end")
     parser.add_argument("--evaluation-windows", type=int, default=256)
+    parser.add_argument("--pace", type=float, default=0.0, help="seconds that a step takes at least")
     parser.add_argument("--inject", type=Path, help="a file that makes this script fail once, see fail_if_asked")
     return parser.parse_args()
 
@@ -97,6 +102,12 @@ def fail_if_asked(path: Path | None, step: int) -> None:
     except FileNotFoundError:
         return  # another rank was first
     raise RuntimeError(f"asked to fail at step {step + 1}")
+
+
+def keep_pace(last: float, seconds: float) -> float:
+    """Sleep until `seconds` after `last`: a fast machine must not finish before a demonstration has."""
+    time.sleep(max(0.0, last + seconds - time.monotonic()))
+    return time.monotonic()
 
 
 # Data

@@ -27,7 +27,9 @@ JOB = "gpt"
 WORKERS = 3
 INTERVAL_STEPS = 50
 REFERENCE = Path(__file__).with_name("undisturbed.json")
-HELD_OUT = re.compile(r"held-out bits per byte: (?P<loss>[0-9.]+) at step (?P<step>\d+)")
+HELD_OUT = re.compile(r"held-out bits per byte: (?P<loss>[0-9.]+) at step (?P<step>\d+), text (?P<text>\w+)")
+OTHER_TEXT_MARGIN = 1.05
+"""Another Python brings another standard library to train on: its loss is comparable, not equal."""
 AUDIT = re.compile(r"audit: (?P<words>.*)")
 
 
@@ -126,13 +128,18 @@ def _audit_check(logs: str) -> Check:
 
 def _loss_check(logs: str) -> Check:
     reference = json.loads(REFERENCE.read_text())
-    limit = float(reference["threshold"])
     what = "held-out loss within the spread of undisturbed runs"
     found = HELD_OUT.search(logs)
     if found is None:
         return Check(what=what, measured="the job printed none", held=False)
     loss, step = float(found["loss"]), int(found["step"])
-    measured = f"{loss:.4f} bits per byte at step {step}, undisturbed <= {limit:.4f}"
+    limit = float(reference["threshold"])
+    known = found["text"] == reference["text"]
+    if not known:
+        limit *= OTHER_TEXT_MARGIN
+    measured = f"{loss:.4f} bits per byte at step {step}, at most {limit:.4f}"
+    if not known:
+        measured += f" (this Python's library is another text than the reference's: margin {OTHER_TEXT_MARGIN})"
     return Check(what=what, measured=measured, held=loss <= limit and step == reference["steps"])
 
 
