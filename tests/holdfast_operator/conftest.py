@@ -184,7 +184,7 @@ class Sim:
         return bool(patch) or any(done)
 
     def settle(self, cut: Callable[[], int | None] = lambda: None) -> None:
-        """Passes until nothing is left to do now. ``cut`` says after how many actions each pass dies (None: never)."""
+        """Passes until nothing is left to do now. ``cut``: after how many actions a pass dies (None: never)."""
         for _ in range(30):
             plan = self.plan()
             limit = cut()

@@ -63,9 +63,9 @@ class Cluster:
         """A node's lease, or None."""
         return self._get(f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{quote(node, safe='')}")
 
-    def pod_warnings(self, namespace: str, uid: str) -> list[Mapping[str, Any]]:
-        """Warning events about a pod."""
-        fields = f"involvedObject.uid={uid},type=Warning"
+    def pod_events(self, namespace: str, uid: str) -> list[Mapping[str, Any]]:
+        """Events about a pod."""
+        fields = f"involvedObject.uid={uid}"
         return list(self._list(f"/api/v1/namespaces/{namespace}/events", {"fieldSelector": fields}).items)
 
     # Writes

@@ -129,9 +129,11 @@ class Observer:
         young = view.created is None or now - view.created < EVENTS_AFTER
         if view.absent or not view.bound or view.phase != "Pending" or young:
             return view
-        events = self._cluster.pod_warnings(job.namespace, view.uid)
-        told = tuple((str(event.get("reason", "")), str(event.get("message", ""))) for event in events)
-        return replace(view, warnings=told)
+        events = sorted(self._cluster.pod_events(job.namespace, view.uid), key=_last_seen)
+        told = [(str(event.get("reason", "")), str(event.get("message", ""))) for event in events]
+        warnings = [words for words, event in zip(told, events, strict=True) if event.get("type") == "Warning"]
+        pulling = told[-1][1] if told and told[-1][0] == "Pulling" else ""
+        return replace(view, warnings=tuple(warnings), pulling=pulling)
 
     # Nodes
 
@@ -164,6 +166,12 @@ class Observer:
     def _rivals(self, job: Job) -> tuple[Rival, ...]:
         others = (body for body in self._cache.jobs() if body["metadata"].get("uid") != job.uid)
         return tuple(filter(None, map(_rival, others)))
+
+
+def _last_seen(event: Json) -> str:
+    series = event.get("series") or {}
+    times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
+    return next((str(time) for time in times if time), "")
 
 
 def _gang_waits(status: Status) -> bool:

@@ -56,6 +56,7 @@ class PodView:
     grace_seconds: int = 30
     index_label: str = ""
     warnings: tuple[tuple[str, str], ...] = ()  # (reason, note) of its warning events
+    pulling: str = ""  # the kubelet's word that it pulls an image, if that was its last
 
     @property
     def bound(self) -> bool:
@@ -64,7 +65,12 @@ class PodView:
 
     @property
     def terminal(self) -> bool:
-        """The kubelet reported that all its containers ended, or it never had a node to run on."""
+        """The kubelet reported that the launcher's container ended, or the pod never had a node to run on.
+
+        Sidecars may go on for a while; they train nothing.
+        """
+        if self.exit is not None:
+            return True
         return self.phase in ("Failed", "Succeeded") and (self.containers_ended or not self.node)
 
     @property

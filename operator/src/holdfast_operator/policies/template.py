@@ -31,6 +31,7 @@ def apply(draft: Draft) -> Draft:
     found = _find(draft)
     known = draft.status.trouble
     if found is None:
+        draft = _slow(draft)
         return draft if known is None or not _over(draft) else draft.but(trouble=None)
     reason, message = reason_word(found.reason), say(found.message)
     if known is None or known.reason != reason:
@@ -39,6 +40,16 @@ def apply(draft: Draft) -> Draft:
     elif known.message != message:
         draft = draft.but(trouble=replace(known, message=message))
     return _overdue(draft)
+
+
+def _slow(draft: Draft) -> Draft:
+    """No trouble yet, but a person who wonders should see what is waited for."""
+    for worker in draft.status.in_phase(Phase.WANTED):
+        pod = draft.pod(worker)
+        if pod is not None and pod.pulling and not pod.absent:
+            words = Words(reason="ImagePulling", message=f"{pod.name}: {pod.pulling}")
+            return replace(draft, hold=words).wake_in(c.POLL_STUCK)
+    return draft
 
 
 def _overdue(draft: Draft) -> Draft:
