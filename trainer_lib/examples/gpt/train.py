@@ -66,7 +66,8 @@ def main() -> None:
         with job.phase("evaluation"):
             loss = evaluate(model, held_out, windows=args.evaluation_windows)
         print(f"audit: {job.audit()}", flush=True)
-        print(f"held-out bits per byte: {loss:.4f} at step {job.committed_step}, text {train.fingerprint}", flush=True)
+        where = f"at step {job.committed_step}, text {train.fingerprint}"
+        print(f"held-out bits per byte: {loss:.4f} {where}", flush=True)
 
 
 def arguments() -> argparse.Namespace:
