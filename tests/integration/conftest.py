@@ -1,20 +1,41 @@
-"""A real control plane for the whole session: etcd, API server, controller manager, scheduler. No nodes."""
+"""A real control plane, a real operator process under the chart's rights, and players of kubelets and launchers.
+
+Nothing of Kubernetes is faked but the machines: ``Kubelets`` writes the status that kubelets would write and renews
+their leases; ``Launchers`` speaks the agents' API over TLS with real projected tokens, by the rules of protocol.md.
+"""
 
 from __future__ import annotations
 
+import http.client
+import itertools
+import json
 import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from kubernetes import client
+from kubernetes.client.exceptions import ApiException
 
 from holdfast_testbed.cluster import Cluster, recorded_clusters, remove_cluster
+from holdfast_testbed.commands import run
+from holdfast_testbed.programs import program
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PREFIX = "integration-"
+SYSTEM = "holdfast-system"
+JOBS = ("holdfast.dev", "v1alpha1")
+PLURAL = "faulttolerantjobs"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -77,3 +98,629 @@ def wait_until(condition: Callable[[], Any], what: str, seconds: float = 60.0) -
 @pytest.fixture(name="wait_until", scope="session")
 def _wait_until() -> Callable[..., Any]:
     return wait_until
+
+
+def stamp() -> str:
+    """Now, as in the contract."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Operator:
+    """``python -m holdfast_operator`` as a process of its own."""
+
+    def __init__(self, kubeconfig: Path, folder: Path) -> None:
+        self.agents_port, self.http_port = free_port(), free_port()
+        self._log = folder / f"operator-{self.http_port}.log"
+        self._environment = {
+            "PATH": os.defpath,
+            "KUBECONFIG": str(kubeconfig),
+            "HOLDFAST_NAMESPACE": SYSTEM,
+            "HOLDFAST_HOST": "127.0.0.1",
+            "HOLDFAST_AGENTS_PORT": str(self.agents_port),
+            "HOLDFAST_HTTP_PORT": str(self.http_port),
+            "HOLDFAST_AGENTS_URL": f"https://127.0.0.1:{self.agents_port}",
+            "HOLDFAST_SIDECAR_IMAGE": "docker.io/holdfast/sidecar:test",
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it; returns when it is ready."""
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "holdfast_operator"], env=self._environment, stdout=log, stderr=log
+            )
+        wait_until(self._ready_or_ended, "the operator is ready")
+        assert self._process.poll() is None, self.log()
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        """SIGTERM; returns its exit status."""
+        return self._end(signal.SIGTERM)
+
+    def restart(self) -> None:
+        """SIGKILL and start anew."""
+        self.kill()
+        self.start()
+
+    def log(self) -> str:
+        """All that it wrote."""
+        return self._log.read_text()
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Its log, parsed: every line must be JSON."""
+        return [json.loads(line) for line in self.log().splitlines()]
+
+    def metric(self, name: str, **labels: str) -> float:
+        """A sample of ``/metrics``; 0 when there is none."""
+        listed = ",".join(f'{key}="{value}"' for key, value in labels.items())
+        wanted = f"{name}{{{listed}}}" if labels else name
+        for line in self.get("/metrics")[1].splitlines():
+            if line.startswith(f"{wanted} "):
+                return float(line.rpartition(" ")[2])
+        return 0.0
+
+    def get(self, path: str) -> tuple[int, str]:
+        """A page of probes and metrics."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=5)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
+    def _ready_or_ended(self) -> bool:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            return True
+        try:
+            return self.get("/readyz")[0] == 200
+        except OSError:
+            return False
+
+    def _end(self, number: int) -> int:
+        assert self._process is not None
+        self._process.send_signal(number)
+        return self._process.wait(30)
+
+
+class Kubelets(threading.Thread):
+    """Writes what kubelets write: leases, pods that run, pods that end."""
+
+    def __init__(self, api: Any) -> None:
+        super().__init__(name="kubelets", daemon=True)
+        self._core = client.CoreV1Api(api)
+        self._leases = client.CoordinationV1Api(api)
+        self._over = threading.Event()
+        self._addresses = itertools.count(2)
+        self.nodes: dict[str, float] = {}
+        self.silent: set[str] = set()
+        """Nodes without power: no lease, no status."""
+        self.broken: dict[str, tuple[str, str]] = {}
+        """Namespace → (reason, message): its containers wait instead of running."""
+        self.on_delete: list[Callable[[Any], bool]] = []
+        """Asked about each pod that is told to go, until one says that it has gone."""
+        self.errors: list[BaseException] = []
+
+    def add_node(self, name: str, *, cpu: str = "4", labels: dict[str, str] | None = None) -> None:
+        """A node that is Ready."""
+        self._core.create_node({"metadata": {"name": name, "labels": labels or {}}, "spec": {}})
+        capacity = {"cpu": cpu, "memory": "16Gi", "pods": "110"}
+        condition = {"type": "Ready", "status": "True", "reason": "KubeletReady", "lastHeartbeatTime": stamp()}
+        info = dict.fromkeys(
+            ("machineID", "systemUUID", "kernelVersion", "osImage", "containerRuntimeVersion", "kubeletVersion"), "x"
+        ) | {"bootID": f"boot-{name}", "kubeProxyVersion": "", "operatingSystem": "linux", "architecture": "amd64"}
+        status = {"capacity": capacity, "allocatable": capacity, "conditions": [condition], "nodeInfo": info}
+        self._core.patch_node_status(name, {"status": status})
+        self._renew(name)
+        self.nodes[name] = time.monotonic()
+        wait_until(lambda: not self._core.read_node(name).spec.taints, f"{name} has no taint")
+
+    def remove_node(self, name: str) -> None:
+        """The node object goes."""
+        self.nodes.pop(name, None)
+        self._core.delete_node(name)
+
+    def end(self, namespace: str, name: str, code: int, reason: str = "Error", message: str = "") -> None:
+        """All containers of a pod end."""
+        pod = self._core.read_namespaced_pod(name, namespace)
+        self._patch(pod, self._ended(pod, code, reason, message))
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join(10)
+
+    def run(self) -> None:
+        while not self._over.wait(0.15):
+            try:
+                self._tick()
+            except ApiException as error:
+                if error.status not in (404, 409):
+                    self.errors.append(error)
+
+    def _tick(self) -> None:
+        for name, renewed in list(self.nodes.items()):
+            if name not in self.silent and time.monotonic() - renewed > 5:
+                self._renew(name)
+                self.nodes[name] = time.monotonic()
+        for pod in self._core.list_pod_for_all_namespaces().items:
+            if pod.spec.node_name in self.nodes and pod.spec.node_name not in self.silent:
+                self._drive(pod)
+
+    def _drive(self, pod: Any) -> None:
+        if pod.metadata.deletion_timestamp is not None:
+            if pod.status.phase == "Running":
+                if all(gone(pod) for gone in self.on_delete):
+                    self._patch(pod, self._ended(pod, 75, "Error", ""))
+                return
+            self._core.delete_namespaced_pod(pod.metadata.name, pod.metadata.namespace, grace_period_seconds=0)
+        elif pod.status.phase == "Pending":
+            broken = self.broken.get(pod.metadata.namespace)
+            self._patch(pod, self._waiting(pod, *broken) if broken else self._running(pod))
+
+    def _running(self, pod: Any) -> dict[str, Any]:
+        number = next(self._addresses)
+        address = f"10.244.{number // 250}.{number % 250 + 2}"
+        return {
+            "phase": "Running",
+            "podIP": address,
+            "podIPs": [{"ip": address}],
+            "startTime": stamp(),
+            **self._containers(pod, {"running": {"startedAt": stamp()}}),
+        }
+
+    def _waiting(self, pod: Any, reason: str, message: str) -> dict[str, Any]:
+        return {"phase": "Pending", **self._containers(pod, {"waiting": {"reason": reason, "message": message}})}
+
+    def _ended(self, pod: Any, code: int, reason: str, message: str) -> dict[str, Any]:
+        state = {
+            "exitCode": code,
+            "reason": reason if code else "Completed",
+            "message": message,
+            "finishedAt": stamp(),
+        }
+        phase = "Failed" if code else "Succeeded"
+        return {"phase": phase, **self._containers(pod, {"terminated": state})}
+
+    @staticmethod
+    def _containers(pod: Any, state: dict[str, Any]) -> dict[str, Any]:
+        def of(container: Any) -> dict[str, Any]:
+            return {
+                "name": container.name,
+                "image": container.image,
+                "imageID": "x",
+                "ready": "running" in state,
+                "restartCount": 0,
+                "state": state,
+            }
+
+        return {
+            "containerStatuses": [of(container) for container in pod.spec.containers],
+            "initContainerStatuses": [of(container) for container in pod.spec.init_containers or ()],
+        }
+
+    def _patch(self, pod: Any, status: dict[str, Any]) -> None:
+        meta = pod.metadata
+        body = {"metadata": {"uid": meta.uid}, "status": status}
+        self._core.patch_namespaced_pod_status(meta.name, meta.namespace, body)
+
+    def _renew(self, node: str) -> None:
+        spec = {"holderIdentity": node, "leaseDurationSeconds": 40, "renewTime": stamp()}
+        body = {"metadata": {"name": node, "namespace": "kube-node-lease"}, "spec": spec}
+        try:
+            self._leases.patch_namespaced_lease(node, "kube-node-lease", body)
+        except ApiException as error:
+            if error.status != 404:
+                raise
+            self._leases.create_namespaced_lease("kube-node-lease", body)
+
+
+class Agent:
+    """The sidecar of one pod: a real token bound to the pod, real HTTPS."""
+
+    def __init__(self, api: Any, operator: Operator, pod: Any, trust: str) -> None:
+        self.pod = pod
+        self.uid = str(pod.metadata.uid)
+        self.membership: dict[str, Any] | None = None
+        self.answers: list[int] = []
+        self._operator = operator
+        self._context = ssl.create_default_context(cadata=trust)
+        self._token = token_for(api, pod)
+        self._numbers = itertools.count(1)
+        self._over = threading.Event()
+        self._poller = threading.Thread(target=self._poll, daemon=True)
+        self._poller.start()
+
+    def report(self, launcher: dict[str, Any] | None) -> int:
+        """POST; returns the status code, 0 when nobody answered."""
+        meta = self.pod.metadata
+        body = {
+            "version": 1,
+            "sidecar": {"startId": self.uid[:8], "number": next(self._numbers)},
+            "pod": {
+                "namespace": meta.namespace,
+                "name": meta.name,
+                "uid": self.uid,
+                "node": self.pod.spec.node_name,
+            },
+            "launcher": launcher,
+            "launcherSilentSeconds": 0.1 if launcher else None,
+            "notices": [],
+            "gpu": [],
+        }
+        status, _ = self.call("POST", "/v1/report", json.dumps(body))
+        return status
+
+    def call(self, method: str, path: str, body: str | None = None, token: str | None = None) -> tuple[int, Any]:
+        """One request; (0, None) when nobody answered."""
+        connection = http.client.HTTPSConnection(
+            "127.0.0.1", self._operator.agents_port, timeout=40, context=self._context
+        )
+        headers = {"Authorization": f"Bearer {token or self._token}"}
+        try:
+            connection.request(method, path, body=body, headers=headers)
+            answer = connection.getresponse()
+            content = answer.read()
+            return answer.status, json.loads(content) if content else None
+        except (OSError, http.client.HTTPException):
+            return 0, None
+        finally:
+            connection.close()
+
+    def stop(self) -> None:
+        self._over.set()
+
+    def _poll(self) -> None:
+        while not self._over.is_set():
+            after = self.membership["revision"] if self.membership else 0
+            status, document = self.call("GET", f"/v1/membership?after={after}")
+            self.answers.append(status)
+            if status == 200:
+                self.membership = document
+            elif status != 204:
+                self._over.wait(0.2)
+
+
+def token_for(api: Any, pod: Any, audience: str = "holdfast") -> str:
+    """What a projected volume would hold: a token bound to the pod."""
+    meta = pod.metadata
+    bound = {"kind": "Pod", "apiVersion": "v1", "name": meta.name, "uid": meta.uid}
+    spec = {"audiences": [audience], "boundObjectRef": bound, "expirationSeconds": 3600}
+    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
+    made = client.CoreV1Api(api).create_namespaced_service_account_token("default", meta.namespace, body)
+    return str(made.status.token)
+
+
+class Launchers(threading.Thread):
+    """All launchers of one job as one deterministic player, by the rules of protocol.md without the training."""
+
+    def __init__(self, api: Any, operator: Operator, namespace: str, job: str) -> None:
+        super().__init__(name=f"launchers-{job}", daemon=True)
+        self._api = api
+        self._core = client.CoreV1Api(api)
+        self._operator = operator
+        self._namespace = namespace
+        self._job = job
+        self._over = threading.Event()
+        self._trust: str | None = None
+        self.agents: dict[str, Agent] = {}
+        self.dead: set[str] = set()
+        """Pods whose launcher died or was cut off."""
+        self.left: set[str] = set()
+        """Pods whose launcher left on request."""
+        self.world: dict[str, Any] | None = None
+        self.worlds: list[tuple[int, int, tuple[str, ...]]] = []
+        self.step = 0
+        self.incidents: list[dict[str, Any]] = []
+        self.errors: list[BaseException] = []
+
+    def lose(self, uid: str) -> None:
+        """The launcher of this pod dies without a word."""
+        self.dead.add(uid)
+
+    def leave(self, pod: Any) -> bool:
+        """SIGTERM: commit, leave. True once the others go on without it (or there is nobody)."""
+        if pod.metadata.namespace != self._namespace or pod.metadata.uid not in self.agents:
+            return True
+        self.left.add(pod.metadata.uid)
+        return self.world is None or pod.metadata.uid not in self.world["members"]
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join(10)
+        for agent in self.agents.values():
+            agent.stop()
+
+    def run(self) -> None:
+        while not self._over.wait(0.2):
+            try:
+                self._tick()
+            except ApiException as error:
+                if error.status not in (404, 409):
+                    self.errors.append(error)
+
+    def _tick(self) -> None:
+        self._meet()
+        document = max(
+            (agent.membership for agent in self.agents.values() if agent.membership),
+            key=lambda found: int(found["revision"]),
+            default=None,
+        )
+        if document is not None:
+            self._form(document)
+        if self.world is not None:
+            self.step += 1
+        for uid, agent in list(self.agents.items()):
+            if uid not in self.dead | self.left:
+                agent.report(self._status(agent))
+
+    def _meet(self) -> None:
+        """Launchers start in the pods that run."""
+        pods = self._core.list_namespaced_pod(
+            self._namespace, label_selector=f"holdfast.dev/job-name={self._job}"
+        ).items
+        for pod in pods:
+            if pod.status.phase == "Running" and pod.metadata.uid not in self.agents | dict.fromkeys(self.dead):
+                if self._trust is None:
+                    bundle = self._core.read_namespaced_config_map(f"{self._job}-holdfast-ca", self._namespace)
+                    self._trust = str(bundle.data["ca.crt"])
+                self.agents[pod.metadata.uid] = Agent(self._api, self._operator, pod, self._trust)
+        running = {pod.metadata.uid for pod in pods if pod.status.phase == "Running"}
+        for uid in set(self.agents) - running:
+            self.agents.pop(uid).stop()
+
+    def _form(self, document: dict[str, Any]) -> None:
+        """A new world where the rules allow one."""
+        members = [str(member["podUID"]) for member in document["members"]]
+        up = set(self.agents) - self.dead - self.left - set(document["directives"]["drain"])
+        self.incidents = [i for i in self.incidents if _pair(i) not in [_pair(a) for a in document["acknowledged"]]]
+        generation = int(document["generation"])
+        current = self.world
+        newer = current is None or generation > current["generation"]
+        if newer and set(members) <= up:
+            self._enter(document, generation, 1, members)
+        elif not newer and current is not None and not set(current["members"]) <= up:
+            settings = document["settings"]
+            survivors = [uid for uid in current["members"] if uid in up]
+            enough = 2 * len(survivors) > len(members) and len(survivors) >= settings["minReplicas"]
+            if settings["onFailure"] == "Shrink" and enough:
+                self._enter(document, generation, current["attempt"] + 1, survivors)
+
+    def _enter(self, document: dict[str, Any], generation: int, attempt: int, members: list[str]) -> None:
+        ended = self.world
+        gone = [uid for uid in ended["members"] if uid not in members] if ended else []
+        if ended and gone:
+            drained = set(gone) <= self.left
+            self.incidents.append(
+                {
+                    "generation": ended["generation"],
+                    "attempt": ended["attempt"],
+                    "cause": "Interruption" if drained else "Infrastructure",
+                    "action": "Shrink",
+                    "reason": "WorkerLeft" if drained else "WorkerLost",
+                    "message": f"{len(gone)} workers gone",
+                    "pod": self._name_of(document, gone[0]),
+                    "rank": None,
+                    "node": None,
+                    "detectedTime": stamp(),
+                    "resumedTime": stamp(),
+                    "lostSteps": 0 if drained else 3,
+                }
+            )
+        self.world = {
+            "generation": generation,
+            "attempt": attempt,
+            "publication": document["publication"],
+            "members": members,
+            "coordinator": members[0],
+        }
+        self.worlds.append((generation, attempt, tuple(members)))
+
+    @staticmethod
+    def _name_of(document: dict[str, Any], uid: str) -> str | None:
+        return next((member["pod"] for member in document["members"] if member["podUID"] == uid), None)
+
+    def _status(self, agent: Agent) -> dict[str, Any]:
+        inside = self.world is not None and agent.uid in self.world["members"]
+        pair = {key: self.world[key] for key in ("generation", "attempt")} if inside and self.world else None
+        commit = {**pair, "step": self.step, "time": stamp()} if pair else None
+        return {
+            "version": 1,
+            "podUID": agent.uid,
+            "pod": agent.pod.metadata.name,
+            "node": agent.pod.spec.node_name,
+            "ready": True,
+            "ports": {"store": 29400, "control": 29401},
+            "accepted": pair,
+            "started": pair,
+            "world": self.world if inside else None,
+            "phase": "Running" if inside else "Waiting",
+            "message": "",
+            "committedStep": self.step if inside else None,
+            "committedAt": stamp() if inside else None,
+            "ranks": [],
+            "checkpoints": {"shared": commit} if commit else {},
+            "highestClaim": None,
+            "foreignClaims": [],
+            "quarantined": [],
+            "loss": 2.0,
+            "throughput": 100.0,
+            "incidents": self.incidents if inside else [],
+            "notices": [],
+            "lostMembers": [
+                {"podUID": uid, "since": stamp(), "how": "Silent"}
+                for uid in sorted(self.dead)
+                if inside and self.worlds and any(uid in world[2] for world in self.worlds)
+            ],
+            "exit": None,
+        }
+
+
+def _pair(value: dict[str, Any]) -> tuple[int, int]:
+    return int(value["generation"]), int(value["attempt"])
+
+
+class Stage:
+    """One namespace with nodes of its own, and what a test does there."""
+
+    def __init__(self, api: Any, operator: Operator, kubelets: Kubelets, namespace: str) -> None:
+        self.api = api
+        self.core = client.CoreV1Api(api)
+        self.custom = client.CustomObjectsApi(api)
+        self.operator = operator
+        self.kubelets = kubelets
+        self.namespace = namespace
+        self.launchers: list[Launchers] = []
+        self._nodes: list[str] = []
+
+    def nodes(self, count: int, cpu: str = "4") -> list[str]:
+        """Nodes that only this test's pods may use."""
+        for number in range(count):
+            name = f"{self.namespace}-n{len(self._nodes)}"
+            self.kubelets.add_node(name, cpu=cpu, labels={"test": self.namespace})
+            self._nodes.append(name)
+            assert number < count
+        return list(self._nodes)
+
+    def job(self, name: str = "gpt", *, replicas: int = 3, cpu: str = "1", **spec: Any) -> dict[str, Any]:
+        """A job's manifest, for this test's nodes."""
+        container = {"name": "trainer", "image": "train:1", "resources": {"requests": {"cpu": cpu}}}
+        pod = {"nodeSelector": {"test": self.namespace}, "containers": [container]}
+        return {
+            "apiVersion": "holdfast.dev/v1alpha1",
+            "kind": "FaultTolerantJob",
+            "metadata": {"name": name, "namespace": self.namespace},
+            "spec": {"workers": {"replicas": replicas, "template": {"spec": pod}}, **spec},
+        }
+
+    def apply(self, body: dict[str, Any]) -> str:
+        """Create the job; returns its UID."""
+        made = self.custom.create_namespaced_custom_object(*JOBS, self.namespace, PLURAL, body)
+        return str(made["metadata"]["uid"])
+
+    def play(self, name: str = "gpt") -> Launchers:
+        """Launchers start in whatever pods of the job run."""
+        player = Launchers(self.api, self.operator, self.namespace, name)
+        player.start()
+        self.launchers.append(player)
+        self.kubelets.on_delete.append(player.leave)
+        return player
+
+    def run(self, name: str = "gpt", **options: Any) -> Launchers:
+        """A job that trains with all its workers."""
+        replicas = int(options.get("replicas", 3))
+        self.apply(self.job(name, **options))
+        player = self.play(name)
+        self.wait(lambda: self.condition("Ready", name)["status"] == "True", f"{name} is ready")
+        self.wait(lambda: len(self.members(name)) == replicas, "all are members")
+        return player
+
+    def read(self, name: str = "gpt") -> dict[str, Any]:
+        """The job."""
+        found: dict[str, Any] = self.custom.get_namespaced_custom_object(*JOBS, self.namespace, PLURAL, name)
+        return found
+
+    def status(self, name: str = "gpt") -> dict[str, Any]:
+        """Its status, {} before there is one."""
+        found: dict[str, Any] = self.read(name).get("status") or {}
+        return found
+
+    def members(self, name: str = "gpt") -> list[str]:
+        """Pods in the published generation."""
+        listed = (self.status(name).get("membership") or {}).get("members") or []
+        return [str(member["pod"]) for member in listed]
+
+    def condition(self, kind: str, name: str = "gpt") -> dict[str, Any]:
+        """A condition, with status Unknown before there is one."""
+        listed = self.status(name).get("conditions") or []
+        return next((c for c in listed if c["type"] == kind), {"status": "Unknown", "reason": "", "message": ""})
+
+    def pods(self, name: str = "gpt") -> list[Any]:
+        """Pods of the job."""
+        found = self.core.list_namespaced_pod(self.namespace, label_selector=f"holdfast.dev/job-name={name}")
+        return list(found.items)
+
+    def pod(self, name: str) -> Any:
+        """A pod by name."""
+        return self.core.read_namespaced_pod(name, self.namespace)
+
+    def uid(self, name: str) -> str:
+        """UID of a pod."""
+        return str(self.pod(name).metadata.uid)
+
+    def lose(self, pod: str, player: Launchers) -> None:
+        """SIGKILL to a worker's launcher: its peers see it, the kubelet reports 137."""
+        player.lose(self.uid(pod))
+        self.kubelets.end(self.namespace, pod, 137)
+
+    def wait(self, condition: Callable[[], Any], what: str, seconds: float = 90.0) -> Any:
+        """The condition's first true value; without one, a failure that shows the job and the operator's log."""
+        try:
+            return wait_until(condition, what, seconds)
+        except AssertionError as error:
+            told = "\n".join(self.operator.log().splitlines()[-25:])
+            jobs = self.custom.list_namespaced_custom_object(*JOBS, self.namespace, PLURAL)["items"]
+            shown = json.dumps([job.get("status") for job in jobs], indent=1)[:6000]
+            errors = [*self.kubelets.errors, *(e for player in self.launchers for e in player.errors)]
+            raise AssertionError(f"{error}\nstatus: {shown}\nplayers: {errors}\noperator:\n{told}") from None
+
+    def close(self) -> None:
+        """Everything of the test goes."""
+        for job in self.custom.list_namespaced_custom_object(*JOBS, self.namespace, PLURAL)["items"]:
+            self.custom.delete_namespaced_custom_object(*JOBS, self.namespace, PLURAL, job["metadata"]["name"])
+        for player in self.launchers:
+            player.stop()
+            self.kubelets.on_delete.remove(player.leave)
+        wait_until(lambda: not self.core.list_namespaced_pod(self.namespace).items, "all pods are gone")
+        self.kubelets.broken.pop(self.namespace, None)
+        for node in self._nodes:
+            self.kubelets.remove_node(node)
+
+
+@pytest.fixture(scope="session")
+def rights(cluster: Cluster) -> Path:
+    """A kubeconfig of the chart's own service account, with exactly the chart's rights."""
+    flags = ("-n", SYSTEM, "--kube-version", "1.36.0")
+    rendered = run([program("helm"), "template", "holdfast", REPOSITORY / "charts" / "holdfast", *flags])
+    kinds = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
+    granted = [document for document in yaml.safe_load_all(rendered) if document and document["kind"] in kinds]
+    cluster.kubectl("create", "namespace", SYSTEM)
+    cluster.kubectl("apply", "-f", "-", input=yaml.safe_dump_all(granted))
+    return cluster.kubeconfig_for(service_account="holdfast", namespace=SYSTEM)
+
+
+@pytest.fixture(scope="module")
+def operator(rights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+    """A running operator. It ends without complaint."""
+    made = Operator(rights, tmp_path_factory.mktemp("operator"))
+    made.start()
+    yield made
+    assert made.stop() == 0, made.log()[-3000:]
+
+
+@pytest.fixture(scope="module")
+def kubelets(admin: Any) -> Iterator[Kubelets]:
+    """Players of all nodes."""
+    made = Kubelets(admin)
+    made.start()
+    yield made
+    made.stop()
+    assert made.errors == []
+
+
+@pytest.fixture
+def stage(admin: Any, operator: Operator, kubelets: Kubelets, namespace: str) -> Iterator[Stage]:
+    """A namespace to play in."""
+    made = Stage(admin, operator, kubelets, namespace)
+    yield made
+    made.close()
