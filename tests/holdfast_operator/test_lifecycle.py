@@ -82,6 +82,19 @@ def test_a_noticed_worker_drains_and_its_node_is_avoided(trained: Any) -> None:
     assert causes(trained) == ["Interruption"]
 
 
+def test_a_noticed_node_is_used_again_once_it_is_another_machine(trained: Any) -> None:
+    node = trained.node_of("gpt-w2")
+    trained.notice("gpt-w2")
+    trained.tick()
+    trained.end("gpt-w2", 75)
+    trained.run(60, until=lambda: "gpt-w3" in trained.world_names())
+    assert node in {entry.node for entry in trained.status.avoided}
+    trained.kill_node(node)
+    trained.heal_node(node, rebooted=True)
+    trained.run(30)
+    assert not trained.status.avoided
+
+
 def test_a_pod_deleted_by_force_is_an_interruption(trained: Any) -> None:
     trained.force_gone("gpt-w0")
     trained.run(60, until=lambda: "gpt-w3" in trained.world_names())

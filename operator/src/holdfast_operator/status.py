@@ -365,10 +365,12 @@ class AvoidedNode:
     node: str
     reason: str
     until: datetime
+    boot_id: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As in the resource's status."""
-        return {"node": self.node, "reason": self.reason, "until": format_time(self.until)}
+        until = format_time(self.until)
+        return {"node": self.node, "reason": self.reason, "until": until, "bootID": self.boot_id}
 
     @classmethod
     def from_json(cls, value: Json) -> AvoidedNode:
@@ -376,7 +378,12 @@ class AvoidedNode:
         until = parse_time(value.get("until"))
         if until is None:
             raise ValueError("an avoided node without end")
-        return cls(node=str(value["node"]), reason=str(value.get("reason") or ""), until=until)
+        return cls(
+            node=str(value["node"]),
+            reason=str(value.get("reason") or ""),
+            until=until,
+            boot_id=str(value.get("bootID") or ""),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

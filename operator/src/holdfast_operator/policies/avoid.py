@@ -16,17 +16,24 @@ def avoiding(draft: Draft, node: str, reason: str, span: timedelta) -> Draft:
     if known is not None and known.reason == reason:
         return draft
     others = tuple(entry for entry in draft.status.avoided if entry.node != node)
-    entry = AvoidedNode(node=node, reason=reason, until=draft.now + span)
+    view = draft.seen.node(node)
+    boot_id = view.boot_id if view is not None else ""
+    entry = AvoidedNode(node=node, reason=reason, until=draft.now + span, boot_id=boot_id)
     return draft.but(avoided=tuple(sorted((*others, entry), key=lambda item: item.node)))
 
 
 def apply(draft: Draft) -> Draft:
-    """Forget nodes whose time is over, that are gone, or that were dead and live again."""
+    """Forget nodes whose time is over, that are gone, that booted since, or that were dead and live again.
+
+    A node that booted since is another machine under the same name, or the same after its repair.
+    """
     return draft.but(avoided=tuple(entry for entry in draft.status.avoided if _still(draft, entry)))
 
 
 def _still(draft: Draft, entry: AvoidedNode) -> bool:
     node = draft.seen.node(entry.node)
     if node is None or draft.now >= entry.until:
+        return False
+    if entry.boot_id and node.boot_id and node.boot_id != entry.boot_id:
         return False
     return entry.reason not in _LASTING or node.dead(draft.now)

@@ -9,7 +9,7 @@ Invariants, asserted on every result:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -262,7 +262,7 @@ def _next_generation(observed: Observed, recorded: Membership, now: float) -> Pu
     if size is not None:
         return size
     proposed = _publish(observed, recorded, chosen)
-    fence = awaiting_fence(proposed)
+    fence = awaiting_fence(proposed, {worker.pod_uid: worker.pod for worker in observed.workers})
     if fence is not None:
         return fence
     return Publication(membership=proposed, reason=due[0], message=due[1])
@@ -503,12 +503,15 @@ def _member(worker: Worker, index: int) -> Member:
     )
 
 
-def awaiting_fence(membership: Membership) -> Hold | None:
-    """Rule (c) for the whole of a generation: who must report or be proved gone first, if anyone."""
+def awaiting_fence(membership: Membership, pods: Mapping[str, str]) -> Hold | None:
+    """Rule (c) for the whole of a generation: who must report or be proved gone first, if anyone.
+
+    `pods` names pods by UID; one that it does not know is named by its UID.
+    """
     for entry in membership.previous:
         left = set(entry.members) - membership.uids - set(membership.gone)
         if 2 * len(left) > len(entry.members):
-            names = ", ".join(sorted(left))
+            names = ", ".join(sorted(pods.get(uid, uid) for uid in left))
             return Hold(
                 reason=Reason.AWAITING_FENCE,
                 message=f"{names} of generation {entry.generation} may still train. It goes on when they report"
