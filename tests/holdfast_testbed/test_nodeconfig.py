@@ -11,6 +11,7 @@ import pytest
 from holdfast_testbed import cgroups, nodeconfig, pods, volumes
 from holdfast_testbed.addresses import make_plan
 from holdfast_testbed.constants import PAUSE_IMAGE
+from holdfast_testbed.errors import TestbedError
 
 NODE = make_plan(100, 2).node(2)
 
@@ -105,3 +106,12 @@ def test_claims_of_two_namespaces_never_share_a_volume() -> None:
 
     assert bound("one") == {"one-host-runtime", "one-checkpoints"}
     assert not bound("one") & bound("two")
+
+
+def test_on_version_two_a_controller_that_cannot_be_handed_down_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.controllers").write_text("hugetlb memory")
+    (tmp_path / "cgroup.subtree_control").mkdir()
+    with pytest.raises(TestbedError, match="the controller 'memory' cannot be used"):
+        cgroups.hand_down(tmp_path, "memory")
+    cgroups.hand_down(tmp_path, "hugetlb")
+    assert list((tmp_path / "cgroup.subtree_control").iterdir()) == []

@@ -6,9 +6,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast_testbed.errors import TestbedError
 from holdfast_testbed.waiting import wait_for
 
 _MOUNTS = Path("/proc/self/mountinfo")
+_REQUIRED = frozenset({"cpu", "cpuset", "memory", "pids"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +61,19 @@ def _delegate(mount: Path, name: str) -> None:
         here = here / part if part else here
         here.mkdir(exist_ok=True)
         for controller in (here / "cgroup.controllers").read_text().split():
-            (here / "cgroup.subtree_control").write_text(f"+{controller}")
+            hand_down(here, controller)
+
+
+def hand_down(group: Path, controller: str) -> None:
+    """Let the groups below use a controller; only those that a kubelet must have are worth an error."""
+    try:
+        (group / "cgroup.subtree_control").write_text(f"+{controller}")
+    except OSError as error:
+        if controller in _REQUIRED:
+            raise TestbedError(
+                f"the controller '{controller}' cannot be used below {group} ({error.strerror}). In a container with "
+                "cgroup v2, move its processes into a group of their own first, or run on the host."
+            ) from error
 
 
 def _inherit_cpuset(mount: Path, name: str) -> None:

@@ -8,13 +8,15 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from holdfast_testbed.addresses import NodePlan, Plan
 from holdfast_testbed.commands import run
-from holdfast_testbed.errors import CommandFailedError, LeftBehindError
+from holdfast_testbed.errors import CommandFailedError, LeftBehindError, MissingProgramError
 
 _NETNS = Path("/run/netns")
+_MODULES = ("overlay", "bridge", "br_netfilter", "veth", "nf_tables")
 
 
 def ip(*words: str) -> str:
@@ -42,8 +44,16 @@ def tags_in_use() -> set[str]:
     return {name.split("-")[0] for name in links | spaces}
 
 
+def load_kernel_modules() -> None:
+    """What nodes need and some kernels have as modules. Most have all in them, so a failure says nothing yet."""
+    for module in _MODULES:
+        with suppress(CommandFailedError, MissingProgramError):
+            run(["modprobe", "--quiet", module])
+
+
 def make_switch(plan: Plan) -> None:
     """The switch and the host's cable to it."""
+    load_kernel_modules()
     ip("netns", "add", plan.switch)
     peer = f"{plan.tag}s"
     batch([f"link add {plan.host_link} type veth peer name {peer}", f"link set {peer} netns {plan.switch}"])

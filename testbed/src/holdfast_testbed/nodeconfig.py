@@ -77,6 +77,7 @@ disabled_plugins = ["io.containerd.nri.v1.nri", "io.containerd.internal.v1.traci
     sandbox = "{PAUSE_IMAGE}"
 
 [plugins."io.containerd.cri.v1.runtime"]
+  disable_apparmor = true
   restrict_oom_score_adj = {str(not may_raise_oom_score).lower()}
   [plugins."io.containerd.cri.v1.runtime".cni]
     bin_dirs = [{_quoted(cni_bin)}]
