@@ -8,6 +8,7 @@ from simulation import Pod, Simulation
 
 from holdfast.constants import Cause
 from holdfast.launch.messages import Priority
+from holdfast.worlds import Pair
 
 PLACES = st.integers(min_value=0, max_value=7)
 MOST_PODS = 8
@@ -131,6 +132,27 @@ class Job(RuleBasedStateMachine):
     @rule(place=PLACES)
     def drain(self, place: int) -> None:
         self.sim.drain(self.pod(place).uid)
+
+    @rule(number=st.integers(min_value=1, max_value=4))
+    def scale(self, number: int) -> None:
+        if self.sim.rules.replica_step == 1:
+            self.sim.scale(number)
+
+    @rule()
+    def keep_a_backup(self) -> None:
+        self.sim.keep_backup()
+
+    @rule()
+    def restore_the_backup(self) -> None:
+        self.sim.restore_backup()
+
+    @rule()
+    def a_zombie_of_an_old_job_commits(self) -> None:
+        self.sim.old_job_commits()
+
+    @rule(generation=st.integers(min_value=1, max_value=8), attempt=PLACES)
+    def a_zombie_of_an_old_job_claims(self, generation: int, attempt: int) -> None:
+        self.sim.old_job_claims(Pair(generation, attempt + 1))
 
     def teardown(self) -> None:
         self.sim.recover()

@@ -142,7 +142,8 @@ class Simulation:
         self.announced: list[tuple[Pair, Lineage]] = []
         self.publications = 0
         self.backups_restored = 0
-        self.drained: set[str] = set()
+        self.old_line: Lineage = ()
+        self.backup: policy.Membership | None = None
         self.incarnation = 0
         for _ in range(replicas):
             self.new_pod()
@@ -198,6 +199,13 @@ class Simulation:
         for pod in self.alive():
             pod.frozen = False
 
+    def scale(self, replicas: int) -> None:
+        """Somebody changes `replicas`; the operator orders the surplus to leave."""
+        self.rules = replace(self.rules, replicas=replicas, min_replicas=min(self.rules.min_replicas, replicas))
+        for pod in self.alive()[replicas:]:
+            if not pod.frozen:
+                self.feed(pod, events.DrainAsked(id=f"scale-{replicas}", reason="scaled down", cause=None))
+
     def drain(self, uid: str) -> None:
         """A notice: the pod must leave."""
         pod = self.pods[uid]
@@ -251,6 +259,9 @@ class Simulation:
             self.trainings.append(training)
         training.alive.add(pod.uid)
         pod.training = training
+        whole = [t.world.pair for t in self.trainings if t.alive == t.world.uids]
+        if len(whole) > 1 and not self.backups_restored:
+            raise ViolationError(f"two worlds at once: {whole}")
 
     def _end_ranks(self, pod: Pod) -> None:
         if pod.training is not None:
@@ -485,6 +496,47 @@ class Simulation:
             for pair, base in self.bases.items():
                 if one.commit.pair < pair and base[: len(one.lineage)] != one.lineage:
                     raise ViolationError(f"the zombie's commit {one.commit} is readable beside {pair}")
+
+    # What was there before, and comes back
+
+    def find_old_job(self, pair: Pair, steps: int) -> None:
+        """The folder is an old one: another job claimed and committed there, and may still be alive somewhere."""
+        self.old_line = (pair,) * steps
+        self.claims[pair] = Claim(pair=pair, job_uid="old", publication="old", from_step=0)
+        self.commits.append(Stored(fencing.Commit(step=steps, pair=pair, job_uid="old"), self.old_line))
+
+    def old_job_commits(self) -> None:
+        """A zombie of the old job commits one more step."""
+        if self.old_line:
+            pair = self.old_line[-1]
+            self.old_line = (*self.old_line, pair)
+            commit = fencing.Commit(step=len(self.old_line), pair=pair, job_uid="old")
+            self.commits.append(Stored(commit, self.old_line))
+            self.check_line()
+
+    def old_job_claims(self, pair: Pair) -> None:
+        """A zombie of the old job opens an attempt, without having seen us."""
+        if self.old_line and pair > self.old_line[-1] and pair not in self.claims:
+            self.claims[pair] = Claim(
+                pair=pair,
+                job_uid="old",
+                publication="old",
+                from_step=len(self.old_line) - 1,
+                from_pair=self.old_line[-1],
+            )
+            self.old_line = (*self.old_line[:-1], pair)
+            self.check_line()
+
+    def restore_backup(self) -> None:
+        """The cluster's state is put back to what it was at the last `keep_backup`."""
+        if self.backup is not None:
+            self.status, self.backups_restored = self.backup, self.backups_restored + 1
+            for pod in self.pods.values():
+                pod.served = -1
+
+    def keep_backup(self) -> None:
+        """Somebody makes a backup of the cluster."""
+        self.backup = self.status
 
     # The operator and the sidecars
 

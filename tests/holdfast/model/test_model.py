@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 from machine import Job
+from simulation import Simulation, ViolationError
+
+from holdfast.checkpoint import fencing
+from holdfast.constants import Phase
+from holdfast.launch.rules import Weakened
 
 BOUNDED = settings(
     derandomize=True,
-    max_examples=300,
+    max_examples=150,
     stateful_step_count=40,
     deadline=None,
     database=None,
@@ -18,3 +26,80 @@ BOUNDED = settings(
 
 def test_no_order_of_faults_breaks_safety_and_training_resumes() -> None:
     run_state_machine_as_test(Job, settings=BOUNDED)  # type: ignore[no-untyped-call]
+
+
+# Each rule is needed: without it, and with the same faults, the model sees the job break.
+
+
+def split(**weakened: Any) -> Simulation:
+    """w2 is lost, w3 takes its place in generation 2; before w1 hears of it, w1 is cut off together with w2."""
+    sim = Simulation(3, replace_lost=False, **weakened)
+    assert sim.run(20, lambda: sim.trains_with("w0", "w1", "w2"))
+    sim.freeze("w2")
+    assert sim.run(10, lambda: sim.trains_with("w0", "w1"))
+    sim.run(3)
+    sim.cut_from_operator |= {"w1", "w2"}
+    sim.new_pod()
+    assert sim.run(2, lambda: sim.status is not None and sim.status.generation == 2)
+    sim.thaw("w2")
+    sim.cut(["w0", "w3"], ["w1", "w2"])
+    sim.run(30)
+    return sim
+
+
+def test_the_rules_keep_the_two_sides_of_a_growth_apart() -> None:
+    sim = split()
+    assert sim.trains_with("w1", "w2")
+    assert sim.pods["w0"].state.phase is Phase.AWAITING_FENCE
+    assert "w1, w2 of generation 1 may still train" in sim.pods["w0"].state.message
+
+
+def test_without_rule_c_both_sides_train() -> None:
+    with pytest.raises(ViolationError, match="two worlds at once"):
+        split(weakened=Weakened(older_generations=True))
+
+
+def halves(**weakened: Any) -> Simulation:
+    """Four train and are cut into two and two."""
+    sim = Simulation(4, replace_lost=False, **weakened)
+    assert sim.run(20, lambda: sim.trains_with("w0", "w1", "w2", "w3"))
+    sim.operator_up = False
+    sim.cut(["w0", "w1"], ["w2", "w3"])
+    sim.run(20)
+    return sim
+
+
+def test_no_half_trains_without_the_other() -> None:
+    assert halves().training_now() is None
+
+
+def test_without_the_majority_both_halves_train() -> None:
+    with pytest.raises(ViolationError, match=r"one pair|two worlds"):
+        halves(weakened=Weakened(majority=True))
+
+
+def late_write(**weakened: Any) -> Simulation:
+    """A commit is under way when its world ends; it lands when the successor, from an older commit, has gone on."""
+    sim = Simulation(3, replace_lost=False, **weakened)
+    assert sim.run(
+        20, lambda: (t := sim.training_now()) is not None and len(t.steps) == 4 and t.in_flight is not None
+    )
+    doomed = sim.training_now()
+    assert doomed is not None
+    sim.crash("w0")
+    assert sim.run(20, lambda: sim.trains_with("w1", "w2") and sim.committed() >= 4)
+    sim.land(doomed)
+    return sim
+
+
+def test_what_a_zombie_writes_late_is_never_read() -> None:
+    sim = late_write()
+    late = sim.commits[-1].commit
+    verdict = fencing.readable(late, sim.claims.values(), job_uid=sim.job)
+    assert not verdict.ok
+    assert "fenced by claim 1.2" in verdict.reason
+
+
+def test_without_claims_the_zombies_commit_is_readable() -> None:
+    with pytest.raises(ViolationError, match=r"two lines can be read|zombie"):
+        late_write(ignore_claims=True)

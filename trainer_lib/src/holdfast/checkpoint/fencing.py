@@ -98,16 +98,16 @@ def foreign(
 ) -> tuple[Claim, ...]:
     """Claims on a tier that stop the attempt `pair` of `publication`; `known` are those of its membership.
 
-    Another job's claim is foreign until the operator has published a generation above it. One of the same job is
-    foreign when its generation is above ours, or is ours under another publication: the operator's status was
-    restored from an old backup. A lower one of the same job is history.
+    What stands below our generation is history, whoever wrote it: our claim is above it. Of our generation or above,
+    another job's claim is foreign, and so is one of our own job under another publication or in a later generation:
+    the operator's status was restored from an old backup, or we are the past.
     """
     known = frozenset(known)
 
     def stops(claim: Claim) -> bool:
-        if claim.job_uid != job_uid:
-            return True
-        ours = claim.pair.generation == pair.generation
-        return claim.pair.generation > pair.generation or (ours and claim.publication != publication)
+        if claim.pair.generation < pair.generation:
+            return False
+        later = claim.pair.generation > pair.generation
+        return claim.job_uid != job_uid or later or claim.publication != publication
 
     return tuple(claim for claim in claims if claim not in known and stops(claim))
