@@ -89,14 +89,14 @@ class Cluster:
             archives = pool.submit(build_all).result() if images and nodes else {}
             for part in (control_plane, *nodes):
                 part.result()
-        wait_for(self._usable, what="namespace 'default' has its service account", seconds=60, every=0.1)
+        wait_for(self._usable, what="namespace 'default' has its service account", seconds=120, every=0.1)
         self._import(archives.values())
         self.wait_for_nodes()
 
     def _usable(self) -> bool:
         return "default" in self.kubectl("get", "serviceaccounts", "-o", "name")
 
-    def wait_for_nodes(self, seconds: float = 120.0) -> None:
+    def wait_for_nodes(self, seconds: float = 180.0) -> None:
         """Return when every node is Ready."""
         if not self.nodes:
             return
@@ -264,6 +264,11 @@ class Cluster:
         """As if nothing had been announced for a node."""
         where = self.node(node)
         metadata.Announcement(instance_id=instance_id(where.plan)).write(where.files.announcement)
+
+    def noticed(self) -> list[int]:
+        """Numbers of the nodes whose interruption is announced."""
+        numbers = range(1, self.nodes + 1)
+        return [n for n in numbers if metadata.Announcement.read(self.node(n).files.announcement).action]
 
     def advertise(self, node: int, resource: str, count: int) -> None:
         """Let a node offer an extended resource (`nvidia.com/gpu`), for the scheduler's eyes only."""

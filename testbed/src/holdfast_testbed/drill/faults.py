@@ -144,14 +144,19 @@ def delete_pod(stage: Stage) -> None:
 
 
 def announce_interruption(stage: Stage) -> None:
-    pod = stage.workers()[0]
+    pod = _worker_away_from_operator(stage)
     stage.cluster.notice(stage.node_number(pod), action="terminate", seconds=120)
     stage.say(f"AWS announces that {pod.node} ends in 120 s ({pod.name} runs there)")
 
 
-def withdraw_notices(stage: Stage) -> None:
-    for number in range(1, stage.cluster.nodes + 1):
+def reclaim_and_replace(stage: Stage) -> None:
+    """What the cloud does after its notice: the instance goes, and another one takes its place."""
+    for number in stage.cluster.noticed():
+        node = stage.cluster.node(number)
+        node.kill()
         stage.cluster.clear_notice(number)
+        node.start()
+        stage.say(f"AWS has taken {node.name} and brought a new instance under its name")
 
 
 def kill_launcher_and_operator(stage: Stage) -> None:
@@ -178,7 +183,7 @@ def kill_all_and_damage(stage: Stage) -> None:
 
 
 def cut_power(stage: Stage) -> None:
-    pod = next(p for p in reversed(stage.workers()) if not _hosts_operator(stage, p.node))
+    pod = _worker_away_from_operator(stage)
     stage.cluster.node(stage.node_number(pod)).kill()
     stage.say(f"power cut on {pod.node} ({pod.name} ran there)")
 
@@ -225,12 +230,13 @@ def flip_one_bit(path: Path) -> None:
         file.write(bytes([byte ^ 0x10]))
 
 
-def _hosts_operator(stage: Stage, node: str) -> bool:
-    nodes = stage.cluster.kubectl(
+def _worker_away_from_operator(stage: Stage) -> PodSight:
+    """A worker whose node does not host the operator: one fault at a time."""
+    hosts = stage.cluster.kubectl(
         "-n", OPERATOR_NAMESPACE, "get", "pods", "-l", "app.kubernetes.io/name=holdfast",
         "-o", "jsonpath={.items[*].spec.nodeName}",
     ).split()  # fmt: skip
-    return node in nodes
+    return next(pod for pod in reversed(stage.workers()) if pod.node not in hosts)
 
 
 def drills(interval_steps: int) -> list[Drill]:
@@ -255,7 +261,7 @@ def drills(interval_steps: int) -> list[Drill]:
             name="spot notice",
             promise=promise("spot notice on a node", 30, 0, "Interruption"),
             inflict=announce_interruption,
-            repair=withdraw_notices,
+            repair=reclaim_and_replace,
         ),
         Drill(
             name="operator killed",

@@ -133,13 +133,13 @@ class Watcher:
             self._progress.extend(seen)
 
     def _read_job(self) -> dict[str, Any]:
-        resource: dict[str, Any] = self._custom.get_namespaced_custom_object(
+        resource: Any = self._custom.get_namespaced_custom_object(
             "holdfast.dev", "v1alpha1", self.namespace, "faulttolerantjobs", self.job, _request_timeout=5
         )
-        return resource
+        return dict(resource)
 
     def _read_pods(self) -> tuple[PodSight, ...]:
-        response = self._core.list_namespaced_pod(
+        response: Any = self._core.list_namespaced_pod(
             self.namespace,
             label_selector=f"{JOB_LABEL}={self.job}",
             _preload_content=False,
