@@ -37,6 +37,7 @@ def test_shares_differ_by_at_most_one_sample(batch: int, world: int, cursor: int
     shares = [share_of(cursor=cursor, batch=batch, rank=rank, world_size=world) for rank in range(world)]
     lengths = [share.end - share.begin for share in shares]
     assert sum(lengths) == batch
+    assert lengths[0] >= 1
     assert max(lengths) - min(lengths) <= 1
 
 

@@ -26,8 +26,8 @@ from holdfast.checkpoint.engine import Attempt, Engine, attempt_by_hand
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.numerics import fingerprint as numerics
 from holdfast.checkpoint.reader import Loaded, Restored
-from holdfast.checkpoint.writer import SaveResult, Snapshot
 from holdfast.checkpoint.state import Flat, Stateful, assemble, flatten, load_into
+from holdfast.checkpoint.writer import SaveResult, Snapshot
 from holdfast.config import JobConfig, effective
 from holdfast.constants import SHARED_TIER, RankPhase
 from holdfast.data import Audit, Position, expected_audit

@@ -73,10 +73,13 @@ class Share:
 
 
 def share_of(*, cursor: int, batch: int, rank: int, world_size: int) -> Share:
-    """Split a global batch as evenly as can be; the parts join without gap or overlap."""
+    """Split a global batch as evenly as can be; the parts join without gap or overlap.
+
+    What cannot be shared evenly goes to lower ranks: rank 0, whose running statistics count, always has a sample.
+    """
     return Share(
-        begin=cursor + batch * rank // world_size,
-        end=cursor + batch * (rank + 1) // world_size,
+        begin=cursor - (-batch * rank // world_size),
+        end=cursor - (-batch * (rank + 1) // world_size),
     )
 
 

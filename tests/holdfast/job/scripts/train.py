@@ -1,0 +1,74 @@
+"""A script as a user writes it: double precision, so that worlds can be compared closely."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import time
+
+import torch
+
+import holdfast
+
+
+class Points:
+    def __len__(self) -> int:
+        return 37
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.randn(5, generator=torch.Generator().manual_seed(index), dtype=torch.float64)
+        return x, x.sin().sum()
+
+
+class Net(torch.nn.Module):
+    """With a part that only some micro-batches use, and one that is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(5, 16)
+        self.outer = torch.nn.Linear(16, 1)
+        self.sometimes = torch.nn.Parameter(torch.zeros(()))
+        self.never = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.outer(self.inner(x).tanh()).squeeze(-1)
+        chosen = x[:, 0] > 1
+        return y + self.sometimes * chosen if bool(chosen.any()) else y
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--global-batch", type=int, default=7)
+    parser.add_argument("--pause", type=float, default=0.0)
+    parser.add_argument("--raise-at", type=int, default=-1)
+    parser.add_argument("--kill-at", type=int, default=-1)
+    parser.add_argument("--leave-at", type=int, default=-1)
+    args = parser.parse_args()
+
+    job = holdfast.init()
+    torch.manual_seed(job.rank)  # ranks begin with different weights: rank 0's must win
+    model = Net().to(torch.float64)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    job.manage(model=model, optimizer=optimizer, max_grad_norm=5.0)
+    losses = []
+    for x, y in job.batches(Points(), global_batch_size=args.global_batch, micro_batch_size=2, max_steps=args.steps):
+        if job.rank == job.world_size - 1:
+            if job.committed_step == args.raise_at:
+                raise ValueError("loss is negative")
+            if job.committed_step == args.kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if job.committed_step == args.leave_at:
+                return
+        time.sleep(args.pause)
+        result = job.step((model(x) - y).square().mean())
+        if result.committed:
+            losses.append(result.loss)
+    weights = [parameter.tolist() for parameter in model.parameters()]
+    print(json.dumps({"losses": losses, "weights": weights, "audit": str(job.audit())}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

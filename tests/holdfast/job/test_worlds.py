@@ -1,0 +1,119 @@
+"""Real processes over gloo: the same training whatever the world, and one agreed step for whatever is asked."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from holdfast.constants import EXIT_PEER_LOST
+
+
+def results(launcher: Any) -> list[dict[str, Any]]:
+    assert launcher.finish() == [0] * len(launcher.processes), launcher.output()
+    return [json.loads(output.strip().splitlines()[-1]) for output in launcher.output()]
+
+
+def alone(solo: Any, script: Any, batch: int) -> tuple[list[float], list[float], str]:
+    """The same training in this process: losses, weights, audit."""
+    job = solo(None).job
+    torch.manual_seed(0)
+    model = script.Net().to(torch.float64)
+    job.manage(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=0.05), max_grad_norm=5.0)
+    losses = []
+    for x, y in job.batches(script.Points(), global_batch_size=batch, micro_batch_size=2, max_steps=12):
+        result = job.step((model(x) - y).square().mean())
+        if result.committed:
+            losses.append(result.loss)
+    assert model.never.item() == 1.0  # what no rank uses does not decay either
+    return losses, _flat([parameter.tolist() for parameter in model.parameters()]), str(job.audit())
+
+
+@pytest.mark.parametrize(("world", "batch"), [(2, 7), (3, 2)], ids=["uneven shares", "a rank without samples"])
+def test_every_world_trains_alike(  # noqa: PLR0917  (fixtures)
+    launcher: Any, tmp_path: Path, solo: Any, script: Any, world: int, batch: int
+) -> None:
+    launcher.start(world, tmp_path / "tier", "--global-batch", str(batch))
+    losses, weights, audit = alone(solo, script, batch)
+    runs = results(launcher)
+    assert all(run["weights"] == runs[0]["weights"] for run in runs)
+    assert runs[0]["losses"] == pytest.approx(losses, rel=1e-9, abs=1e-12)
+    assert _flat(runs[0]["weights"]) == pytest.approx(weights, rel=1e-7, abs=1e-9)
+    assert {run["audit"] for run in runs} == {audit}
+    assert audit.startswith(f"exactly once ({12 * batch} samples")
+    assert {message["step"] for rank in range(world) for message in launcher.of(rank, "done")} == {12}
+
+
+def _flat(value: Any) -> list[float]:
+    return [value] if isinstance(value, float) else [x for item in value for x in _flat(item)]
+
+
+def test_a_request_that_reaches_one_rank_is_a_commit_of_all_and_quiesce_ends_the_steps(
+    launcher: Any, tmp_path: Path
+) -> None:
+    root = tmp_path / "tier"
+    launcher.start(3, root, "--steps", "100000", "--pause", "0.002")
+    launcher.wait("the first steps", lambda: all(len(launcher.of(rank, "step")) > 2 for rank in range(3)))
+    launcher.ask(1, "checkpoint", "touch-1")
+    launcher.wait("the commit", lambda: all(launcher.of(rank, "checkpoint") for rank in range(3)))
+    commits = [launcher.of(rank, "checkpoint")[0] for rank in range(3)]
+    assert {commit["result"] for commit in commits} == {"Committed"}
+    assert len({commit["step"] for commit in commits}) == 1
+    assert [commit["ids"] for commit in commits] == [[], ["touch-1"], []]
+    assert (root / f"step-{commits[0]['step']}.g1.a1" / "MANIFEST.json").exists()
+
+    launcher.ask(2, "quiesce", "drain-1")
+    launcher.wait("the last step", lambda: all(launcher.of(rank, "quiesced") for rank in range(3)))
+    last = {launcher.of(rank, "quiesced")[0]["step"] for rank in range(3)}
+    assert len(last) == 1
+    assert {launcher.of(rank, "step")[-1]["step"] for rank in range(3)} == last
+    assert launcher.of(2, "checkpoint")[-1]["ids"] == ["drain-1"]
+    assert all(process.poll() is None for process in launcher.processes)  # they wait to be ended
+
+    for process in launcher.processes:
+        process.kill()
+        process.wait()
+    launcher.start(2, root, "--steps", str(max(last) + 3), attempt=2)
+    assert all(run["audit"].startswith("exactly once") for run in results(launcher))
+    restored = launcher.of(0, "restored")[0]
+    assert (restored["step"], restored["fromPair"]) == (max(last), {"generation": 1, "attempt": 1})
+    assert [claim["claim"]["fromStep"] for claim in launcher.of(0, "claim")] == [max(last)]
+    assert launcher.of(1, "claim") == []
+
+
+def test_a_killed_peer_is_told_as_that_and_nobody_is_blamed(launcher: Any, tmp_path: Path) -> None:
+    launcher.start(2, tmp_path / "tier", "--kill-at", "3")
+    assert launcher.finish() == [EXIT_PEER_LOST, -signal.SIGKILL]
+    lost = launcher.of(0, "peerLost")
+    assert [message["step"] for message in lost] == [3]
+    assert launcher.of(0, "exception") == []
+    assert launcher.of(0, "done") == []
+
+
+def test_an_exception_of_the_script_is_told_with_its_last_lines(launcher: Any, tmp_path: Path) -> None:
+    launcher.start(2, tmp_path / "tier", "--raise-at", "2")
+    codes = launcher.finish()
+    assert codes == [EXIT_PEER_LOST, 1]
+    (told,) = launcher.of(1, "exception")
+    assert (told["name"], told["message"], told["step"]) == ("ValueError", "loss is negative", 2)
+    assert told["traceback"][-1] == "ValueError: loss is negative"
+    assert any("train.py" in line for line in told["traceback"])
+    assert launcher.of(1, "done") == []
+    assert "ValueError: loss is negative" in launcher.output()[1]
+
+
+def test_a_rank_that_leaves_the_loop_early_is_not_done(launcher: Any, tmp_path: Path) -> None:
+    launcher.start(2, tmp_path / "tier", "--leave-at", "2")
+    assert launcher.finish() == [EXIT_PEER_LOST, 0]
+    assert launcher.of(1, "done") == []
+
+
+def test_a_launcher_that_goes_away_takes_its_rank_along(launcher: Any, tmp_path: Path) -> None:
+    launcher.start(1, tmp_path / "tier", "--steps", "100000", "--pause", "0.01")
+    launcher.wait("the first step", lambda: bool(launcher.of(0, "step")))
+    launcher._writers[0].shutdown(2)
+    assert launcher.finish() == [EXIT_PEER_LOST]
