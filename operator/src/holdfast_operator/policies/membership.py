@@ -398,7 +398,7 @@ def _without_newcomers(observed: Observed, recorded: Membership, uids: frozenset
     if not absent:
         return Hold(reason=Reason.UP_TO_DATE, message=f"generation {recorded.generation} lists who there is")
     ended = absent & (observed.proved_gone | {w.pod_uid for w in observed.workers if w.terminal})
-    if uids and ended == absent and len(recorded.members) > observed.rules.replicas >= len(uids):
+    if uids and ended == absent and len(recorded.members) > observed.rules.replicas:
         return Reason.SCALED_DOWN, f"scaled down from {len(recorded.members)} to {len(uids)} workers"
     if not uids:
         return Hold(reason=Reason.WAITING, message="no worker of the last generation reports")

@@ -1,0 +1,159 @@
+"""Which commits count: the table of what a claim makes unreadable, and whose claims bind."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.checkpoint.fencing import Commit, Resume, binding, foreign, order, readable
+from holdfast.worlds import Claim, Pair
+
+JOB = "job-b"
+OLD = "job-a"
+
+
+def claim(generation: int, attempt: int, step: int, origin: Pair | None, job: str = JOB) -> Claim:
+    publication = f"{job}-p{generation}"
+    return Claim(
+        pair=Pair(generation, attempt), job_uid=job, publication=publication, from_step=step, from_pair=origin
+    )
+
+
+def commit(step: int, generation: int, attempt: int, job: str = JOB) -> Commit:
+    return Commit(step=step, pair=Pair(generation, attempt), job_uid=job)
+
+
+FIRST = claim(1, 1, 0, None)
+SECOND = claim(1, 2, 50, Pair(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("found", "ok", "why"),
+    [
+        (commit(50, 1, 1), True, "the commit that the successor went on from"),
+        (commit(20, 1, 1), True, "an earlier one of the same line"),
+        (commit(60, 1, 1), False, "what the predecessor wrote beyond that"),
+        (commit(60, 1, 2), True, "the successor's own"),
+        (commit(10, 1, 2), True, "whatever the newest attempt commits"),
+    ],
+)
+def test_a_claim_ends_the_attempts_before_it_at_its_step(found: Commit, ok: bool, why: str) -> None:
+    assert readable(found, [FIRST, SECOND], job_uid=JOB).ok is ok, why
+
+
+def test_a_commit_of_an_attempt_that_was_passed_over_is_not_read_even_below_the_step() -> None:
+    third = claim(2, 1, 50, Pair(1, 1))
+    verdict = readable(commit(40, 1, 2), [FIRST, third], job_uid=JOB)
+    assert not verdict.ok
+    assert verdict.reason == "fenced by claim 2.1 from step 50"
+
+
+def test_a_fresh_start_ends_everything_before_it() -> None:
+    fresh = claim(2, 1, 0, None)
+    assert not readable(commit(1, 1, 1), [FIRST, fresh], job_uid=JOB).ok
+
+
+def test_of_one_step_the_highest_pair_is_first_and_newer_steps_come_before() -> None:
+    claims = [FIRST, SECOND, claim(1, 3, 50, Pair(1, 2))]
+    found = [commit(50, 1, 1), commit(50, 1, 2), commit(60, 1, 3), commit(55, 1, 2), commit(20, 1, 1)]
+    assert order(found, claims, job_uid=JOB) == [
+        commit(60, 1, 3),
+        commit(50, 1, 2),
+        commit(50, 1, 1),
+        commit(20, 1, 1),
+    ]
+
+
+def test_without_any_claim_everything_is_readable() -> None:
+    assert order([commit(1, 1, 1), commit(2, 1, 1)], [], job_uid=JOB) == [commit(2, 1, 1), commit(1, 1, 1)]
+
+
+OLD_CLAIMS = [claim(3, 1, 0, None, OLD), claim(3, 2, 30, Pair(3, 1), OLD)]
+
+
+def test_a_job_applied_again_reads_the_old_jobs_newest_commit() -> None:
+    found = [commit(40, 3, 2, OLD), commit(35, 3, 1, OLD), commit(30, 3, 1, OLD)]
+    assert order(found, OLD_CLAIMS, job_uid=JOB) == [commit(40, 3, 2, OLD), commit(30, 3, 1, OLD)]
+
+
+def test_with_resume_never_it_reads_only_its_own() -> None:
+    found = [commit(40, 3, 2, OLD)]
+    assert order(found, OLD_CLAIMS, job_uid=JOB, resume=Resume.NEVER) == []
+    own = claim(4, 1, 0, None)
+    found.append(commit(5, 4, 1))
+    assert order(found, [*OLD_CLAIMS, own], job_uid=JOB, resume=Resume.NEVER) == [commit(5, 4, 1)]
+
+
+def test_its_first_claim_voids_what_the_old_job_writes_above_it() -> None:
+    own = claim(4, 1, 40, Pair(3, 2))
+    late = claim(5, 1, 10, Pair(3, 1), OLD)
+    claims = [*OLD_CLAIMS, own, late]
+    assert late not in binding(claims, JOB)
+    assert readable(commit(60, 4, 1), claims, job_uid=JOB).ok
+    verdict = readable(commit(70, 5, 1, OLD), claims, job_uid=JOB)
+    assert not verdict.ok
+    assert "another job above this job's first claim 4.1" in verdict.reason
+
+
+def test_a_commit_whose_manifest_names_no_owner_is_the_claimants() -> None:
+    own = claim(4, 1, 40, Pair(3, 2))
+    nameless = Commit(step=60, pair=Pair(4, 1))
+    assert readable(nameless, [*OLD_CLAIMS, own], job_uid=JOB).ok
+    assert not readable(Commit(step=60, pair=Pair(5, 1)), [*OLD_CLAIMS, own], job_uid=JOB).ok
+
+
+@pytest.mark.parametrize(
+    ("found", "stops", "why"),
+    [
+        (claim(2, 1, 0, None), False, "our own publication"),
+        (claim(1, 9, 0, None), False, "our own past"),
+        (claim(3, 1, 0, None), True, "our own future: we are a zombie"),
+        (claim(2, 1, 0, None, OLD), True, "another job in our generation"),
+        (claim(9, 1, 0, None, OLD), True, "another job above us"),
+        (claim(1, 1, 0, None, OLD), False, "another job's past"),
+    ],
+)
+def test_claims_of_our_generation_or_above_that_are_not_ours_stop_us(found: Claim, stops: bool, why: str) -> None:
+    mine = {"job_uid": JOB, "pair": Pair(2, 1), "publication": f"{JOB}-p2"}
+    assert bool(foreign([found], known=[], **mine)) is stops, why  # type: ignore[arg-type]
+    assert not foreign([found], known=[found], **mine), "what the membership knows, its generation is above"  # type: ignore[arg-type]
+
+
+def test_the_same_generation_under_another_publication_is_foreign() -> None:
+    twin = Claim(pair=Pair(2, 1), job_uid=JOB, publication="twin", from_step=0)
+    assert foreign([twin], known=[], job_uid=JOB, pair=Pair(2, 1), publication=f"{JOB}-p2") == (twin,)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[list[Claim], list[tuple[Commit, tuple[Pair, ...]]]]:
+    """Attempts that each restore what is readable, claim, and commit; some commits land only at the end."""
+    claims: list[Claim] = []
+    written: list[tuple[Commit, tuple[Pair, ...]]] = []
+    late: list[tuple[Commit, tuple[Pair, ...]]] = []
+    for number in range(1, draw(st.integers(2, 6))):
+        pair = Pair(1, number)
+        best = order([c for c, _ in written], claims, job_uid=JOB)
+        base = next((line for c, line in written if best and c == best[0]), ())
+        claims.append(claim(1, number, len(base), best[0].pair if best else None))
+        line = base
+        for _ in range(draw(st.integers(0, 4))):
+            line = (*line, pair)
+            target = late if draw(st.booleans()) else written
+            target.append((commit(len(line), 1, number), line))
+        for entry in list(late):
+            if draw(st.booleans()):
+                late.remove(entry)
+                written.append(entry)
+    return claims, [*written, *late]
+
+
+@settings(derandomize=True, max_examples=300, deadline=None)
+@given(histories())
+def test_whatever_lands_late_only_one_line_is_readable(
+    history: tuple[list[Claim], list[tuple[Commit, tuple[Pair, ...]]]],
+) -> None:
+    claims, written = history
+    lines = [line for found, line in written if readable(found, claims, job_uid=JOB).ok]
+    longest = max(lines, key=len, default=())
+    assert all(longest[: len(line)] == line for line in lines)
