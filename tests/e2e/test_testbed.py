@@ -56,12 +56,13 @@ def bed() -> Iterator[Cluster]:
         cluster.down()
 
 
-def trainer_pod(name: str, script: str, *, node: int = 1) -> dict[str, Any]:
+def trainer_pod(name: str, script: str, *, node: int = 1, memory: str = "1Gi") -> dict[str, Any]:
     """A pod as a job's: the trainer image, the host's runtime, all that the restricted standard asks for."""
     container = {
         "name": "trainer",
         "image": "holdfast/trainer:dev",
         "command": ["python", "-c", script],
+        "resources": {"limits": {"memory": memory}},
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -99,10 +100,14 @@ class Pods:
         self._cluster = cluster
         self._names: list[str] = []
 
-    def run(self, name: str, script: str, *, node: int = 1, until: str = "Running") -> dict[str, Any]:
+    def run(
+        self, name: str, script: str, *, node: int = 1, until: str = "Running", memory: str = "1Gi"
+    ) -> dict[str, Any]:
         """Start a pod and wait for its phase."""
         self._names.append(name)
-        self._cluster.kubectl("create", "-f", "-", input=json.dumps(trainer_pod(name, script, node=node)))
+        self._cluster.kubectl(
+            "create", "-f", "-", input=json.dumps(trainer_pod(name, script, node=node, memory=memory))
+        )
         finished = {"Succeeded", "Failed"}
         wait_for(
             lambda: self.phase(name) in {until, *finished},
@@ -202,6 +207,18 @@ def test_a_process_of_a_pod_is_found_by_container_and_signalled(bed: Cluster, po
     assert bed.signal(main[0], signal.SIGKILL)
     wait_for(lambda: pods.phase("victim") == "Failed", what="the kubelet notices", seconds=60, every=0.2)
     assert not bed.signal(main[0], signal.SIGKILL), "a process that is gone is not signalled"
+
+
+def test_a_container_beyond_its_memory_is_killed_and_the_kubelet_says_why(bed: Cluster, pods: Pods) -> None:
+    pod = pods.run("greedy", "print(len(b'x' * 2**28))", until="Failed", memory="64Mi")
+    terminated = pod["status"]["containerStatuses"][0]["state"]["terminated"]
+    assert (terminated["reason"], terminated["exitCode"]) == ("OOMKilled", 137)
+
+
+def test_a_command_runs_in_a_container(bed: Cluster, pods: Pods) -> None:
+    pods.run("host", SERVE)
+    said = bed.kubectl("exec", "host", "-n", NAMESPACE, "--", "python", "-c", "import os; print(os.getuid())")
+    assert said.strip() == "65532"
 
 
 def test_a_partitioned_node_is_lost_while_its_pods_run_on(bed: Cluster, pods: Pods) -> None:
