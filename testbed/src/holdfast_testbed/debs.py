@@ -77,7 +77,7 @@ def _unpack(part: Part) -> None:
 
 def _download(part: Part, folder: Path) -> list[Path]:
     """Fetch the packages; lists that are missing or too old to name a version are fetched first."""
-    available = _known(part.packages)
+    available = known(part.packages)
     try:
         if part.packages[0] not in available:
             raise TestbedError(f"{part.packages[0]} is not listed")
@@ -85,11 +85,11 @@ def _download(part: Part, folder: Path) -> list[Path]:
     except TestbedError:
         say("fetching Debian's package lists")
         _run(["apt-get", "update", "-qq"])
-        _run(["apt-get", "download", "-qq", *_known(part.packages)], cwd=folder)
+        _run(["apt-get", "download", "-qq", *known(part.packages)], cwd=folder)
     return sorted(folder.glob("*.deb"))
 
 
-def _known(packages: tuple[str, ...]) -> list[str]:
+def known(packages: tuple[str, ...]) -> list[str]:
     """Those of the packages that this release of Debian has."""
     argv = ["apt-cache", "show", "--no-all-versions", *packages]
     shown = subprocess.run(argv, capture_output=True, text=True, check=False, env=child_environment()).stdout
