@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -40,6 +41,7 @@ class Pod:
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self.log = self.run_dir / "log"
         self.termination_log = self.run_dir / "termination"
+        self.termination_log.touch()
         self._environ = {
             "PATH": os.environ["PATH"],
             "HOLDFAST_RUN_DIR": str(self.run_dir),
@@ -220,12 +222,14 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """Launchers that are gone after the test."""
-    made = Cluster(tmp_path)
-    yield made
-    for pod in made.pods.values():
-        pod.stop()
+def cluster() -> Iterator[Cluster]:
+    """Launchers that are gone after the test. Their folders are in memory, as a pod's run directory is."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(prefix="holdfast-", dir=memory if os.access(memory, os.W_OK) else None) as root:
+        made = Cluster(Path(root))
+        yield made
+        for pod in made.pods.values():
+            pod.stop()
 
 
 @pytest.fixture

@@ -59,7 +59,6 @@ class AgentConfig:
     grace_seconds: float = 30.0
     termination_log: Path | None = None
     membership_from_file: bool = True
-    hold_at_exit: float = 0.0
 
 
 class Agent:

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.constants import MAX_LINE_BYTES
+from holdfast.errors import UsageError
 from holdfast.worlds import Pair
 
+_MAX_PATH_BYTES = 107
 _log = logging.getLogger("holdfast.launch.agent_socket")
 
 
@@ -44,6 +46,8 @@ class AgentSocket:
 
     async def start(self) -> None:
         """Listen; a socket that an earlier launcher left behind is replaced."""
+        if len(str(self._path).encode()) > _MAX_PATH_BYTES:
+            raise UsageError(f"{self._path} is too long for a Unix socket: set HOLDFAST_RUN_DIR to a shorter path")
         self._path.unlink(missing_ok=True)
         self._server = await asyncio.start_unix_server(self._serve, path=self._path, limit=MAX_LINE_BYTES)
 

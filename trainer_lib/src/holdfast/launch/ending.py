@@ -94,7 +94,8 @@ def _back_off(turn: Turn, attempt: Attempt, root: Failure) -> None:
 def close_attempt(turn: Turn) -> None:
     """The attempt is over here, for whatever reason: its ranks must end."""
     if turn.attempt is not None:
-        turn.set(attempt=None, last=turn.attempt.world.pair, confirmed=None, confirmations=frozenset())
+        world = turn.attempt.world
+        turn.set(attempt=None, last=world.pair, last_world=world, confirmed=None, confirmations=frozenset())
     turn.kill_ranks()
 
 

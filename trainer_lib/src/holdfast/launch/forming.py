@@ -218,8 +218,8 @@ def _try(
 
 
 def _world_of(turn: Turn, pair: Pair) -> frozenset[str]:
-    last = turn.state.accepted_world
-    return last.uids if last is not None and last.pair == pair else frozenset()
+    known = (turn.state.accepted_world, turn.state.last_world)
+    return next((world.uids for world in known if world is not None and world.pair == pair), frozenset())
 
 
 def _say(turn: Turn, uids: Iterable[str]) -> None:

@@ -26,6 +26,8 @@ _TAIL_LINES = 40
 _TAIL_LINE_BYTES = 2000
 _PIECE_BYTES = 1 << 16
 _DRAIN_SECONDS = 0.5
+# Children use every core they get; the launcher needs little, but that little in time for its heartbeats.
+_NICE = 5
 # What a child wrote to a socket before it ended must be read before its end is judged.
 _LAST_WORDS_SECONDS = 0.02
 
@@ -126,6 +128,7 @@ def _start(
 
     def die_with_parent() -> None:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        os.nice(_NICE)
         if os.getppid() != parent:  # the launcher died before the line above
             os._exit(1)
 
@@ -138,7 +141,7 @@ def _start(
             stderr=subprocess.PIPE,
             process_group=0,
             pass_fds=pass_fds,
-            preexec_fn=die_with_parent,  # noqa: PLW1509  (one call into libc, prepared before the fork)
+            preexec_fn=die_with_parent,  # noqa: PLW1509  (three calls into libc, prepared before the fork)
         )
     except OSError as error:
         raise SpawnError(f"cannot start {argv[0]!r}: {error.strerror}; give a program after '--'") from error

@@ -108,6 +108,7 @@ class State:
     retry_at: float = 0.0
     idle_since: float | None = None
     last: Pair | None = None
+    last_world: World | None = None
     failed: Pair | None = None
     failure: Failure | None = None
     incidents: tuple[Incident, ...] = ()

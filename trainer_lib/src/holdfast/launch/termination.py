@@ -63,7 +63,7 @@ def last_lines(lines: Sequence[str]) -> tuple[str, ...]:
 
 def write(path: Path, ending: Ending) -> None:
     """Write the termination log where there is one: the kubelet made the file, elsewhere there is none."""
-    if not path.exists() and not path.parent.is_dir():
+    if not path.exists():
         return
     body = ending.to_json()
     while len(data := json.dumps(body).encode()) > _MAX_BYTES and body["traceback"]:

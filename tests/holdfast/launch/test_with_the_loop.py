@@ -1,0 +1,41 @@
+"""The launcher and the training loop together, on a shared checkpoint folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+Wait = Callable[..., Any]
+
+
+def claims(cluster: Any) -> dict[tuple[int, int], int]:
+    """From which step each attempt went on."""
+    files = sorted((cluster.shared / "checkpoints" / "claims").glob("*.json"))
+    found = [json.loads(file.read_text()) for file in files]
+    return {(claim["generation"], claim["attempt"]): claim["fromStep"] for claim in found}
+
+
+def test_three_shrink_to_two_and_grow_to_three_without_losing_a_step(cluster: Any, wait_for: Wait) -> None:
+    checkpoints = str(cluster.shared / "checkpoints")
+    a, b, c = cluster.start("a", "b", "c", script="trains.py", HOLDFAST_CHECKPOINT_DIR=checkpoints)
+    cluster.publish(1, "a", "b", "c")
+    cluster.await_world(1, "a", "b", "c")
+    wait_for(lambda: a.status.get("checkpoints"), "a first commit", deadline=90)
+    c.process.kill()
+    second = cluster.await_world(1, "a", "b", above=(1, 1))
+    wait_for(lambda: a.status["incidents"] and a.status["incidents"][0]["resumedTime"], "two go on", deadline=90)
+    (incident,) = a.status["incidents"]
+    assert (incident["cause"], incident["action"]) == ("Infrastructure", "Shrink"), cluster.tail()
+    assert incident["lostSteps"] is not None, str(incident) + cluster.tail()
+
+    cluster.start("d", script="trains.py", HOLDFAST_CHECKPOINT_DIR=checkpoints)
+    previous = [{"generation": 1, "publication": "p1", "members": ["uid-a", "uid-b", "uid-c"]}]
+    active = {"generation": 1, "attempt": second[1]}
+    known = [json.loads(file.read_text()) for file in (cluster.shared / "checkpoints" / "claims").glob("*.json")]
+    cluster.publish(2, "a", "b", "d", active=active, previous=previous, gone=["uid-c"], claims=known)
+    third = cluster.await_world(2, "a", "b", "d")
+    reached = max(a.step, b.step)
+    wait_for(lambda: cluster.pods["d"].step > reached, "three train", deadline=90)
+    assert claims(cluster)[third] == reached, "growth goes on from the very step at which the two stopped"
+    assert len(a.status["incidents"]) == 1
