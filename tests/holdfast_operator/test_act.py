@@ -1,0 +1,119 @@
+"""Writes: what goes over the wire, and what is left of a pass that was refused or cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast_operator.act import Actor, event_manifest, merge_patch, without_nulls
+from holdfast_operator.actions import CreatePod, DeletePod, Event, Publish
+from holdfast_operator.errors import ConflictError, NotFoundError, RejectedError
+from holdfast_operator.observe import Memory
+from holdfast_operator.webhook import AgentHub
+
+VALUES = st.recursive(
+    st.none() | st.integers(0, 3) | st.text(max_size=2),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+    max_leaves=8,
+)
+OBJECTS = st.dictionaries(st.sampled_from("abc"), VALUES, max_size=3)
+
+
+def merged(before: Any, patch: Any) -> Any:
+    """RFC 7396, as the API server does it."""
+    if not isinstance(patch, dict):
+        return patch
+    result = dict(before) if isinstance(before, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merged(result.get(key), value)
+    return result
+
+
+@given(before=OBJECTS, after=OBJECTS)
+def test_a_patch_makes_the_one_into_the_other_and_is_empty_only_if_they_are_equal(before: Any, after: Any) -> None:
+    wanted = without_nulls(after)
+    patch = merge_patch(before, wanted)
+    assert without_nulls(merged(before, patch)) == wanted
+    assert bool(patch) == (without_nulls(before) != wanted)
+
+
+class Api:
+    """Records calls; refuses what it is told to."""
+
+    def __init__(self, **refusals: Exception) -> None:
+        self.calls: list[tuple[str, str]] = []
+        self._refusals = refusals
+
+    def create_pod(self, manifest: Any) -> Any:
+        return self._call("create_pod", manifest["metadata"]["name"]) or {"metadata": {"uid": "u"}}
+
+    def delete_pod(self, namespace: str, name: str, uid: str) -> None:
+        self._call("delete_pod", name)
+
+    def _call(self, method: str, name: str) -> None:
+        self.calls.append((method, name))
+        if method in self._refusals:
+            raise self._refusals[method]
+
+
+def actor(api: Any) -> Actor:
+    return Actor(cluster=api, hub=AgentHub(lambda _token: None, lambda _uid: None), identity="test")
+
+
+def creations(*names: str) -> tuple[CreatePod, ...]:
+    return tuple(CreatePod(name=name, manifest={"metadata": {"name": name}}) for name in names)
+
+
+def plan_with(trained: Any, *actions: Any) -> Any:
+    from dataclasses import replace
+
+    return replace(trained.plan(), actions=actions)
+
+
+def test_a_refused_creation_is_remembered_and_stops_its_like_only(trained: Any) -> None:
+    api = Api(create_pod=RejectedError("pod a", "QuotaExceeded", "exceeded quota: pods"))
+    plan = plan_with(trained, *creations("a", "b"), DeletePod(name="c", uid="u", why="test"))
+    memory = actor(api).act(trained.observe().job, plan, Memory())
+    assert api.calls == [("create_pod", "a"), ("delete_pod", "c")]
+    assert memory.refusal is not None
+    assert memory.refusal.reason == "QuotaExceeded"
+    assert "exceeded quota" in memory.refusal.message
+
+
+def test_a_creation_that_succeeds_ends_the_refusal(trained: Any) -> None:
+    api = Api(create_pod=RejectedError("pod a", "QuotaExceeded", "exceeded quota: pods"))
+    job = trained.observe().job
+    memory = actor(api).act(job, plan_with(trained, *creations("a")), Memory())
+    memory = actor(api).act(job, plan_with(trained), memory)
+    assert memory.refusal is not None
+    memory = actor(Api()).act(job, plan_with(trained, *creations("a")), memory)
+    assert memory.refusal is None
+
+
+def test_what_changed_meanwhile_is_left_to_the_next_pass(trained: Any) -> None:
+    for error in (ConflictError("changed"), NotFoundError("gone")):
+        api = Api(delete_pod=error)
+        plan = plan_with(trained, *[DeletePod(name=name, uid="u", why="test") for name in ("a", "b")])
+        actor(api).act(trained.observe().job, plan, Memory())
+        assert api.calls == [("delete_pod", "a"), ("delete_pod", "b")]
+
+
+def test_a_publication_is_remembered_by_its_revision(trained: Any) -> None:
+    plan = plan_with(trained, Publish(revision=9, document={"revision": 9}))
+    assert actor(Api()).act(trained.observe().job, plan, Memory()).published == 9
+
+
+def test_events_carry_the_same_words_and_fit(trained: Any) -> None:
+    job = trained.observe().job
+    event = Event(reason="Shrunk", message="m" * 5000, warning=True)
+    manifest = event_manifest(job, event, trained.now, 0, "operator-1")
+    assert manifest["reason"] == "Shrunk"
+    assert len(manifest["note"]) == 1024
+    assert manifest["type"] == "Warning"
+    assert manifest["regarding"]["uid"] == job.uid
+    assert manifest["metadata"]["name"] != event_manifest(job, event, trained.now, 1, "x")["metadata"]["name"]

@@ -1,0 +1,78 @@
+"""The spec as frozen dataclasses, and refusals that name the field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast_operator.api import Backoff, Pair, format_time, parse_job, parse_pair, parse_spec, parse_time, shorten
+from holdfast_operator.errors import UnreadableError
+
+SMALLEST = {"workers": {"replicas": 2, "template": {"spec": {"containers": [{"name": "main", "image": "i"}]}}}}
+
+
+def test_the_smallest_job_gets_the_schemas_defaults() -> None:
+    spec = parse_spec(SMALLEST)
+    assert (spec.replicas, spec.min_replicas, spec.replica_step) == (2, 2, 1)
+    assert spec.shrinkable
+    assert [(budget.cause, budget.max_restarts) for budget in spec.budgets] == [("Application", 3)]
+    assert spec.checkpoint.interval == "300s"
+    assert spec.startup_deadline_seconds == 1200
+
+
+@pytest.mark.parametrize(
+    ("given", "settings"), [(50, "50"), ("50", "50"), ("30s", "30s"), ("5m", "300s"), ("1h", "3600s")]
+)
+def test_intervals_are_steps_or_seconds(given: Any, settings: str) -> None:
+    assert parse_spec({**SMALLEST, "checkpoint": {"interval": given}}).checkpoint.interval == settings
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        (None, "spec is"),
+        ({}, "spec.workers"),
+        ({"workers": {"replicas": 1}}, "spec.workers.template"),
+        ({"workers": {"replicas": 0, "template": SMALLEST["workers"]["template"]}}, "spec.workers.replicas"),
+        ({"workers": {"replicas": 1, "template": {"spec": {"containers": []}}}}, "containers is empty"),
+        ({**SMALLEST, "elasticity": {"onFailure": "Wait"}}, "spec.elasticity.onFailure"),
+        ({**SMALLEST, "elasticity": []}, "spec.elasticity"),
+        ({**SMALLEST, "checkpoint": {"interval": "soon"}}, "spec.checkpoint.interval"),
+        ({**SMALLEST, "recovery": {"budgets": [{"cause": "Weather", "maxRestarts": 1}]}}, "spec.recovery.budgets"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_name(spec: Any, field: str) -> None:
+    with pytest.raises(UnreadableError, match=field.replace(".", r"\.").replace("[", r"\[")):
+        parse_spec(spec)
+
+
+def test_an_unreadable_job_is_still_a_job() -> None:
+    job = parse_job({"metadata": {"name": "a", "namespace": "b", "uid": "c"}, "spec": {"workers": 7}})
+    assert job.spec is None
+    assert "spec.workers" in job.unreadable
+
+
+def test_pairs_order_all_worlds() -> None:
+    pairs = [Pair(generation=2, attempt=1), Pair(generation=1, attempt=9), Pair(generation=1, attempt=2)]
+    assert [str(pair) for pair in sorted(pairs)] == ["1.2", "1.9", "2.1"]
+    assert parse_pair({"generation": 1}) is None
+    assert parse_pair(None) is None
+
+
+def test_times_are_the_contracts() -> None:
+    text = "2026-01-31T12:00:00.000000Z"
+    parsed = parse_time(text)
+    assert parsed is not None
+    assert format_time(parsed) == text
+    assert parse_time("yesterday") is None
+
+
+def test_back_off_doubles_up_to_its_limit() -> None:
+    backoff = Backoff(initial_seconds=5, max_seconds=30)
+    assert [backoff.seconds(count) for count in (0, 1, 2, 3, 4, 99)] == [0, 5, 10, 20, 30, 30]
+
+
+def test_the_end_of_a_long_message_is_kept() -> None:
+    assert shorten("x" * 50 + "ValueError", 20).endswith("ValueError")
+    assert len(shorten("x" * 5000)) <= 1024

@@ -1,0 +1,109 @@
+"""Caches: the newest of each object, and what vanished while nobody watched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast_operator.cache import Cache, Listing
+from holdfast_operator.feed import Feed
+from holdfast_operator.queue import KeyedQueue
+
+
+def job(name: str, version: int, uid: str = "") -> dict[str, Any]:
+    meta = {"namespace": "ml", "name": name, "uid": uid or f"job-{name}", "resourceVersion": str(version)}
+    return {"metadata": meta, "spec": {}}
+
+
+def pod(name: str, version: int, *, owner: str = "gpt", node: str = "n1") -> dict[str, Any]:
+    reference = {
+        "apiVersion": "holdfast.dev/v1alpha1",
+        "kind": "FaultTolerantJob",
+        "name": owner,
+        "uid": f"job-{owner}",
+    }
+    meta = {"namespace": "ml", "name": name, "uid": f"uid-{name}", "resourceVersion": str(version)}
+    return {"metadata": {**meta, "ownerReferences": [reference]}, "spec": {"nodeName": node}, "status": {}}
+
+
+def node(name: str, version: int, ready: str = "True", beat: str = "1") -> dict[str, Any]:
+    condition = {"type": "Ready", "status": ready, "lastHeartbeatTime": beat}
+    return {
+        "metadata": {"name": name, "uid": name, "resourceVersion": str(version)},
+        "status": {"conditions": [condition]},
+    }
+
+
+def listing(*items: dict[str, Any], version: int) -> Listing:
+    return Listing(items=items, version=version)
+
+
+def test_an_older_version_never_replaces_a_newer_one() -> None:
+    cache = Cache()
+    cache.put_job(job("gpt", 7))
+    cache.put_job(job("gpt", 5))
+    found = cache.job("ml/gpt")
+    assert found is not None
+    assert found["metadata"]["resourceVersion"] == "7"
+
+
+def test_the_end_of_an_earlier_job_does_not_drop_its_successor() -> None:
+    cache = Cache()
+    cache.put_job(job("gpt", 9, uid="new"))
+    cache.drop_job(job("gpt", 5, uid="old"))
+    assert cache.job("ml/gpt") is not None
+
+
+def test_a_pods_last_state_outlives_it() -> None:
+    cache = Cache()
+    cache.put_pod(pod("w0", 3))
+    assert cache.drop_pod(pod("w0", 4)) == "ml/gpt"
+    assert cache.pods_of("job-gpt") == []
+    assert [body["metadata"]["resourceVersion"] for body in cache.tombstones_of("job-gpt")] == ["4"]
+
+
+def test_a_full_list_prunes_what_vanished_and_names_its_job() -> None:
+    cache = Cache()
+    cache.put_job(job("gpt", 2))
+    cache.put_pod(pod("w0", 3))
+    cache.put_node(node("n1", 4))
+    touched = cache.replace(listing(version=10), listing(version=10), listing(version=10))
+    assert touched == {"ml/gpt"}
+    assert (cache.job("ml/gpt"), cache.pods(), cache.nodes()) == (None, [], [])
+
+
+def test_what_is_newer_than_the_list_stays() -> None:
+    cache = Cache()
+    cache.put_pod(pod("w0", 11))
+    cache.replace(listing(version=10), listing(version=10), listing(version=10))
+    assert len(cache.pods()) == 1
+
+
+def test_strangers_pods_are_nobodys() -> None:
+    cache = Cache()
+    stranger = pod("x", 1)
+    stranger["metadata"]["ownerReferences"] = []
+    assert cache.put_pod(stranger) is None
+    assert cache.pods() == []
+
+
+def test_a_nodes_heartbeat_wakes_no_job_and_its_silence_does() -> None:
+    cache, queue = Cache(), KeyedQueue()
+    feed = Feed(cache, queue)
+    cache.put_pod(pod("w0", 1))
+    feed.node(None, node("n1", 1))
+    assert queue.get() == "ml/gpt"
+    queue.done("ml/gpt")
+    feed.node("MODIFIED", node("n1", 2, beat="2"))
+    assert queue.depth() == 0
+    feed.node("MODIFIED", node("n1", 3, ready="Unknown"))
+    assert queue.depth() == 1
+
+
+def test_a_report_wakes_its_job() -> None:
+    cache, queue = Cache(), KeyedQueue()
+    cache.put_job(job("gpt", 1))
+    feed = Feed(cache, queue)
+    feed.report("job-gpt")
+    feed.report("job-unknown")
+    assert queue.get() == "ml/gpt"
+    assert queue.depth() == 0

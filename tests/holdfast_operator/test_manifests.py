@@ -1,0 +1,194 @@
+"""Children: the user's pod spec goes through untouched except for what the contract lists."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast_operator import constants as c
+from holdfast_operator.api import parse_job
+from holdfast_operator.manifests import children, digest, membership_document, pod, settings
+from holdfast_operator.seen import Observed, parse_pod
+from holdfast_operator.status import Membership, Worker
+
+WORKER = Worker(incarnation=4, batch=4, gated=True)
+CONTRACT = Path(__file__).parents[1] / "contract"
+
+
+@pytest.fixture
+def make_pod(observed: Observed) -> Callable[..., Any]:
+    """The pod of a job whose pod template is changed so."""
+
+    def make(worker: Worker = WORKER, **pod_spec: Any) -> Any:
+        spec = observed.job.spec
+        assert spec is not None
+        template = {**spec.template, "spec": {**spec.pod_spec, **pod_spec}}
+        return pod(observed.job, replace(spec, template=template), worker, observed.platform)
+
+    return make
+
+
+def trainer(manifest: Any) -> Any:
+    return next(item for item in manifest["spec"]["containers"] if item["name"] == "trainer")
+
+
+def test_the_command_and_the_users_fields_stay(make_pod: Callable[..., Any]) -> None:
+    given = {
+        "hostNetwork": True,
+        "nodeSelector": {"zone": "a"},
+        "priorityClassName": "high",
+        "securityContext": {"runAsUser": 1000},
+        "serviceAccountName": "trainer",
+        "runtimeClassName": "nvidia",
+    }
+    manifest = make_pod(**given)
+    assert {key: manifest["spec"][key] for key in given} == given
+    assert trainer(manifest)["command"] == ["holdfast", "run", "--", "python", "train.py"]
+    assert trainer(manifest)["resources"] == {"requests": {"cpu": "1"}}
+
+
+def test_the_template_itself_is_not_changed(observed: Observed) -> None:
+    spec = observed.job.spec
+    assert spec is not None
+    before = copy.deepcopy(spec.template)
+    pod(observed.job, spec, WORKER, observed.platform)
+    assert spec.template == before
+
+
+def test_identity_comes_by_environment_and_never_an_index(make_pod: Callable[..., Any]) -> None:
+    names = {item["name"] for item in trainer(make_pod())["env"]}
+    assert names == {
+        "HOLDFAST_RUN_DIR",
+        "HOLDFAST_POD_UID",
+        "HOLDFAST_POD_NAME",
+        "HOLDFAST_POD_NAMESPACE",
+        "HOLDFAST_POD_IP",
+        "HOLDFAST_NODE_NAME",
+        "HOLDFAST_JOB_NAME",
+        "HOLDFAST_CHECKPOINT_DIR",
+    }
+
+
+def test_the_sidecar_is_native_and_fits_the_restricted_standard(make_pod: Callable[..., Any]) -> None:
+    manifest = make_pod(securityContext={"runAsUser": 0})
+    (sidecar,) = manifest["spec"]["initContainers"]
+    assert (sidecar["name"], sidecar["restartPolicy"]) == ("holdfast-sidecar", "Always")
+    context = sidecar["securityContext"]
+    assert context["capabilities"] == {"drop": ["ALL"]}
+    assert context["allowPrivilegeEscalation"] is False
+    assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert context["runAsNonRoot"] is True
+    assert context["runAsUser"] != 0
+    env = {item["name"]: item.get("value") for item in sidecar["env"]}
+    assert env["HOLDFAST_OPERATOR_URL"] == "https://operator:8443"
+    assert env["HOLDFAST_CHECKPOINT_DEADLINE_SECONDS"] == "25"
+    assert "HOLDFAST_METADATA_URL" not in env
+
+
+def test_only_the_sidecar_gets_the_token(make_pod: Callable[..., Any]) -> None:
+    manifest = make_pod()
+    mounts = {mount["name"] for mount in trainer(manifest)["volumeMounts"]}
+    assert "holdfast-agent" not in mounts
+    volume = next(item for item in manifest["spec"]["volumes"] if item["name"] == "holdfast-agent")
+    token = volume["projected"]["sources"][0]["serviceAccountToken"]
+    assert token["audience"] == "holdfast"
+
+
+def test_the_users_own_shm_mount_wins(make_pod: Callable[..., Any]) -> None:
+    container = {"name": "trainer", "image": "x", "volumeMounts": [{"name": "mine", "mountPath": "/dev/shm/"}]}
+    manifest = make_pod(containers=[container], volumes=[{"name": "mine", "emptyDir": {}}])
+    assert "holdfast-shm" not in {item["name"] for item in manifest["spec"]["volumes"]}
+    assert [mount["mountPath"] for mount in trainer(manifest)["volumeMounts"]].count("/dev/shm/") == 1
+
+
+def test_without_a_claim_there_is_no_checkpoint_folder(observed: Observed) -> None:
+    spec = observed.job.spec
+    assert spec is not None
+    bare = replace(spec, checkpoint=replace(spec.checkpoint, claim_name=None))
+    manifest = pod(observed.job, bare, WORKER, observed.platform)
+    assert "HOLDFAST_CHECKPOINT_DIR" not in json.dumps(manifest)
+    assert "holdfast-checkpoints" not in json.dumps(manifest)
+
+
+def test_a_dead_node_is_left_fast_unless_the_user_says_otherwise(make_pod: Callable[..., Any]) -> None:
+    added = {item["key"]: item["tolerationSeconds"] for item in make_pod()["spec"]["tolerations"]}
+    assert added == {c.TAINT_NOT_READY: 2, c.TAINT_UNREACHABLE: 2}
+    own = [{"key": c.TAINT_NOT_READY, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 600}]
+    kept = make_pod(tolerations=own)["spec"]["tolerations"]
+    assert [item["tolerationSeconds"] for item in kept if item["key"] == c.TAINT_NOT_READY] == [600]
+
+
+def test_avoided_nodes_are_excluded_from_every_alternative(make_pod: Callable[..., Any]) -> None:
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    terms = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}, {"matchFields": []}]
+    affinity = {"nodeAffinity": {required: {"nodeSelectorTerms": terms}}, "podAntiAffinity": {"x": 1}}
+    worker = replace(WORKER, avoid=("node-1", "node-2"))
+    result = make_pod(worker, affinity=affinity)["spec"]["affinity"]
+    assert result["podAntiAffinity"] == {"x": 1}
+    for term in result["nodeAffinity"][required]["nodeSelectorTerms"]:
+        assert [field["values"] for field in term["matchFields"]] == [["node-1"], ["node-2"]]
+    assert result["nodeAffinity"][required]["nodeSelectorTerms"][0]["matchExpressions"][0]["key"] == "zone"
+
+
+def test_there_is_time_to_commit_before_the_end(make_pod: Callable[..., Any]) -> None:
+    assert make_pod(terminationGracePeriodSeconds=5)["spec"]["terminationGracePeriodSeconds"] == 30
+    assert make_pod(terminationGracePeriodSeconds=90)["spec"]["terminationGracePeriodSeconds"] == 90
+
+
+def test_a_pod_is_read_back_as_it_was_made(make_pod: Callable[..., Any]) -> None:
+    body = make_pod()
+    body["metadata"]["uid"] = "u"
+    view = parse_pod(body)
+    assert (view.name, view.incarnation, view.gated, view.grace_seconds) == ("gpt-w4", 4, True, 30)
+
+
+def test_children_belong_to_the_job_and_the_service_is_headless(observed: Observed) -> None:
+    service, config_map = children(observed.job, observed.platform)
+    for child in (service, config_map):
+        (owner,) = child["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["uid"], owner["controller"]) == ("FaultTolerantJob", "job-gpt", True)
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"] is True
+    assert config_map["data"] == {"ca.crt": "PEM"}
+    assert config_map["metadata"]["name"] == "gpt-holdfast-ca"
+
+
+def test_the_document_has_exactly_the_contracts_fields(observed: Observed) -> None:
+    golden = json.loads((CONTRACT / "membership.json").read_text())
+    spec = observed.job.spec
+    assert spec is not None
+    membership = Membership.from_json(golden)
+    document = membership_document(observed.job, spec, membership, golden["restarts"], golden["jobKey"])
+    assert document.keys() == golden.keys()
+    for key in ("revision", "generation", "publication", "active", "previous", "gone", "members", "claims"):
+        assert document[key] == golden[key], key
+    assert document["acknowledged"] == golden["acknowledged"]
+    assert document["directives"] == golden["directives"]
+
+
+def test_settings_are_those_of_the_contract(observed: Observed) -> None:
+    golden = json.loads((CONTRACT / "membership.json").read_text())["settings"]
+    body = {
+        "metadata": {"name": "gpt", "namespace": "ml", "uid": "u"},
+        "spec": {
+            "workers": {"replicas": 3, "template": {"spec": {"containers": [{"name": "a", "image": "b"}]}}},
+            "elasticity": {"minReplicas": 2},
+            "recovery": {"backoff": {"initialSeconds": 1, "maxSeconds": 60}},
+            "checkpoint": {"interval": 50},
+            "startupDeadlineSeconds": 300,
+        },
+    }
+    spec = parse_job(body).spec
+    assert spec is not None
+    assert settings(spec) == golden
+
+
+def test_a_digest_names_a_content() -> None:
+    assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
+    assert digest({"a": 1}) != digest({"a": 2})

@@ -1,0 +1,39 @@
+"""The environment, read in one place."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast_operator.errors import SettingsError
+from holdfast_operator.settings import from_environment
+
+LEAST = {"HOLDFAST_SIDECAR_IMAGE": "holdfast/sidecar:1", "HOLDFAST_NAMESPACE": "holdfast-system"}
+
+
+def test_the_least_gives_the_services_own_address() -> None:
+    settings = from_environment(LEAST)
+    assert settings.agents_url == "https://holdfast-operator.holdfast-system.svc:8443"
+    assert "holdfast-operator.holdfast-system.svc" in settings.agents_names
+    assert settings.watch_namespaces == ()
+
+
+def test_the_certificate_names_the_host_of_the_url() -> None:
+    for url, host in (("https://10.0.0.200:8443", "10.0.0.200"), ("https://[fd00::1]:8443/x", "fd00::1")):
+        assert host in from_environment({**LEAST, "HOLDFAST_AGENTS_URL": url}).agents_names
+
+
+def test_lists_may_be_separated_by_commas_or_spaces() -> None:
+    settings = from_environment({**LEAST, "HOLDFAST_WATCH_NAMESPACES": "ml, team-a"})
+    assert settings.watch_namespaces == ("ml", "team-a")
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"HOLDFAST_SIDECAR_IMAGE": ""}, "HOLDFAST_SIDECAR_IMAGE"),
+        ({"HOLDFAST_HTTP_PORT": "http"}, "HOLDFAST_HTTP_PORT"),
+    ],
+)
+def test_what_is_wrong_is_named(change: dict[str, str], named: str) -> None:
+    with pytest.raises(SettingsError, match=named):
+        from_environment({**LEAST, **change})
