@@ -1,0 +1,364 @@
+"""When a generation is published, and with whom."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast_operator.policies.membership import (
+    Claim,
+    Hold,
+    Member,
+    Membership,
+    Observed,
+    Pair,
+    Previous,
+    Publication,
+    Reason,
+    Report,
+    Rules,
+    Worker,
+    World,
+    check_invariants,
+    decide,
+)
+
+NOW = 1000.0
+JOB = "job"
+RULES = Rules(replicas=3, min_replicas=1)
+
+
+def member(index: int, uid: str) -> Member:
+    return Member(index=index, pod_uid=uid, pod=uid, ip="", store_port=29400, control_port=29401, node="")
+
+
+def members(*uids: str) -> tuple[Member, ...]:
+    return tuple(member(index, uid) for index, uid in enumerate(uids))
+
+
+def generation(number: int, *uids: str, active: Pair | None = None, **more: object) -> Membership:
+    publication = f"p{number}"
+    return Membership(  # type: ignore[arg-type]
+        revision=10, generation=number, publication=publication, active=active, members=members(*uids), **more
+    )
+
+
+def worker(uid: str, world: World | None = None, **report: object) -> Worker:
+    return Worker(
+        pod_uid=uid,
+        pod=uid,
+        ready_since=NOW - 100,
+        report=Report(ready=True, world=world, **report),  # type: ignore[arg-type]
+    )
+
+
+def silent(uid: str) -> Worker:
+    return Worker(pod_uid=uid, pod=uid, report=Report(ready=True, fresh=False))
+
+
+def running(number: int, attempt: int, *uids: str) -> World:
+    return World(pair=Pair(number, attempt), publication=f"p{number}", members=uids)
+
+
+def observed(
+    membership: Membership | None, *workers: Worker, gone: frozenset[str] = frozenset(), rules: Rules = RULES
+) -> Observed:
+    return Observed(
+        membership=membership, workers=workers, proved_gone=gone, rules=rules, publication="fresh", job_uid=JOB
+    )
+
+
+def published(*args: object, now: float = NOW, **kwargs: object) -> Publication:
+    verdict = decide(observed(*args, **kwargs), now)  # type: ignore[arg-type]
+    assert isinstance(verdict, Publication), verdict
+    return verdict
+
+
+def held(*args: object, now: float = NOW, **kwargs: object) -> Hold:
+    verdict = decide(observed(*args, **kwargs), now)  # type: ignore[arg-type]
+    assert isinstance(verdict, Hold), verdict
+    return verdict
+
+
+def same_generation(before: Membership, *args: object, **kwargs: object) -> Publication | Hold:
+    """No new generation; what is learnt may be recorded."""
+    verdict = decide(observed(before, *args, **kwargs), NOW)  # type: ignore[arg-type]
+    if isinstance(verdict, Publication):
+        assert verdict.membership.generation == before.generation
+    return verdict
+
+
+def uids(publication: Publication) -> list[str]:
+    return [m.pod_uid for m in publication.membership.members]
+
+
+# The first generation
+
+
+def test_the_first_generation_lists_the_whole_gang() -> None:
+    verdict = published(None, worker("a"), worker("b"), worker("c"))
+    assert verdict.reason is Reason.FIRST_GANG
+    assert (verdict.membership.generation, verdict.membership.publication) == (1, "fresh")
+    assert [(m.index, m.pod_uid) for m in verdict.membership.members] == [(0, "a"), (1, "b"), (2, "c")]
+
+
+def test_it_waits_for_the_whole_gang_and_then_begins_with_enough() -> None:
+    two = [replace(worker(uid), ready_since=NOW) for uid in "ab"]
+    assert "2 of 3 workers are ready" in held(None, *two).message
+    assert uids(published(None, *two, now=NOW + 31)) == ["a", "b"]
+
+
+def test_a_job_that_may_not_shrink_waits_for_all() -> None:
+    rules = replace(RULES, may_shrink=False)
+    assert held(None, worker("a"), worker("b"), rules=rules).reason is Reason.WAITING
+
+
+def test_a_pod_that_is_not_ready_or_leaves_is_not_listed() -> None:
+    leaving = replace(worker("c"), leaving=True)
+    unready = Worker(pod_uid="d", pod="d", report=Report(ready=False))
+    assert uids(published(None, worker("a"), worker("b"), leaving, unready)) == ["a", "b"]
+
+
+# Records
+
+
+def test_what_is_reported_as_started_is_recorded_and_the_record_never_falls() -> None:
+    before = generation(1, "a", "b")
+    world = running(1, 3, "a", "b")
+    verdict = published(before, worker("a", world), worker("b"), rules=replace(RULES, replicas=2))
+    assert verdict.membership.active == Pair(1, 3)
+    assert verdict.membership.revision == 11
+    again = published(verdict.membership, worker("a", highest_claim=claim(1, 3)), worker("b"))
+    assert again.membership.active == Pair(1, 3)
+    assert again.membership.claims == (claim(1, 3),)
+
+
+def test_nothing_new_writes_nothing() -> None:
+    before = generation(1, "a", "b", "c", active=Pair(1, 1))
+    world = running(1, 1, "a", "b", "c")
+    verdict = held(before, *(worker(uid, world) for uid in "abc"))
+    assert verdict.reason is Reason.UP_TO_DATE
+
+
+def test_previous_is_pruned_below_the_active_generation() -> None:
+    previous = (Previous(generation=1, publication="p1", members=("a", "x")),)
+    before = generation(2, "a", "b", "c", active=Pair(1, 1), previous=previous, gone=("x",))
+    verdict = published(before, worker("a", running(2, 1, "a", "b", "c")), worker("b"), worker("c"))
+    assert verdict.membership.previous == ()
+    assert verdict.membership.gone == ()
+
+
+# The next generation
+
+
+def test_a_replacement_joins_at_the_lost_members_index() -> None:
+    before = generation(1, "a", "b", "c", active=Pair(1, 2))
+    world = running(1, 2, "a", "c")
+    verdict = published(before, worker("a", world), worker("c", world), worker("d"), gone=frozenset({"b"}))
+    assert verdict.reason is Reason.JOINED
+    assert [(m.index, m.pod_uid) for m in verdict.membership.members] == [(0, "a"), (1, "d"), (2, "c")]
+    assert verdict.membership.previous == (Previous(generation=1, publication="p1", members=("a", "b", "c")),)
+    assert verdict.membership.gone == ("b",)
+
+
+def test_no_generation_is_published_for_a_shrink_that_the_launchers_made() -> None:
+    before = generation(1, "a", "b", "c", active=Pair(1, 2))
+    world = running(1, 2, "a", "c")
+    workers = (worker("a", world), worker("c", world))
+    assert same_generation(before, *workers, silent("b")).reason is Reason.WAITING
+    assert same_generation(before, *workers, gone=frozenset({"b"})).reason is Reason.WAITING
+
+
+def test_a_member_that_trains_but_does_not_report_keeps_its_place() -> None:
+    before = generation(1, "a", "b", "c", active=Pair(1, 1))
+    world = running(1, 1, "a", "b", "c")
+    assert isinstance(held(before, worker("a", world), worker("b", world), silent("c"), worker("d")), Hold)
+
+
+def test_of_two_the_survivor_goes_on_when_it_has_lost_the_other() -> None:
+    before = generation(1, "a", "b", active=Pair(1, 1))
+    rules = replace(RULES, replicas=2)
+    waiting = worker("a", lost=frozenset({"b"}))
+    verdict = published(before, waiting, silent("b"), rules=rules)
+    assert verdict.reason is Reason.SURVIVORS
+    assert uids(verdict) == ["a"]
+
+
+def test_of_two_the_survivor_that_still_trains_with_the_other_does_not() -> None:
+    before = generation(1, "a", "b", active=Pair(1, 1))
+    world = running(1, 1, "a", "b")
+    assert held(before, worker("a", world), silent("b")).reason is Reason.UP_TO_DATE
+
+
+def test_one_silent_pod_is_fenced_before_its_replacement_may_train() -> None:
+    before = generation(1, "a", active=Pair(1, 1))
+    rules = replace(RULES, replicas=1)
+    verdict = held(before, silent("a"), worker("b"), rules=rules)
+    assert verdict.reason is Reason.AWAITING_FENCE
+    assert "a of generation 1 may still train" in verdict.message
+    assert "node.kubernetes.io/out-of-service" in verdict.message
+    assert uids(published(before, worker("b"), gone=frozenset({"a"}), rules=rules)) == ["b"]
+
+
+def test_a_generation_that_seems_never_to_have_started_still_counts() -> None:
+    previous = (Previous(generation=1, publication="p1", members=("a", "b", "c")),)
+    before = generation(2, "a", "d", "e", active=Pair(1, 1), previous=previous)
+    verdict = same_generation(before, worker("a"), worker("f"), worker("g"), gone=frozenset({"b", "c"}))
+    assert verdict.reason is Reason.AWAITING_FENCE
+    assert "d, e of generation 2" in verdict.message
+
+
+def test_a_majority_of_the_last_active_generation_that_returns_is_listed_before_newcomers() -> None:
+    previous = (Previous(generation=1, publication="p1", members=("a", "b", "c")),)
+    before = generation(2, "a", "d", "e", active=Pair(1, 1), previous=previous)
+    verdict = published(before, *(worker(uid) for uid in "abc"), gone=frozenset({"d", "e"}))
+    assert verdict.reason is Reason.RETURNED
+    assert sorted(uids(verdict)) == ["a", "b", "c"]
+
+
+def test_all_crashed_and_replaced() -> None:
+    before = generation(1, "a", "b", "c", active=Pair(1, 1))
+    verdict = published(before, *(worker(uid) for uid in "def"), gone=frozenset("abc"))
+    assert sorted(uids(verdict)) == ["d", "e", "f"]
+
+
+def test_a_scale_down_is_published_when_the_drained_are_gone() -> None:
+    before = generation(1, "a", "b", "c", active=Pair(1, 2))
+    rules = replace(RULES, replicas=2)
+    world = running(1, 2, "a", "b")
+    going = replace(worker("c"), leaving=True)
+    assert isinstance(held(before, worker("a", world), worker("b", world), going, rules=rules), Hold)
+    verdict = published(before, worker("a", world), worker("b", world), gone=frozenset({"c"}), rules=rules)
+    assert verdict.reason is Reason.SCALED_DOWN
+    assert uids(verdict) == ["a", "b"]
+
+
+def test_growth_keeps_to_the_step() -> None:
+    before = generation(1, "a", "b", active=Pair(1, 1))
+    rules = Rules(replicas=4, min_replicas=2, replica_step=2)
+    world = running(1, 1, "a", "b")
+    two = (worker("a", world), worker("b", world))
+    assert isinstance(held(before, *two, worker("c"), rules=rules), Hold)
+    assert uids(published(before, *two, worker("c"), worker("d"), rules=rules)) == ["a", "b", "c", "d"]
+
+
+# What others wrote
+
+
+def claim(number: int, attempt: int, job: str = JOB, publication: str = "") -> Claim:
+    return Claim(pair=Pair(number, attempt), job_uid=job, publication=publication or f"p{number}", from_step=0)
+
+
+def test_a_foreign_claim_is_overtaken_and_known() -> None:
+    before = generation(1, "a", "b", "c")
+    old = claim(7, 2, "old-job")
+    verdict = published(before, worker("a", foreign_claims=(old,)), worker("b"), worker("c"))
+    assert verdict.reason is Reason.FOREIGN_CLAIMS
+    assert verdict.membership.generation == 8
+    assert old in verdict.membership.claims
+    assert "job old-job" in verdict.message
+    after = verdict.membership
+    listed = [previous.generation for previous in after.previous]
+    assert listed == list(range(1, 8))
+    assert held(after, worker("a", foreign_claims=(old,)), worker("b"), worker("c")).reason is Reason.UP_TO_DATE
+
+
+def test_a_status_from_an_old_backup_is_overtaken_by_what_workers_report() -> None:
+    before = generation(2, "a", "b", "c", active=Pair(2, 1))
+    world = running(4, 1, "a", "b", "d")
+    workers = [worker(uid, world, accepted=Pair(4, 1), started=Pair(4, 1)) for uid in "abd"]
+    verdict = published(before, *workers)
+    assert verdict.reason is Reason.CONFLICT
+    assert verdict.membership.generation == 5
+    assert verdict.membership.active == Pair(4, 1)
+    assert [(p.generation, p.members) for p in verdict.membership.previous] == [(4, ("a", "b", "d"))]
+    assert sorted(uids(verdict)) == ["a", "b", "d"]
+
+
+def test_a_lost_status_is_rebuilt_above_what_workers_report() -> None:
+    world = running(4, 1, "a", "b")
+    verdict = published(None, worker("a", world, accepted=Pair(4, 1)), worker("b", world), worker("c"))
+    assert verdict.membership.generation == 5
+
+
+def test_the_same_generation_under_another_publication_is_a_conflict() -> None:
+    before = generation(
+        2,
+        "a",
+        "b",
+        "c",
+        active=Pair(1, 1),
+        previous=(Previous(generation=1, publication="p1", members=("a", "b", "c")),),
+    )
+    twin = World(pair=Pair(2, 1), publication="twin", members=("a", "b"))
+    verdict = published(before, worker("a", twin), worker("b", twin), worker("c"))
+    assert verdict.reason is Reason.CONFLICT
+    assert verdict.membership.generation == 3
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        Membership(generation=1, active=Pair(2, 1)),
+        Membership(generation=3, active=Pair(1, 9)),
+        Membership(generation=4, active=Pair(2, 1)),
+    ],
+)
+def test_the_invariants_are_asserted(after: Membership) -> None:
+    before = Membership(
+        generation=3, active=Pair(2, 1), previous=(Previous(generation=2, publication="", members=()),)
+    )
+    with pytest.raises(AssertionError):
+        check_invariants(before, after)
+
+
+PAIRS = st.one_of(st.none(), st.builds(Pair, st.integers(1, 4), st.integers(1, 3)))
+UIDS = st.sampled_from(["a", "b", "c", "d", "e"])
+
+
+@st.composite
+def workers(draw: st.DrawFn) -> tuple[Worker, ...]:
+    found = []
+    for uid in draw(st.sets(UIDS)):
+        pair = draw(PAIRS)
+        others = tuple(sorted(draw(st.sets(UIDS)) | {uid}))
+        world = World(pair=pair, publication=f"p{pair.generation}", members=others) if pair else None
+        report = Report(
+            ready=draw(st.booleans()),
+            fresh=draw(st.booleans()),
+            accepted=draw(PAIRS),
+            started=draw(PAIRS),
+            world=world,
+            lost=frozenset(draw(st.sets(UIDS))),
+            foreign_claims=tuple(claim(n, 1, "old") for n in draw(st.sets(st.integers(1, 6), max_size=2))),
+        )
+        found.append(Worker(pod_uid=uid, pod=uid, leaving=draw(st.booleans()), ready_since=0.0, report=report))
+    return tuple(found)
+
+
+@settings(derandomize=True, max_examples=300, deadline=None)
+@given(
+    rounds=st.lists(st.tuples(workers(), st.frozensets(UIDS, max_size=2)), min_size=1, max_size=5),
+    step=st.sampled_from([1, 2]),
+    shrink=st.booleans(),
+)
+def test_it_is_total_and_settles(
+    rounds: list[tuple[tuple[Worker, ...], frozenset[str]]], step: int, shrink: bool
+) -> None:
+    """Whatever is reported: no exception, the invariants hold, and the same input soon asks for nothing more."""
+    rules = Rules(replicas=4, min_replicas=step, replica_step=step, may_shrink=shrink)
+    membership: Membership | None = None
+    for found, gone in rounds:
+        for _ in range(12):
+            verdict = decide(observed(membership, *found, gone=gone, rules=rules), NOW)
+            if isinstance(verdict, Hold):
+                break
+            before = membership or Membership()
+            check_invariants(before, verdict.membership)
+            assert verdict.membership.revision == before.revision + 1
+            membership = verdict.membership
+        else:
+            pytest.fail(f"it does not settle: {verdict}")
