@@ -33,7 +33,7 @@ def test_the_audit_counts_what_was_fetched() -> None:
     data = Squares(30)
     loader = make_loader(data, global_batch=7, micro_batch=2, device=CPU)
     position = Position(fingerprint="f", seed=5)
-    batches = [loader.fetch(p, position) for p in loader.parts(position, rank=1, world_size=2)]
+    batches = [loader.fetch(p, position) for p in loader.parts(position, rank=0, world_size=2)]
     expected = Audit()
     for sample in data.fetched:
         expected = expected.seen(0, sample)

@@ -1,0 +1,91 @@
+"""One maximum over the ranks carries flags and sums; every rank reads the same."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.agreement import Ballot, decode, encode
+from holdfast.config import Interval, effective
+from holdfast.data import Audit
+from holdfast.environment import read_environment
+from holdfast.errors import UsageError
+
+BALLOTS = st.builds(
+    Ballot,
+    checkpoint=st.booleans(),
+    quiesce=st.booleans(),
+    non_finite=st.booleans(),
+    touched=st.lists(st.booleans(), min_size=4, max_size=4),
+    loss=st.floats(-1e6, 1e6),
+    weight=st.floats(0.01, 1),
+    seen=st.builds(Audit, st.integers(0, 2**64 - 1), st.integers(0, 1000)),
+)
+
+
+@given(st.lists(BALLOTS, min_size=1, max_size=5))
+def test_flags_are_ored_and_sums_are_exact(ballots: list[Ballot]) -> None:
+    size = len(ballots)
+    votes = [encode(ballot, rank=rank, world_size=size) for rank, ballot in enumerate(ballots)]
+    agreed = decode([max(numbers) for numbers in zip(*votes, strict=True)], world_size=size)
+    assert agreed.checkpoint == any(ballot.checkpoint for ballot in ballots)
+    assert agreed.quiesce == any(ballot.quiesce for ballot in ballots)
+    assert agreed.non_finite == any(ballot.non_finite for ballot in ballots)
+    assert agreed.touched == tuple(any(column) for column in zip(*(b.touched for b in ballots), strict=True))
+    total = Audit()
+    for ballot in ballots:
+        total += ballot.seen
+    assert agreed.seen == total
+    if agreed.non_finite:
+        assert math.isnan(agreed.loss)
+    else:
+        assert agreed.loss == pytest.approx(sum(b.loss for b in ballots) / sum(b.weight for b in ballots))
+
+
+def test_a_loss_that_is_no_number_does_not_spoil_the_vote() -> None:
+    bad = Ballot(
+        checkpoint=False, quiesce=True, non_finite=True, touched=[], loss=math.nan, weight=1.0, seen=Audit(7, 1)
+    )
+    assert not any(math.isnan(number) for number in encode(bad, rank=1, world_size=2))
+
+
+@pytest.mark.parametrize(
+    ("text", "interval"),
+    [
+        ("50", Interval(steps=50)),
+        ("30s", Interval(seconds=30)),
+        ("5m", Interval(seconds=300)),
+        ("1h", Interval(seconds=3600)),
+    ],
+)
+def test_intervals_are_steps_or_durations(text: str, interval: Interval) -> None:
+    assert Interval.parse(text) == interval
+
+
+@pytest.mark.parametrize("text", ["0", "-3", "5 minutes", "1.5h", "often", "٣"])
+def test_other_intervals_are_refused_with_examples(text: str) -> None:
+    with pytest.raises(UsageError, match="give steps like '50' or a duration like '30s'"):
+        Interval.parse(text)
+
+
+def test_arguments_win_over_the_environment_which_wins_over_defaults() -> None:
+    environ = {"HOLDFAST_CHECKPOINT_INTERVAL": "20", "HOLDFAST_CHECKPOINT_KEEP": "7"}
+    config = effective(read_environment(environ), keep_last=2)
+    assert config.described() == {
+        "checkpoint_dir": "none (default)",
+        "checkpoint_interval": "20 steps (environment)",
+        "keep_last": "2 (argument)",
+        "resume": "Always (default)",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"keep_last": 0}, "keep at least one"), ({"resume": "Sometimes"}, "give 'Always' or 'Never'")],
+)
+def test_bad_settings_say_what_to_give(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        effective(read_environment({}), **arguments)  # type: ignore[arg-type]

@@ -1,0 +1,278 @@
+"""The loop in a world of one: what is restored, what is refused, what a failed save does."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from holdfast import CheckpointError, DataError, NonFiniteError, StateError, UsageError
+from holdfast.rank_agent import Requests
+
+Make = Callable[..., Any]
+
+
+class Numbers:
+    def __init__(self, size: int = 23) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([float(index), 1.0]) / 10
+
+
+def parts() -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    return {
+        "model": model,
+        "optimizer": optimizer,
+        "scheduler": torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20),
+    }
+
+
+def train(job: Any, steps: int, *, stop_at: int | None = None, seed: int = 3) -> list[tuple[int, float]]:
+    """Train to `steps`; `stop_at` plays a crash there."""
+    made = parts()
+    job.manage(**made)
+    losses = []
+    for batch in job.batches(Numbers(), global_batch_size=5, micro_batch_size=2, max_steps=steps, seed=seed):
+        result = job.step((made["model"](batch) - 1).square().mean())
+        if result.committed:
+            losses.append((result.step, result.loss))
+        if result.committed and result.step == stop_at:
+            break
+    return losses
+
+
+def test_a_run_that_was_cut_goes_on_to_the_bit(solo: Make, tmp_path: Path) -> None:
+    """Dropout draws from torch's generator, so this needs the generators' states too."""
+    expected = train(solo(tmp_path / "whole", interval="4").job, 20)
+    train(solo(tmp_path / "cut", interval="4").job, 20, stop_at=10)
+    torch.manual_seed(999)
+    again = solo(tmp_path / "cut", interval="4")
+    assert train(again.job, 20) == expected[8:]
+    assert again.launcher.of("restored")[0]["step"] == 8
+    assert again.job.audit().ok
+    assert again.job.audit().seen.count == 100
+
+
+def test_the_last_step_is_durable_before_done_is_said(solo: Make, tmp_path: Path) -> None:
+    run = solo(tmp_path)
+    train(run.job, 7)
+    kinds = [kind for kind, _ in run.launcher.told]
+    assert kinds.index("restored") < kinds.index("claim") < kinds.index("step")
+    assert kinds[-1] == "done"
+    assert run.launcher.of("checkpoint")[-1]["step"] == 7
+    assert (tmp_path / "step-7.g1.a1" / "MANIFEST.json").exists()
+
+
+def test_a_finished_job_that_starts_again_makes_no_step_and_is_done(solo: Make, tmp_path: Path) -> None:
+    train(solo(tmp_path).job, 7)
+    again = solo(tmp_path)
+    assert train(again.job, 7) == []
+    assert again.launcher.of("step") == []
+    assert again.launcher.of("done") == [{"step": 7}]
+
+
+def test_commits_come_at_multiples_of_the_interval(solo: Make, tmp_path: Path) -> None:
+    run = solo(tmp_path, interval="3")
+    train(run.job, 10)
+    told = run.launcher.of("checkpoint")
+    assert [(body["step"], body["ids"]) for body in told] == [
+        (3, ["interval"]),
+        (6, ["interval"]),
+        (9, ["interval"]),
+        (10, []),
+    ]
+
+
+def test_quiesce_commits_and_makes_no_step_after_it(solo: Make, tmp_path: Path) -> None:
+    run = solo(tmp_path)
+    run.launcher.wanted = Requests(quiesce=("drain",))
+    with pytest.raises(Exception) as ended:  # noqa: PT011  (the recorder's own)
+        train(run.job, 10)
+    assert type(ended.value).__name__ == "TheEnd"
+    assert [kind for kind, _ in run.launcher.told][-2:] == ["checkpoint", "quiesced"]
+    assert run.launcher.of("quiesced") == [{"step": 1}]
+    assert (tmp_path / "step-1.g1.a1" / "MANIFEST.json").exists()
+
+
+def test_quiesce_without_a_checkpoint_folder_needs_no_commit(solo: Make) -> None:
+    run = solo(None)
+    run.launcher.wanted = Requests(quiesce=("grow",))
+    with pytest.raises(Exception) as ended:  # noqa: PT011  (the recorder's own)
+        train(run.job, 10)
+    assert type(ended.value).__name__ == "TheEnd"
+    assert run.launcher.of("quiesced") == [{"step": 1}]
+
+
+def spoil(root: Path) -> None:
+    """Put a file where the folder was: every save fails from now on."""
+    root.rename(root.with_name("away"))
+    root.write_text("")
+
+
+def test_failed_saves_are_told_and_training_goes_on_until_the_third_in_a_row(solo: Make, tmp_path: Path) -> None:
+    root = tmp_path / "tier"
+    run = solo(root, interval="2")
+    made = parts()
+    run.job.manage(**made)
+    steps = 0
+    with pytest.raises(CheckpointError, match=r"3 checkpoints in a row.*make room in the checkpoint folder"):  # noqa: PT012
+        for batch in run.job.batches(Numbers(), global_batch_size=4, micro_batch_size=4, max_steps=50):
+            steps = run.job.step(made["model"](batch).square().mean()).step
+            if steps == 3:
+                spoil(root)
+    told = run.launcher.of("checkpoint")
+    assert [(body["step"], body["result"]) for body in told] == [
+        (2, "Committed"),
+        (4, "Failed"),
+        (6, "Failed"),
+        (8, "Failed"),
+    ]
+    assert told[1]["message"]
+
+
+def test_a_request_that_a_failed_save_did_not_answer_is_answered_later(solo: Make, tmp_path: Path) -> None:
+    root = tmp_path / "tier"
+    run = solo(root)
+    made = parts()
+    run.job.manage(**made)
+    for batch in run.job.batches(Numbers(), global_batch_size=4, micro_batch_size=4, max_steps=6):
+        result = run.job.step(made["model"](batch).square().mean())
+        if result.step == 1:
+            spoil(root)
+            run.launcher.wanted = Requests(checkpoint=("touch",))
+        if result.step == 2:
+            root.unlink()
+            root.with_name("away").rename(root)
+    told = [(body["step"], body["result"]) for body in run.launcher.of("checkpoint") if "touch" in body["ids"]]
+    assert told == [(2, "Failed"), (3, "Committed")]
+
+
+def test_a_step_that_is_not_finite_is_not_applied(solo: Make) -> None:
+    run = solo(None)
+    made = parts()
+    run.job.manage(**made)
+    outcomes = []
+    for batch in run.job.batches(Numbers(), global_batch_size=4, micro_batch_size=4, max_steps=3):
+        before = [parameter.clone() for parameter in made["model"].parameters()]
+        factor = float("nan") if len(outcomes) == 1 else 1.0
+        result = run.job.step(made["model"](batch).square().mean() * factor)
+        same = all(torch.equal(a, b) for a, b in zip(before, made["model"].parameters(), strict=True))
+        outcomes.append((result.step, result.committed, result.reason, same))
+    assert outcomes == [(1, True, "Committed", False), (2, False, "NonFinite", True), (3, True, "Committed", False)]
+    assert [body["step"] for body in run.launcher.of("step")] == [1, 3]
+
+
+def test_ten_steps_in_a_row_that_are_not_finite_end_the_script(solo: Make) -> None:
+    run = solo(None)
+    made = parts()
+    run.job.manage(**made)
+    with pytest.raises(NonFiniteError, match="lower the learning rate"):  # noqa: PT012  (the loop raises)
+        for batch in run.job.batches(Numbers(), global_batch_size=4, micro_batch_size=4, max_steps=30):
+            run.job.step(made["model"](batch).square().mean() * float("inf"))
+    assert run.job.committed_step == 10
+
+
+def test_a_script_with_its_own_loader_makes_a_step_a_call_and_saves_when_it_says(solo: Make, tmp_path: Path) -> None:
+    run = solo(tmp_path)
+    made = parts()
+    run.job.manage(**made)
+    for index in range(3):
+        result = run.job.step(made["model"](Numbers()[index]).square().mean(), samples=4)
+        assert (result.committed, result.step) == (True, index + 1)
+    assert run.job.save()
+    again = solo(tmp_path)
+    again.job.manage(**parts())
+    assert again.job.committed_step == 3
+
+
+def test_phases_are_told_and_left_again(solo: Make) -> None:
+    run = solo(None)
+    run.job.manage(**parts())
+    with run.job.phase("evaluation"):
+        pass
+    assert [body["phase"] for body in run.launcher.of("phase")] == ["restore", "step", "evaluation", "step"]
+    with pytest.raises(UsageError, match="'lunch' is none that the launcher knows"), run.job.phase("lunch"):
+        pass
+
+
+def test_misuse_says_what_to_do(solo: Make) -> None:
+    job = solo(None).job
+    with pytest.raises(UsageError, match=r"call job\.manage"):
+        job.step(torch.zeros(()))
+    with pytest.raises(UsageError, match=r"call job\.manage"):
+        job.batches(Numbers(), global_batch_size=4, micro_batch_size=2, max_steps=2)
+    with pytest.raises(StateError, match="'extra' is of type int, which has no state_dict"):
+        job.manage(extra=3)
+    job.manage(**parts())
+    with pytest.raises(UsageError, match="called twice"):
+        job.manage(**parts())
+    with pytest.raises(UsageError, match="phase"), job.phase(""):
+        pass
+
+
+def test_a_batch_without_its_step_is_refused(solo: Make) -> None:
+    job = solo(None).job
+    job.manage(**parts())
+    with pytest.raises(UsageError, match="took a batch and did not call"):
+        for _ in job.batches(Numbers(), global_batch_size=4, micro_batch_size=2, max_steps=2):
+            pass
+
+
+def test_a_step_without_its_batch_is_refused(solo: Make) -> None:
+    job = solo(None).job
+    made = parts()
+    job.manage(**made)
+    batch = next(iter(job.batches(Numbers(), global_batch_size=4, micro_batch_size=2, max_steps=2)))
+    job.step(made["model"](batch).mean())
+    with pytest.raises(UsageError, match="without a batch"):
+        job.step(made["model"](batch).mean())
+
+
+def test_another_dataset_or_seed_than_was_saved_is_refused(solo: Make, tmp_path: Path) -> None:
+    train(solo(tmp_path).job, 4)
+    again = solo(tmp_path)
+    again.job.manage(**parts())
+    with pytest.raises(DataError, match="Numbers:24"):
+        again.job.batches(Numbers(24), global_batch_size=4, micro_batch_size=2, max_steps=9, seed=3)
+    with pytest.raises(DataError, match="give the same seed"):
+        again.job.batches(Numbers(), global_batch_size=4, micro_batch_size=2, max_steps=9, seed=4)
+
+
+def test_state_that_cannot_be_saved_is_refused_before_the_first_step(solo: Make, tmp_path: Path) -> None:
+    class Odd:
+        def state_dict(self) -> dict[str, Any]:
+            return {"open": sys.stdout}
+
+        def load_state_dict(self, state: Any) -> None:
+            return None
+
+    run = solo(tmp_path)
+    with pytest.raises(StateError, match=r"odd\.open is of type .*which cannot be saved without pickle"):
+        run.job.manage(odd=Odd())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_commit_is_named_to_the_launcher(solo: Make, tmp_path: Path) -> None:
+    train(solo(tmp_path, interval="4").job, 8)
+    shard = tmp_path / "step-8.g1.a1" / "rank-0.safetensors"
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    again = solo(tmp_path, interval="4")
+    again.job.manage(**parts())
+    (told,) = again.launcher.of("restored")
+    assert (told["step"], told["fromPair"]) == (4, {"generation": 1, "attempt": 1})
+    assert told["quarantined"] == [
+        {"path": "step-8.g1.a1", "reason": "rank-0.safetensors: digest of chunk 0 differs"}
+    ]
