@@ -131,7 +131,8 @@ def _set_ready(draft: Draft, training: int, words: Words) -> Draft:
 
 def _shown(draft: Draft, training: int) -> Draft:
     """The reason of the condition that says most."""
-    for kind in (c.DEGRADED, c.RESTARTING) if draft.status.trouble else (c.RESTARTING, c.DEGRADED):
+    needs_help = draft.status.trouble is not None or (draft.hold is not None and draft.hold.reason in _DEGRADING)
+    for kind in (c.DEGRADED, c.RESTARTING) if needs_help else (c.RESTARTING, c.DEGRADED):
         condition = draft.status.condition(kind)
         if condition is not None and condition.status:
             return draft.but(status=condition.reason, ready=_count(draft, training))

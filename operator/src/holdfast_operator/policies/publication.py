@@ -11,7 +11,7 @@ from datetime import datetime
 from holdfast_operator import constants as c
 from holdfast_operator import status as st
 from holdfast_operator.actions import LabelPod, Publish
-from holdfast_operator.api import Json, Pair, parse_pair
+from holdfast_operator.api import Json, Pair, parse_pair, pod_name
 from holdfast_operator.manifests import Manifest, digest, membership_document
 from holdfast_operator.policies import membership as rules
 from holdfast_operator.policies.draft import Draft
@@ -36,16 +36,27 @@ def _decided(draft: Draft, before: st.Membership) -> Draft:
     if isinstance(verdict, rules.Hold):
         quiet = verdict.reason is rules.Reason.UP_TO_DATE
         keep = draft.hold is not None and verdict.reason is not rules.Reason.AWAITING_FENCE
-        words = draft.hold if quiet or keep else Words(reason=str(verdict.reason), message=verdict.message)
+        words = (
+            draft.hold if quiet or keep else Words(reason=str(verdict.reason), message=_named(draft, verdict.message))
+        )
         return replace(draft, hold=words)
     after = _back(verdict.membership, before)
     if after.generation > before.generation:
         names = ", ".join(member.pod for member in after.members)
-        told = f"generation {after.generation}: {verdict.message} ({names})"
+        told = f"generation {after.generation}: {_named(draft, verdict.message)} ({names})"
         draft = draft.tell("GenerationPublished", told)
     elif verdict.reason not in (rules.Reason.UP_TO_DATE, rules.Reason.RECORDED) and draft.hold is None:
-        draft = replace(draft, hold=Words(reason=str(verdict.reason), message=verdict.message))
+        draft = replace(draft, hold=Words(reason=str(verdict.reason), message=_named(draft, verdict.message)))
     return draft.but(membership=after)
+
+
+def _named(draft: Draft, message: str) -> str:
+    """The message with pods and their nodes in place of UIDs, which say nothing to people."""
+    for worker in draft.status.workers:
+        if worker.known:
+            where = f" (on {worker.node})" if worker.node else ""
+            message = message.replace(worker.pod_uid, f"{pod_name(draft.seen.job.name, worker.incarnation)}{where}")
+    return message
 
 
 def _served(draft: Draft) -> Draft:
