@@ -21,7 +21,7 @@ RunningJob = Callable[..., Stage]
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """Three nodes with the chart installed; taken down whatever happens."""
-    cluster = Cluster.up(name="e2e", nodes=NODES)
+    cluster = Cluster.up(name="e2e", nodes=NODES, replace=True)
     try:
         install_chart(cluster)
         yield cluster

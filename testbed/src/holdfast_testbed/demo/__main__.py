@@ -59,7 +59,7 @@ def _cluster(teller: Teller) -> Iterator[Cluster]:
     """A cluster for this run, gone at its end unless KEEP=1."""
     keep = bool(os.environ.get("KEEP"))
     teller.say("demo", f"bringing up Kubernetes with {WORKERS} nodes")
-    cluster = Cluster.up(name=CLUSTER, nodes=WORKERS)
+    cluster = Cluster.up(name=CLUSTER, nodes=WORKERS, replace=True)
     try:
         teller.say("demo", "cluster is ready; look around from another terminal with")
         teller.say("demo", f"  export KUBECONFIG={cluster.kubeconfig}")
