@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -10,8 +11,9 @@ from simulation import Pod, Simulation, Stored
 from holdfast.checkpoint import fencing
 from holdfast.constants import Cause, Phase
 from holdfast.launch import events
-from holdfast.launch.membership import Budget
+from holdfast.launch.membership import Budget, Membership
 from holdfast.launch.messages import Priority
+from holdfast.launch.standalone import Joined, Record, Roster, Terms
 from holdfast.worlds import Claim, Pair
 from holdfast_operator.policies import membership as policy
 
@@ -347,3 +349,50 @@ def test_a_status_from_an_old_backup_is_overtaken() -> None:
     assert sim.run(40, lambda: sim.trains_with("w0", "w1", "w4"))
     assert sim.status is not None
     assert sim.status.generation > 2
+
+
+class Endpoint:
+    """Two hosts without an operator: the launcher at the endpoint (w0) keeps the roster and tells the other."""
+
+    def __init__(self) -> None:
+        self.sim = Simulation(2, operator=False, replace_lost=False)
+        terms = Terms(min_nodes=1, max_nodes=2, run_id="run", last_call=1.0)
+        self.roster = Roster(terms=terms, publication="x")
+        self.revision, self.told = 0, ()
+        for pod in self.sim.pods.values():
+            self.join(pod)
+
+    def join(self, pod: Pod) -> None:
+        member = Joined.of(uid=pod.uid, name=pod.uid, host="127.0.0.1", control=1, store=2, node="")
+        self.roster = self.roster.joined(member, self.sim.now)
+
+    def round(self) -> None:
+        sim = self.sim
+        for member in self.roster.present:
+            if not sim.pods[member.uid].alive:
+                self.roster = self.roster.left(member.uid, sim.now)
+        self.roster = self.roster.publish(sim.now)
+        started = sim.pods["w0"].state.started
+        state = (len(self.roster.published), started)
+        if self.roster.published and state != self.told:
+            self.told, self.revision = state, self.revision + 1
+            document = self.roster.document(Record(started=started), now=sim.now, revision=self.revision)
+            membership = replace(Membership.from_json(document), rules=sim.rules)
+            sim.feed(sim.pods["w0"], events.MembershipSeen(membership=membership))
+        sim.round()
+
+    def run(self, seconds: float, until: Callable[[], bool]) -> bool:
+        end = self.sim.now + seconds
+        while self.sim.now < end and not until():
+            self.round()
+        return until()
+
+
+def test_two_hosts_without_an_operator() -> None:
+    hosts = Endpoint()
+    sim = hosts.sim
+    assert hosts.run(20, lambda: sim.trains_with("w0", "w1") and sim.committed() >= 2)
+    sim.crash("w1")
+    assert hosts.run(20, lambda: sim.trains_with("w0"))
+    hosts.join(sim.new_pod())
+    assert hosts.run(30, lambda: sim.trains_with("w0", "w2"))
