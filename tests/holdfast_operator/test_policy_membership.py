@@ -245,6 +245,17 @@ def test_growth_keeps_to_the_step() -> None:
     assert uids(published(before, *two, worker("c"), worker("d"), rules=rules)) == ["a", "b", "c", "d"]
 
 
+def test_what_comes_together_is_taken_in_together_but_not_waited_for_long() -> None:
+    before = generation(1, "a", "b", "c", active=Pair(1, 2))
+    world = running(1, 2, "a")
+    first, starting = replace(worker("d"), ready_since=NOW), Worker(pod_uid="e", pod="e")
+    workers, gone = (worker("a", world), first, starting), frozenset("bc")
+    assert "waits a moment" in same_generation(before, *workers, gone=gone).message
+    assert uids(published(before, *workers, gone=gone, now=NOW + 6)) == ["a", "d"]
+    both = (worker("a", world), first, replace(worker("e"), ready_since=NOW + 1))
+    assert uids(published(before, *both, gone=gone, now=NOW + 2)) == ["a", "d", "e"]
+
+
 # What others wrote
 
 

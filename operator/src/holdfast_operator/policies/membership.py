@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 KEPT_CLAIMS = 64
+GATHER_SECONDS = 5.0
 
 
 @dataclass(frozen=True, order=True)
@@ -389,7 +390,17 @@ def _joined(
     trains = {worker.pod_uid for worker in chosen} & recorded.uids
     if not trains and len(chosen) < observed.rules.replicas:
         return _partial_gang(observed.rules, chosen, now)
+    if _more_to_come(observed, chosen, joined, now):
+        return Hold(reason=Reason.WAITING, message=f"{names} is ready; waits a moment for those that start beside it")
     return Reason.JOINED, f"{names} is ready"
+
+
+def _more_to_come(observed: Observed, chosen: tuple[Worker, ...], joined: frozenset[str], now: float) -> bool:
+    """Each growth interrupts those who train: take in together what comes together."""
+    starting = [w for w in observed.workers if w.report is None and not (w.leaving or w.terminal)]
+    ready = min((w.ready_since for w in chosen if w.pod_uid in joined and w.ready_since is not None), default=now)
+    room = observed.rules.replicas > len(chosen)
+    return room and bool(starting) and _running(observed) is not None and now < ready + GATHER_SECONDS
 
 
 def _without_newcomers(observed: Observed, recorded: Membership, uids: frozenset[str]) -> tuple[Reason, str] | Hold:

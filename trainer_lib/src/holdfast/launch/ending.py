@@ -19,6 +19,7 @@ from .state import Attempt, Drain, Quiesce
 from .turn import Turn
 
 LINGER = 2.0
+REMEMBERED = 1000
 
 
 # Failures
@@ -106,7 +107,7 @@ def adopt_incident(turn: Turn, incident: Incident) -> None:
     if incident.pair not in state.counted:
         turn.set(
             counted=state.counted | {incident.pair},
-            history=(*state.history, (incident.failure.cause, turn.now)),
+            history=(*state.history, (incident.failure.cause, turn.now))[-REMEMBERED:],
         )
     if state.failed is None or incident.pair >= state.failed:
         turn.set(failed=incident.pair, failure=incident.failure)
@@ -213,9 +214,11 @@ def _unknown(turn: Turn, claims: tuple[Claim, ...]) -> tuple[Claim, ...]:
 
 def begin_drain(turn: Turn, event: DrainAsked) -> None:
     """This launcher must leave: an agreed commit first if there is something to lose."""
+    until = event.until if event.until is not None else turn.now + turn.rules.checkpoint_deadline
+    if turn.state.drain is not None:
+        turn.set(drain=replace(turn.state.drain, until=min(turn.state.drain.until, until)))
     if turn.state.drain is not None or turn.state.leaving is not None:
         return
-    until = event.until if event.until is not None else turn.now + turn.rules.checkpoint_deadline
     turn.set(drain=Drain(id=event.id, reason=event.reason, until=until, cause=event.cause))
     attempt = turn.attempt
     if attempt is not None and _has_something_to_lose(attempt) and attempt.quiesce is None:

@@ -61,6 +61,9 @@ def _held(turn: Turn) -> Waiting | None:
     gap = rules.missing_generation(membership, turn.started())
     if gap is not None:
         return Phase.WAITING, f"the membership does not list generation {gap}, which may still hold a world"
+    top = _highest_accepted(turn)
+    if top is not None and top.generation > membership.generation:
+        return Phase.WAITING, f"{top} is accepted; waits for the membership of generation {top.generation}"
     if membership.member(state.me) is None:
         return Phase.WAITING, f"stands by: not a member of generation {membership.generation}"
     return None
