@@ -10,7 +10,7 @@ from holdfast_operator.policies.terminal import finish
 from holdfast_operator.status import Phase, Worker
 
 # The launchers of one world end together; the one that raised brings the traceback.
-GATHER = timedelta(seconds=5)
+GATHER = timedelta(seconds=8)
 
 
 def apply(draft: Draft) -> Draft:
@@ -20,9 +20,19 @@ def apply(draft: Draft) -> Draft:
         return _final(draft, ended)
     for count in draft.status.restarts:
         budget = draft.spec.budget(count.cause)
-        if budget is not None and len(count.times) > budget.max_restarts:
-            return _spent(draft, count.cause, len(count.times), budget.max_restarts, budget.window_seconds)
+        if budget is None or len(count.times) <= budget.max_restarts:
+            continue
+        until = count.times[-1] + GATHER
+        if draft.now < until and _launchers_live(draft):
+            return draft.but(backoff_until=max(until, draft.status.backoff_until or until)).wake_at(until)
+        return _spent(draft, count.cause, len(count.times), budget.max_restarts, budget.window_seconds)
     return draft
+
+
+def _launchers_live(draft: Draft) -> bool:
+    """They count as well, and end by themselves with the traceback and their logs kept."""
+    reports = [draft.seen.report(worker.pod_uid) for worker in draft.status.in_phase(Phase.WANTED)]
+    return any(report is not None and report.fresh(draft.now) for report in reports)
 
 
 def _final(draft: Draft, ended: list[Worker]) -> Draft:
