@@ -6,6 +6,7 @@ their leases; ``Launchers`` speaks the agents' API over TLS with real projected 
 
 from __future__ import annotations
 
+import ctypes
 import http.client
 import itertools
 import json
@@ -112,6 +113,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def _die_with_parent() -> None:
+    """A test run that is killed leaves no operator behind (PR_SET_PDEATHSIG)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
 class Operator:
     """``python -m holdfast_operator`` as a process of its own."""
 
@@ -134,7 +140,11 @@ class Operator:
         """Start it; returns when it is ready."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "holdfast_operator"], env=self._environment, stdout=log, stderr=log
+                [sys.executable, "-m", "holdfast_operator"],
+                env=self._environment,
+                stdout=log,
+                stderr=log,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 - one call, no locks
             )
         wait_until(self._ready_or_ended, "the operator is ready")
         assert self._process.poll() is None, self.log()
@@ -724,3 +734,8 @@ def stage(admin: Any, operator: Operator, kubelets: Kubelets, namespace: str) ->
     made = Stage(admin, operator, kubelets, namespace)
     yield made
     made.close()
+
+
+@pytest.fixture(name="token_for", scope="session")
+def _token_for() -> Callable[..., str]:
+    return token_for
