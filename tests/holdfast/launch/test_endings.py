@@ -181,3 +181,18 @@ def test_a_restarted_launcher_keeps_its_promises(cluster: Any, wait_for: Wait) -
     pod.restart()
     second = cluster.await_world(1, "a", above=first)
     assert (kept["generation"], kept["attempt"]) == first < second
+
+
+def test_the_operators_directives_reach_the_ranks(cluster: Any, wait_for: Wait) -> None:
+    a, b, c = cluster.start("a", "b", "c")
+    cluster.publish(1, "a", "b", "c")
+    cluster.await_world(1, "a", "b", "c")
+    wait_for(lambda: min(pod.step for pod in (a, b, c)) > 3, "they train")
+    before = a.status["checkpoints"].get("shared")
+    wish = {"id": "before-upgrade", "deadline": None, "reason": "an upgrade"}
+    cluster.publish(1, "a", "b", "c", directives={"checkpoint": wish, "drain": []})
+    wait_for(lambda: a.status["checkpoints"].get("shared") != before, "a commit")
+    cluster.publish(1, "a", "b", "c", directives={"checkpoint": wish, "drain": ["uid-c"]})
+    assert c.wait() == 75
+    cluster.await_world(1, "a", "b", above=(1, 1))
+    assert a.status["incidents"] == [], "what the operator wanted is no incident"

@@ -55,6 +55,8 @@ async def _under_operator(options: RunOptions, environment: Environment, context
     """The membership comes from the file that the sidecar keeps."""
     pod = environment.pod_name or environment.pod_uid
     context.update(pod=pod, job=environment.job_name)
+    if options.endpoint is not None or options.max_nodes > 1:
+        _log.warning("under the operator --nnodes and --rdzv-endpoint do nothing: the resource says who trains")
     config = AgentConfig(
         run_dir=environment.run_dir or Path(),
         identity=Identity(pod_uid=environment.pod_uid, pod=pod, node=environment.node_name),
