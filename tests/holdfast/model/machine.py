@@ -155,4 +155,6 @@ class Job(RuleBasedStateMachine):
         self.sim.old_job_claims(Pair(generation, attempt + 1))
 
     def teardown(self) -> None:
+        if not self.sim.operator_up:
+            self.sim.resume_alone()
         self.sim.recover()

@@ -13,12 +13,12 @@ from typing import Any
 
 from holdfast.checkpoint import fencing
 from holdfast.constants import Cause
-from holdfast.launch import core, events
+from holdfast.launch import core, events, rules
 from holdfast.launch.membership import Membership, Rules
 from holdfast.launch.messages import Failure, Master, Message, Priority, World
 from holdfast.launch.rules import NOTHING, Weakened
 from holdfast.launch.state import State
-from holdfast.worlds import Claim, Pair
+from holdfast.worlds import Claim, Pair, highest
 from holdfast_operator.policies import membership as policy
 
 JOB = "job-a"
@@ -271,6 +271,8 @@ class Simulation:
     def _exit(self, pod: Pod, code: int) -> None:
         if pod.training is not None and pod.uid in pod.training.alive and code != 0:
             raise ViolationError(f"{pod.uid} exits with its ranks alive")
+        if code == 0 and pod.state.complete is not None:
+            self._announce(pod.state.complete)
         pod.alive, pod.exit_code = False, code
         self._end_ranks(pod)
 
@@ -675,6 +677,35 @@ class Simulation:
             if self.completed() or best > min(before, self.last_step - 1):
                 return
         raise ViolationError(f"nothing was committed for {seconds} s after all was mended: {self.show()}")
+
+    def resume_alone(self, seconds: float = 120.0) -> bool:
+        """Liveness without an operator: if the rules allow those who live a world, they go on by themselves."""
+        self.heal()
+        self.operator_up = False
+        if not self._may_go_on():
+            return False
+        before = self.committed()
+        if not self.run(seconds, lambda: self.completed() or self.committed() > min(before, self.last_step - 1)):
+            raise ViolationError(f"no world for {seconds} s though the rules allow one: {self.show()}")
+        return True
+
+    def _may_go_on(self) -> bool:
+        """Whether a world of those who live would keep every rule, as all of them together know it."""
+        states = [p.state for p in self.alive()]
+        newest = max((s.membership for s in states if s.membership), key=lambda m: m.newness, default=None)
+        if newest is None or self.completed() or self.backups_restored:
+            return False
+        if any(s.conflict == newest.generation or s.foreign for s in states):
+            return False
+        pair = Pair(newest.generation, 10**6)
+        known = newest.claims
+        of = {"job_uid": self.job, "pair": pair, "publication": newest.publication}
+        if fencing.foreign(self.claims.values(), known=known, **of):  # type: ignore[arg-type]
+            return False
+        stay = {s.me for s in states if s.drain is None and s.leaving is None}
+        chosen = rules.largest_world(newest.rules, [m for m in newest.members if m.pod_uid in stay])
+        started = highest(*(s.started for s in states))
+        return rules.may_be(newest, frozenset(m.pod_uid for m in chosen), started).ok
 
     # What is seen
 
