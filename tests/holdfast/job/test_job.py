@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from holdfast import CheckpointError, DataError, NonFiniteError, StateError, UsageError
+from holdfast.checkpoint.claims import write_claim
 from holdfast.rank_agent import Requests
+from holdfast.worlds import Claim, Pair
 
 Make = Callable[..., Any]
 
@@ -100,7 +102,7 @@ def test_quiesce_commits_and_makes_no_step_after_it(solo: Make, tmp_path: Path) 
     with pytest.raises(Exception) as ended:  # noqa: PT011  (the recorder's own)
         train(run.job, 10)
     assert type(ended.value).__name__ == "TheEnd"
-    assert [kind for kind, _ in run.launcher.told][-2:] == ["checkpoint", "quiesced"]
+    assert [kind for kind, _ in run.launcher.told if kind != "phase"][-2:] == ["checkpoint", "quiesced"]
     assert run.launcher.of("quiesced") == [{"step": 1}]
     assert (tmp_path / "step-1.g1.a1" / "MANIFEST.json").exists()
 
@@ -261,6 +263,17 @@ def test_state_that_cannot_be_saved_is_refused_before_the_first_step(solo: Make,
     with pytest.raises(StateError, match=r"odd\.open is of type .*which cannot be saved without pickle"):
         run.job.manage(odd=Odd())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_foreign_claim_is_told_and_the_attempt_waits_for_its_end(solo: Make, tmp_path: Path) -> None:
+    run = solo(tmp_path)
+    other = Claim(pair=Pair(7, 1), job_uid="other", publication="x", from_step=0)
+    write_claim(tmp_path, other)
+    with pytest.raises(Exception) as ended:  # noqa: PT011  (the recorder's own)
+        run.job.manage(**parts())
+    assert type(ended.value).__name__ == "TheEnd"
+    assert run.launcher.of("foreignClaims") == [{"claims": (other,)}]
+    assert run.launcher.of("claim") == []
 
 
 def test_a_damaged_commit_is_named_to_the_launcher(solo: Make, tmp_path: Path) -> None:

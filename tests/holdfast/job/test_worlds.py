@@ -40,7 +40,8 @@ def test_every_world_trains_alike(  # noqa: PLR0917  (fixtures)
     launcher.start(world, tmp_path / "tier", "--global-batch", str(batch))
     losses, weights, audit = alone(solo, script, batch)
     runs = results(launcher)
-    assert all(run["weights"] == runs[0]["weights"] for run in runs)
+    for what in ("weights", "statistics"):
+        assert all(run[what] == runs[0][what] for run in runs)
     assert runs[0]["losses"] == pytest.approx(losses, rel=1e-9, abs=1e-12)
     assert _flat(runs[0]["weights"]) == pytest.approx(weights, rel=1e-7, abs=1e-9)
     assert {run["audit"] for run in runs} == {audit}

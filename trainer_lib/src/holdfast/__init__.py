@@ -19,6 +19,7 @@ from holdfast.errors import (
     ClaimError,
     DamagedError,
     DataError,
+    ForeignClaimError,
     HoldfastError,
     LaunchError,
     NonFiniteError,
@@ -29,7 +30,8 @@ from holdfast.errors import (
 )
 
 if TYPE_CHECKING:
-    from holdfast.job import AuditResult, Job, StepResult, init
+    from holdfast.job import AuditResult, Job, StepResult
+    from holdfast.start import init
 
 __version__ = "0.1.0"
 
@@ -39,6 +41,7 @@ __all__ = [
     "ClaimError",
     "DamagedError",
     "DataError",
+    "ForeignClaimError",
     "HoldfastError",
     "Job",
     "LaunchError",
@@ -51,11 +54,15 @@ __all__ = [
     "init",
 ]
 
-_FROM_JOB = frozenset({"AuditResult", "Job", "StepResult", "init"})
+_FROM_JOB = frozenset({"AuditResult", "Job", "StepResult"})
 
 
 def __getattr__(name: str) -> Any:
     """What needs torch is imported when it is first asked for: the launcher never does."""
+    if name == "init":
+        from holdfast.start import init
+
+        return init
     if name in _FROM_JOB:
         from holdfast import job
 

@@ -10,6 +10,7 @@ HoldfastError
 │   ├── DamagedError         ... because its bytes are not those that were written
 │   ├── UnknownFormatError   ... because another program or a newer release wrote it
 │   └── ClaimError           the right to commit could not be had
+│       └── ForeignClaimError    ... because another job or operator uses the folder
 └── LaunchError              the launcher cannot do its part
     ├── DocumentError        a file or message of the protocol cannot be read
     │   └── VersionError     ... because it is of a version that this release does not know
@@ -60,6 +61,10 @@ class UnknownFormatError(CheckpointError):
 
 class ClaimError(CheckpointError):
     """The right to commit could not be had."""
+
+
+class ForeignClaimError(ClaimError):
+    """Another job or operator uses the checkpoint folder."""
 
 
 class LaunchError(HoldfastError):

@@ -7,14 +7,12 @@ that are not finite), and only then the optimizer runs. An attempt that ends goe
 
 from __future__ import annotations
 
-import atexit
 import logging
 import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -22,30 +20,26 @@ import torch
 from holdfast import agreement, faults
 from holdfast.agreement import Agreed, Ballot
 from holdfast.checkpoint import rng
-from holdfast.checkpoint.engine import Attempt, Engine, attempt_by_hand
+from holdfast.checkpoint.engine import Attempt, Engine
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.numerics import fingerprint as numerics
 from holdfast.checkpoint.reader import Loaded, Restored
-from holdfast.checkpoint.state import Flat, Stateful, assemble, flatten, load_into
+from holdfast.checkpoint.state import Stateful, assemble, flatten, load_into
 from holdfast.checkpoint.writer import SaveResult, Snapshot
-from holdfast.config import JobConfig, effective
-from holdfast.constants import SHARED_TIER, RankPhase
+from holdfast.committer import Committer
+from holdfast.config import JobConfig
+from holdfast.constants import RankPhase
 from holdfast.data import Audit, Position, expected_audit
 from holdfast.data.loader import Loader, MapDataset, MicroBatch, fingerprint, make_loader
 from holdfast.data.mix import mix_all
-from holdfast.environment import Environment, read_environment
-from holdfast.errors import CheckpointError, NonFiniteError, StateError, UsageError
-from holdfast.group import Group, join
-from holdfast.logs import LogContext, configure
-from holdfast.rank_agent import Agent, NoAgent, RankAgent, Requests
+from holdfast.errors import ForeignClaimError, NonFiniteError, StateError, UsageError
+from holdfast.group import Group
+from holdfast.rank_agent import Agent
 from holdfast.reducer import Reducer
-from holdfast.worlds import Claim, Pair
 
 _log = logging.getLogger("holdfast.job")
 
-FAILED_SAVES: Final = 3
 NON_FINITE_STEPS: Final = 10
-_INTERVAL_ID: Final = "interval"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,16 +87,13 @@ class Job:
         self._group = group
         self._agent = agent
         self._attempt = attempt
-        self._config = config
         self._engine = engine
+        self._committer = Committer(engine, agent, config.interval, coordinator=group.rank == 0)
         self._objects: dict[str, Stateful] = {}
         self._reducer = Reducer((), group.sum_)
         self._max_grad_norm: float | None = None
         self._managed = False
         self._step = 0
-        self._saved_step = 0
-        self._saved_at = time.monotonic()
-        self._failed_saves = 0
         self._skipped = 0
         self._skipped_in_a_row = 0
         self._loader: Loader | None = None
@@ -255,11 +246,29 @@ class Job:
         """Commit a checkpoint now; every rank must call it at the same step. False if it failed (it was said why)."""
         self._need_manage()
         with self._no_blame():
-            return self._commit(by_interval=False).committed
+            return self._commit().committed
+
+    def close(self, *, failed: Callable[[], bool] = lambda: False) -> None:
+        """Leave the world; done by itself when the script ends.
+
+        A script without `job.batches` is done when it returns; leaving the loop half way is not being done.
+        """
+        if not failed() and not self._looping:
+            self._say_done()
+        self._agent.close()
+        self._group.close()
 
     # Restoring
 
     def _begin(self) -> None:
+        try:
+            self._restore_and_claim()
+        except ForeignClaimError:
+            if not self._agent.connected:
+                raise
+            self._agent.wait_for_the_end()  # the launcher was told, and ends this attempt
+
+    def _restore_and_claim(self) -> None:
         found = Restored(loaded=None) if self._engine is None else self._engine.restore()
         if found.loaded is None:
             self._equalise()
@@ -275,7 +284,7 @@ class Job:
             claim = self._engine.claim(found)
             if self.is_coordinator:
                 self._agent.send("claim", claim=claim.to_json())
-        self._saved_step, self._saved_at = self._step, time.monotonic()
+        self._committer.begin(self._step)
         _log.info(
             "training goes on from step %d of %s" if found.loaded else "training starts at step %d",
             *((found.step, found.loaded.name) if found.loaded else (0,)),
@@ -354,7 +363,7 @@ class Job:
     def _agree(self, touched: list[bool], norm: float) -> Agreed:
         wanted = self._agent.requests()
         ballot = Ballot(
-            checkpoint=bool(wanted.checkpoint) or (self.is_coordinator and self._interval_over()),
+            checkpoint=bool(wanted.checkpoint) or self._committer.interval_over(),
             quiesce=bool(wanted.quiesce),
             non_finite=not (math.isfinite(norm) and math.isfinite(self._batch.loss)),
             touched=touched,
@@ -425,45 +434,25 @@ class Job:
 
     # Committing
 
-    def _interval_over(self) -> bool:
-        return self._engine is not None and self._config.interval.due_after(time.monotonic() - self._saved_at)
-
     def _commit_if_due(self, agreed: Agreed) -> None:
-        due = self._engine is not None and self._config.interval.due_at(self._step)
-        if not (due or agreed.checkpoint or agreed.quiesce):
+        if not (self._committer.due_at(self._step) or agreed.checkpoint or agreed.quiesce):
             return
-        result = self._commit(by_interval=due or (self.is_coordinator and self._interval_over()))
+        result = self._commit()
         # A commit that failed is tried again after the next step: the request stays. Without a folder there is
         # nothing to wait for.
-        if agreed.quiesce and (result.committed or self._engine is None):
+        if agreed.quiesce and (result.committed or not self._committer.has_folder):
             self._agent.send("quiesced", step=self._step)
             self._agent.wait_for_the_end()
 
-    def _commit(self, *, by_interval: bool) -> SaveResult:
-        wanted, started = self._agent.requests(), time.monotonic()
+    def _commit(self) -> SaveResult:
         before = self._phase
         self._enter(RankPhase.CHECKPOINT)
-        result = self._save()
+        result = self._committer.commit(self._step, self._snapshot)
         self._enter(before)
-        ids = [*([_INTERVAL_ID] if by_interval else []), *wanted.checkpoint, *wanted.quiesce]
-        self._tell_commit(result, ids, time.monotonic() - started)
-        self._saved_at = time.monotonic()
-        if result.committed:
-            self._saved_step, self._failed_saves = self._step, 0
-            self._agent.answered(Requests(checkpoint=wanted.checkpoint))
-        elif self._engine is None:
-            self._agent.answered(Requests(checkpoint=wanted.checkpoint))
-        else:
-            self._count_failed_save(result.message)
         return result
 
-    def _save(self) -> SaveResult:
-        if self._engine is None:
-            return SaveResult(committed=False, message="the job has no checkpoint folder")
+    def _snapshot(self) -> Snapshot:
         flat = flatten(self._objects)
-        return self._engine.save(self._snapshot(flat))
-
-    def _snapshot(self, flat: Flat) -> Snapshot:
         position = self._position or self._saved_position
         return Snapshot(
             name=CommitName(step=self._step, pair=self._attempt.pair),
@@ -475,39 +464,11 @@ class Job:
             numerics=numerics(),
         )
 
-    def _tell_commit(self, result: SaveResult, ids: list[str], seconds: float) -> None:
-        self._agent.send(
-            "checkpoint",
-            step=self._step,
-            tier=SHARED_TIER,
-            result="Committed" if result.committed else "Failed",
-            seconds=round(seconds, 3),
-            ids=ids,
-            message=result.message,
-        )
-
-    def _count_failed_save(self, message: str) -> None:
-        self._failed_saves += 1
-        _log.error(
-            "step %d could not be committed (%d in a row): %s; training goes on from what was committed before",
-            self._step,
-            self._failed_saves,
-            message,
-        )
-        if self._failed_saves >= FAILED_SAVES:
-            raise CheckpointError(
-                f"{FAILED_SAVES} checkpoints in a row could not be written ({message}): "
-                "make room in the checkpoint folder or make it writable; training goes on from the last commit"
-            )
-
     def _finish(self) -> None:
         """The loop is over: its last step must be durable before anyone calls the job complete."""
-        while self._engine is not None and self._saved_step != self._step:
-            self._commit(by_interval=False)
-        wanted = self._agent.requests()
-        if self._engine is not None and wanted.checkpoint:
-            self._tell_commit(SaveResult(committed=True), [*wanted.checkpoint], 0.0)
-            self._agent.answered(Requests(checkpoint=wanted.checkpoint))
+        while self._committer.behind(self._step):
+            self._commit()
+        self._committer.answer_rest(self._step)
         self._say_done()
 
     # Inside
@@ -516,13 +477,6 @@ class Job:
         if not self._done:
             self._done = True
             self._agent.send("done", step=self._step)
-
-    def _at_exit(self, failed: Callable[[], bool]) -> None:
-        """A script without `job.batches` is done when it returns; leaving the loop half way is not being done."""
-        if not failed() and not self._looping:
-            self._say_done()
-        self._agent.close()
-        self._group.close()
 
     def _no_blame(self) -> AbstractContextManager[None]:
         return faults.no_blame(self._agent, lambda: self._step)
@@ -563,89 +517,3 @@ def _phase(name: str) -> RankPhase:
     except ValueError:
         known = ", ".join(repr(str(phase)) for phase in RankPhase)
         raise UsageError(f"phase {name!r} is none that the launcher knows: give one of {known}") from None
-
-
-def init(
-    *,
-    checkpoint_dir: str | Path | None = None,
-    checkpoint_interval: str | int | None = None,
-    keep_last: int | None = None,
-    resume: str | None = None,
-) -> Job:
-    """Join the world that the launcher formed; a script started by hand is a world of one.
-
-    Under the operator every setting arrives in the environment. What is given here wins, and the effective values
-    are logged once with where each came from.
-    """
-    environment = read_environment()
-    config = effective(
-        environment,
-        checkpoint_dir=Path(checkpoint_dir) if checkpoint_dir else None,
-        checkpoint_interval=checkpoint_interval,
-        keep_last=keep_last,
-        resume=resume,
-    )
-    _configure_log(environment)
-    agent = _connect(environment)
-    place: dict[str, int] = {"step": 0}
-    with faults.no_blame(agent, lambda: place["step"]):
-        group = join(environment)
-        attempt = _attempt(environment, config, agent, group)
-    job = Job(group=group, agent=agent, attempt=attempt, config=config, engine=_engine(config, attempt, agent, group))
-    reporter = faults.Reporter(agent, lambda: job.committed_step)
-    reporter.install()
-    atexit.register(job._at_exit, lambda: reporter.failed)
-    if group.rank == 0:
-        _log.info("configuration", extra={"fields": {"world_size": group.size, **config.described()}})
-    return job
-
-
-def _configure_log(environment: Environment) -> None:
-    fields = {"pod": environment.pod_name, "generation": environment.generation, "attempt": environment.attempt}
-    context = LogContext(fields={name: value for name, value in fields.items() if value})
-    context.update(rank=environment.rank)
-    configure(context)
-
-
-def _connect(environment: Environment) -> Agent:
-    if environment.agent_socket is None:
-        return NoAgent()
-    if environment.generation is None or environment.attempt is None:
-        raise UsageError("HOLDFAST_AGENT_SOCKET is set without HOLDFAST_GENERATION and HOLDFAST_ATTEMPT: unset it")
-    return RankAgent(
-        environment.agent_socket,
-        rank=environment.rank,
-        local_rank=environment.local_rank,
-        pair=Pair(environment.generation, environment.attempt),
-    )
-
-
-def _attempt(environment: Environment, config: JobConfig, agent: Agent, group: Group) -> Attempt:
-    if environment.generation is None or environment.attempt is None:
-        return attempt_by_hand(config.checkpoint_dir, group, environment.run_id)
-    return Attempt(
-        pair=Pair(environment.generation, environment.attempt),
-        job_uid=environment.job_uid,
-        publication=environment.publication,
-        run_id=environment.run_id,
-        known=agent.known_claims(),
-    )
-
-
-def _engine(config: JobConfig, attempt: Attempt, agent: Agent, group: Group) -> Engine | None:
-    if config.checkpoint_dir is None:
-        if group.rank == 0:
-            _log.warning("no checkpoint folder is given: nothing outlives this world (checkpoint_dir=…)")
-        return None
-
-    def report(claims: tuple[Claim, ...]) -> None:
-        agent.send("foreignClaims", claims=[claim.to_json() for claim in claims])
-
-    return Engine(
-        config.checkpoint_dir,
-        attempt,
-        group,
-        keep_last=config.keep_last,
-        resume=config.resume,
-        on_foreign=report,
-    )

@@ -23,16 +23,19 @@ class Points:
 
 
 class Net(torch.nn.Module):
-    """With a part that only some micro-batches use, and one that is never used."""
+    """With a part that only some micro-batches use, one that is never used, and statistics that nothing depends on."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inner = torch.nn.Linear(5, 16)
         self.outer = torch.nn.Linear(16, 1)
         self.sometimes = torch.nn.Parameter(torch.zeros(()))
+        self.statistics = torch.nn.BatchNorm1d(5, affine=False)
         self.never = torch.nn.Parameter(torch.ones(()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) > 1:
+            self.statistics(x)
         y = self.outer(self.inner(x).tanh()).squeeze(-1)
         chosen = x[:, 0] > 1
         return y + self.sometimes * chosen if bool(chosen.any()) else y
@@ -66,8 +69,13 @@ def main() -> None:
         result = job.step((model(x) - y).square().mean())
         if result.committed:
             losses.append(result.loss)
-    weights = [parameter.tolist() for parameter in model.parameters()]
-    print(json.dumps({"losses": losses, "weights": weights, "audit": str(job.audit())}), flush=True)
+    told = {
+        "losses": losses,
+        "weights": [parameter.tolist() for parameter in model.parameters()],
+        "statistics": model.statistics.running_mean.tolist(),
+        "audit": str(job.audit()),
+    }
+    print(json.dumps(told), flush=True)
 
 
 if __name__ == "__main__":

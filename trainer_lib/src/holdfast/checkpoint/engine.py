@@ -19,7 +19,7 @@ from holdfast.checkpoint.exchange import Exchange, lead
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.reader import Restored, restore
 from holdfast.checkpoint.writer import SaveResult, Snapshot, save
-from holdfast.errors import ClaimError
+from holdfast.errors import ForeignClaimError
 from holdfast.worlds import Claim, Pair
 
 _log = logging.getLogger("holdfast.checkpoint")
@@ -155,7 +155,7 @@ class Engine:
         if found:
             self._on_foreign(found)
             named = ", ".join(f"{claim.pair} of job {claim.job_uid}" for claim in found)
-            raise ClaimError(
+            raise ForeignClaimError(
                 f"{self._root} holds claims that this attempt does not know ({named}): another job or operator "
                 "uses the folder; give each job a folder of its own, or stop the other one and start again"
             )
