@@ -1,0 +1,157 @@
+"""Rules (b) and (c) as a table, and the launchers' words on the wire."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from holdfast.constants import Cause
+from holdfast.errors import DocumentError, VersionError
+from holdfast.launch import messages as m
+from holdfast.launch.membership import Member, Membership, Previous, Rules
+from holdfast.launch.rules import largest_world, may_be
+from holdfast.worlds import Claim, Pair
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "contract" / "membership.json").read_text())
+
+
+def members(uids: str) -> tuple[Member, ...]:
+    return tuple(Member(index=index, pod_uid=uid) for index, uid in enumerate(uids))
+
+
+def membership(generation: int, uids: str, *previous: tuple[int, str], **more: object) -> Membership:
+    return Membership(  # type: ignore[arg-type]
+        revision=1,
+        generation=generation,
+        publication="p",
+        members=members(uids),
+        previous=tuple(Previous(generation=n, publication="", members=frozenset(old)) for n, old in previous),
+        **more,
+    )
+
+
+@pytest.mark.parametrize(
+    ("uids", "world", "rules", "reason"),
+    [
+        ("abc", "ab", Rules(), ""),
+        ("abcd", "ab", Rules(), "2 of 4 workers is no majority of generation 1"),
+        ("ab", "a", Rules(), "1 of 2 workers is no majority of generation 1"),
+        ("a", "a", Rules(), ""),
+        ("abc", "ab", Rules(may_shrink=False), "c missing, and the job may not shrink"),
+        ("abc", "abc", Rules(may_shrink=False), ""),
+        ("abc", "ab", Rules(min_replicas=3), "2 workers are fewer than minReplicas 3"),
+        ("abcd", "abc", Rules(replica_step=2), "3 workers are no multiple of replicaStep 2"),
+        ("abc", "abd", Rules(), "d not in generation 1"),
+    ],
+)
+def test_a_world_is_a_majority_of_the_right_size(uids: str, world: str, rules: Rules, reason: str) -> None:
+    verdict = may_be(membership(1, uids, rules=rules), frozenset(world), None)
+    assert (verdict.ok, verdict.reason) == (not reason, reason)
+
+
+@pytest.mark.parametrize(
+    ("previous", "active", "started", "gone", "fence"),
+    [
+        ([(1, "abc")], None, None, "", ""),
+        ([(1, "cde")], None, None, "", "cde"),
+        ([(1, "cde")], None, None, "cd", ""),
+        ([(1, "acd")], None, None, "", "cd"),
+        ([(1, "ac")], None, None, "", ""),
+        ([(1, "cde"), (2, "abc")], Pair(2, 1), None, "", ""),
+        ([(1, "cde"), (2, "abc")], None, Pair(2, 1), "", ""),
+        ([(1, "abc"), (2, "cde")], Pair(1, 1), None, "", "cde"),
+        ([(1, "")], None, None, "", ""),
+    ],
+)
+def test_no_majority_of_an_earlier_generation_is_left_behind(
+    previous: list[tuple[int, str]], active: Pair | None, started: Pair | None, gone: str, fence: str
+) -> None:
+    document = membership(len(previous) + 1, "abx", *previous, active=active, gone=frozenset(gone))
+    verdict = may_be(document, frozenset("abx"), started)
+    assert verdict.ok is not bool(fence)
+    assert verdict.fence == frozenset(fence)
+
+
+def test_a_gap_in_the_earlier_generations_holds() -> None:
+    verdict = may_be(membership(4, "ab", (1, "ab"), (3, "ab")), frozenset("ab"), None)
+    assert verdict.reason == "the membership does not list generation 2, which may still hold a world"
+
+
+def test_the_largest_world_takes_the_lowest_indexes_in_steps() -> None:
+    assert "".join(x.pod_uid for x in largest_world(Rules(replica_step=2), members("abcde"))) == "abcd"
+
+
+def test_the_golden_membership_is_read() -> None:
+    document = Membership.from_json(GOLDEN)
+    assert (document.generation, document.active, document.gone) == (2, Pair(1, 3), frozenset({"uid-w2"}))
+    assert document.rules.may_shrink
+    assert document.rules.budgets[0].max_restarts == 3
+    assert [member.pod for member in document.members] == ["gpt-w0", "gpt-w1", "gpt-w3"]
+    assert "jobKey" not in document.document
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        ({"version": 2}, VersionError, "membership.json has version 2"),
+        ({"members": [{}]}, DocumentError, "membership.json cannot be read"),
+        ({"settings": {}}, DocumentError, "membership.json cannot be read"),
+    ],
+)
+def test_a_membership_that_cannot_be_read_says_why(
+    change: dict[str, object], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        Membership.from_json({**GOLDEN, **change})
+
+
+WORLD = m.World(pair=Pair(2, 1), publication="p2", members=members("ab"), coordinator="a")
+FAILURE = m.Failure(
+    cause=Cause.OOM, reason="OOM", message="…", priority=m.Priority.OOM, at=1.5, rank=1, traceback=("x",), step=4
+)
+INCIDENT = m.Incident(pair=Pair(1, 3), failure=FAILURE, action=m.Remedy.SHRINK, detected=1.5)
+CLAIM = Claim(pair=Pair(9, 1), job_uid="old", publication="x", from_step=3, from_pair=Pair(8, 1))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        m.Hello(),
+        m.Hello(
+            generation=2,
+            revision=7,
+            publication="p2",
+            accepted=Pair(2, 1),
+            started=Pair(1, 3),
+            world=WORLD,
+            left=Pair(1, 3),
+            ready=True,
+            done=True,
+            failed=Pair(1, 3),
+            failure=FAILURE,
+            foreign=(CLAIM,),
+        ),
+        m.Share(membership=Membership.from_json(GOLDEN)),
+        m.Propose(world=WORLD, started=Pair(1, 3), incident=INCIDENT),
+        m.Accept(world=WORLD),
+        m.Refuse(pair=Pair(2, 1), reason="no", highest=Pair(2, 2)),
+        m.Start(world=WORLD, master=m.Master(host="10.0.0.1", port=4000)),
+        m.Confirm(pair=Pair(2, 1)),
+        m.Confirmed(pair=Pair(2, 1)),
+        m.Complete(pair=Pair(2, 1)),
+        m.GiveUp(incident=INCIDENT, message="spent"),
+        m.Leaving(code=75),
+    ],
+    ids=lambda message: message.type,
+)
+def test_every_message_survives_the_wire(message: m.Message) -> None:
+    wire = json.loads(json.dumps(m.to_json(message)))
+    assert m.from_json({**wire, "later": "ignored"}) == message
+
+
+@pytest.mark.parametrize("wire", [{"type": "sing"}, {"type": "accept", "world": {}}, {"type": "confirm"}])
+def test_a_message_that_cannot_be_read_is_refused(wire: dict[str, object]) -> None:
+    with pytest.raises(DocumentError):
+        m.from_json(wire)
