@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ import pytest
 
 from holdfast.constants import Cause
 from holdfast.launch import termination
-from holdfast.launch.causes import Place, RankEnd, judge
+from holdfast.launch.causes import Place, RankEnd, judge, not_started
 from holdfast.launch.membership_file import MembershipFile
 from holdfast.launch.messages import Priority
 from holdfast.launch.oom import OomCounter
@@ -23,6 +24,7 @@ from holdfast.launch.standalone import GONE_SECONDS, Joined, Record, Roster, Ter
 from holdfast.launch.status_file import StatusFile
 from holdfast.launch.termination import Ending
 from holdfast.launch.touchfile import TouchFile
+from holdfast.logs import LogContext, configure
 from holdfast.worlds import Claim, Pair
 
 PLACE = Place(pod="gpt-w1", node="node-2", at=1000.0)
@@ -254,3 +256,24 @@ def test_claims_of_another_run_are_left_behind_by_a_generation_above_them() -> N
         (4, []),
     ]
     assert alone.publish(2.0) == alone
+
+
+def test_a_full_pipe_does_not_stop_who_logs() -> None:
+    reader, writer = os.pipe()
+    with open(reader) as source, open(writer, "w") as stream:  # noqa: PTH123  (descriptors, not paths)
+        logger = configure(LogContext(), stream=stream, background=True)
+        for n in range(3000):
+            logger.info("line %d %s", n, "x" * 100)
+        lines = [json.loads(source.readline())["msg"].split()[1] for _ in range(3000)]
+        assert lines == [str(n) for n in range(3000)]
+        for handler in logger.handlers:
+            handler.close()
+        logger.handlers.clear()
+        logger.propagate = True
+
+
+def test_a_machine_without_resources_is_no_fault_of_the_script() -> None:
+    message = f"cannot start 'python': {os.strerror(errno.EAGAIN)}; give a program after '--'"
+    assert not_started("python", message, PLACE).cause is Cause.INFRASTRUCTURE
+    missing = not_started("python", f"cannot start 'python': {os.strerror(errno.ENOENT)}", PLACE)
+    assert (missing.cause, missing.exit_code) == (Cause.APPLICATION, 127)

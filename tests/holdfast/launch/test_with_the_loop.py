@@ -39,3 +39,24 @@ def test_three_shrink_to_two_and_grow_to_three_without_losing_a_step(cluster: An
     wait_for(lambda: cluster.pods["d"].step > reached, "three train", deadline=90)
     assert claims(cluster)[third] == reached, "growth goes on from the very step at which the two stopped"
     assert len(a.status["incidents"]) == 1
+
+
+def test_a_drained_worker_commits_first_and_the_others_go_on_from_there(cluster: Any, wait_for: Wait) -> None:
+    checkpoints = str(cluster.shared / "checkpoints")
+    cluster.settings["minReplicas"] = 1
+    a, b, c = cluster.start("a", "b", "c", script="trains.py", HOLDFAST_CHECKPOINT_DIR=checkpoints)
+    cluster.publish(1, "a", "b", "c")
+    cluster.await_world(1, "a", "b", "c")
+    wait_for(lambda: min(pod.step for pod in (a, b, c)) > 5, "they train", deadline=90)
+    notice = {"version": 1, "id": "spot-1", "reason": "spot terminate", "source": "AWS", "drain": True}
+    (c.run_dir / "wish").write_text(json.dumps(notice))
+    (c.run_dir / "wish").rename(c.run_dir / "emergency_checkpoint")
+    assert c.wait() == 75, cluster.tail()
+    answer = json.loads((c.run_dir / "emergency_checkpoint.ack").read_text())
+    assert (answer["id"], answer["result"]) == ("spot-1", "Committed")
+    second = cluster.await_world(1, "a", "b", above=(1, 1))
+    wait_for(lambda: second in claims(cluster), "two go on", deadline=90)
+    assert claims(cluster)[second] == answer["step"], cluster.tail()
+    wait_for(lambda: a.status["incidents"][0]["resumedTime"], "the incident is over", deadline=90)
+    (incident,) = a.status["incidents"]
+    assert (incident["cause"], incident["lostSteps"]) == ("Interruption", 0)

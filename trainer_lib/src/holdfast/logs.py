@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import queue
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
 LOGGER_NAME = "holdfast"
+_MAX_WAITING_LINES = 10_000
+_FLUSH_SECONDS = 1.0
 
 
 def rfc3339(moment: float) -> str:
@@ -79,10 +84,41 @@ def _own_fields(record: logging.LogRecord) -> dict[str, Any]:
     return dict(own) if isinstance(own, Mapping) else {}
 
 
-def configure(context: LogContext, *, level: int = logging.INFO, stream: TextIO | None = None) -> logging.Logger:
+class BackgroundHandler(logging.Handler):
+    """Writes on a thread of its own: a full pipe must not stop an event loop that has heartbeats to answer."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+        self._lines: queue.Queue[str | None] = queue.Queue(_MAX_WAITING_LINES)
+        self._thread = threading.Thread(target=self._write, name="holdfast-log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Format now, write soon; what does not fit is lost rather than waited for."""
+        with contextlib.suppress(queue.Full):
+            self._lines.put_nowait(self.format(record))
+
+    def close(self) -> None:
+        """Write what waits, as far as that takes no long time."""
+        with contextlib.suppress(queue.Full):
+            self._lines.put_nowait(None)
+        self._thread.join(_FLUSH_SECONDS)
+        super().close()
+
+    def _write(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            while (line := self._lines.get()) is not None:
+                self._stream.write(line + "\n")
+                self._stream.flush()
+
+
+def configure(
+    context: LogContext, *, level: int = logging.INFO, stream: TextIO | None = None, background: bool = False
+) -> logging.Logger:
     """Send the package's log to `stream` (standard error), in the form that suits who reads it."""
     target = sys.stderr if stream is None else stream
-    handler = logging.StreamHandler(target)
+    handler = BackgroundHandler(target) if background else logging.StreamHandler(target)
     handler.setFormatter(PeopleFormatter(context) if target.isatty() else JsonFormatter(context))
     logger = logging.getLogger(LOGGER_NAME)
     logger.handlers[:] = [handler]

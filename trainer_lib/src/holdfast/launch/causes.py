@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import signal
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ _LOST_PEER = re.compile(
     r"(?i)connection (?:closed|reset|refused)|broken pipe|\bgloo\b.*(?:timed? ?out|timeout)|socket timeout|"
     r"NCCL (?:remote process|communicator was aborted|system) error|store.*(?:closed|broken)"
 )
+_NO_RESOURCES = tuple(os.strerror(number) for number in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE))
 _STOPPED_BY_US = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT})
 
 
@@ -126,9 +129,10 @@ def raised(
 
 def not_started(program: str, message: str, place: Place) -> Failure:
     """The command could not be started at all."""
-    code = 127 if "No such file" in message else 126
+    code = 127 if os.strerror(errno.ENOENT) in message else 126
+    exhausted = any(text in message for text in _NO_RESOURCES)
     return Failure(
-        cause=Cause.APPLICATION,
+        cause=Cause.INFRASTRUCTURE if exhausted else Cause.APPLICATION,
         reason="CannotStart",
         message=message or f"cannot start {program!r}",
         priority=Priority.EXCEPTION,

@@ -36,10 +36,14 @@ _LOST_ENDPOINT_SECONDS = 3.0
 async def launch(options: RunOptions, environment: Environment) -> int:
     """Be a launcher until the job is over or this worker must leave; returns the exit code."""
     context = LogContext()
-    configure(context)
-    if environment.under_operator:
-        return await _under_operator(options, environment, context)
-    return await _alone(options, environment, context)
+    logger = configure(context, background=True)
+    try:
+        if environment.under_operator:
+            return await _under_operator(options, environment, context)
+        return await _alone(options, environment, context)
+    finally:
+        for handler in logger.handlers:
+            handler.close()
 
 
 def _command(options: RunOptions, *, processes: int) -> Command:

@@ -6,6 +6,7 @@ It is consumed by rename, so it fires once; the answer is `emergency_checkpoint.
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,8 @@ from holdfast.constants import PROTOCOL_VERSION, TOUCH_ACK_FILE, TOUCH_FILE
 from holdfast.errors import DocumentError
 from holdfast.launch.files import read_json, write_json
 from holdfast.worlds import check_version
+
+_log = logging.getLogger("holdfast.launch.touchfile")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +41,16 @@ class TouchFile:
         self._taken = run_dir / f".{TOUCH_FILE}.taken"
         self._ack = run_dir / TOUCH_ACK_FILE
         self._numbers = itertools.count(1)
+        self._problem = ""
 
     def take(self) -> Request | None:
         """The waiting request, or None. A content that cannot be read is still a request for a commit."""
         try:
             self._file.rename(self._taken)
         except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._complain(f"cannot take {self._file}: {error.strerror}")
             return None
         number = f"touch-{os.getpid()}-{next(self._numbers)}"
         if self._taken.stat().st_size == 0:
@@ -55,17 +62,16 @@ class TouchFile:
 
     def acknowledge(self, *, request_id: str, step: int, tier: str, result: str, seconds: float) -> None:
         """Say that the commit which answers a request is durable, or that it failed."""
-        write_json(
-            self._ack,
-            {
-                "version": PROTOCOL_VERSION,
-                "id": request_id,
-                "step": step,
-                "tier": tier,
-                "result": result,
-                "seconds": seconds,
-            },
-        )
+        answer = {"id": request_id, "step": step, "tier": tier, "result": result, "seconds": seconds}
+        try:
+            write_json(self._ack, {"version": PROTOCOL_VERSION, **answer})
+        except OSError as error:
+            self._complain(f"cannot write {self._ack}: {error.strerror}")
+
+    def _complain(self, problem: str) -> None:
+        if problem != self._problem:
+            _log.error("%s", problem)
+        self._problem = problem
 
 
 def _parse(value: dict[str, Any], number: str) -> Request:
