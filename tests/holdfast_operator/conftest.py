@@ -21,7 +21,8 @@ from holdfast_operator.act import merge_patch, without_nulls
 from holdfast_operator.actions import ApplyChildren, CreatePod, DeletePod, LabelPod, LiftGate, Plan, Publish
 from holdfast_operator.api import format_seconds, format_time, parse_job
 from holdfast_operator.decide import decide
-from holdfast_operator.seen import Observed, Platform, Refusal, Rival, Usage, parse_node, parse_pod, parse_report
+from holdfast_operator.observe import rival_of
+from holdfast_operator.seen import Observed, Platform, Refusal, Usage, parse_node, parse_pod, parse_report
 from holdfast_operator.status import Status
 
 Body = dict[str, Any]
@@ -55,7 +56,7 @@ def job_body(name: str = "gpt", *, replicas: int = 3, minimum: int = 2, **spec: 
                                 "name": "trainer",
                                 "image": "train:1",
                                 "command": ["holdfast", "run", "--", "python", "train.py"],
-                                "resources": {"requests": {"cpu": "1"}},
+                                "resources": {"requests": {"cpu": "900m"}},
                             }
                         ]
                     }
@@ -95,7 +96,7 @@ class Sim:
         self.started_at = START - timedelta(hours=1)
         self.applied, self.published = "", -1
         self.refusal: Refusal | None = None
-        self.rivals: tuple[Rival, ...] = ()
+        self.peers: list[Sim] = []  # other jobs on the same nodes
         self.document: Body | None = None
         self.documents: dict[int, Body] = {}
         self.world: Body | None = None
@@ -152,7 +153,7 @@ class Sim:
             pods=tuple(views),
             nodes=tuple(self._node(name) for name in self.nodes),
             reports=reports,
-            rivals=self.rivals,
+            rivals=tuple(filter(None, (rival_of(peer.body) for peer in self.peers))),
             usage=self._usage(),
             refusal=self.refusal,
             applied=self.applied,
@@ -164,7 +165,7 @@ class Sim:
         return parse_node(self.nodes[name], {"spec": {"renewTime": renewed, "leaseDurationSeconds": LEASE_SECONDS}})
 
     def _usage(self) -> tuple[Usage, ...]:
-        bound = (body for body in self.pods.values() if body["spec"].get("nodeName"))
+        bound = [body for body in self._all_pods() if body["spec"].get("nodeName")]
         live = (body for body in bound if body["status"]["phase"] not in ("Failed", "Succeeded"))
         return tuple(Usage(node=body["spec"]["nodeName"], requests=body["spec"]) for body in live)
 
@@ -279,9 +280,12 @@ class Sim:
             elif up and node and body["status"]["phase"] == "Pending":
                 body["status"] = {"phase": "Running", "podIP": f"10.0.0.{len(self.created_names)}"}
 
+    def _all_pods(self) -> list[Body]:
+        return [body for sim in (self, *self.peers) for body in sim.pods.values()]
+
     def _schedule(self) -> None:
         taken: dict[str, int] = {}
-        for body in self.pods.values():
+        for body in self._all_pods():
             if body["spec"].get("nodeName") and body["status"]["phase"] not in ("Failed", "Succeeded"):
                 taken[body["spec"]["nodeName"]] = taken.get(body["spec"]["nodeName"], 0) + 1
         for body in sorted(self.pods.values(), key=lambda body: str(body["metadata"]["name"])):

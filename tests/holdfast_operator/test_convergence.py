@@ -12,14 +12,18 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from holdfast_operator.act import merge_patch, without_nulls
 
 FAULTS = ("delete", "kill", "force", "node", "node-unready", "notice", "restart", "nothing")
+# No shrinking: it would take longer than all other tests together, and the faults of an example are few.
 SETTINGS = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=20,
+    deadline=None,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 Make = Callable[..., Any]
@@ -85,7 +89,7 @@ def test_cut_anywhere_the_end_is_the_same(make_sim: Make, faults: list[tuple[str
     assert not status.terminal
 
 
-@SETTINGS
+@settings(SETTINGS, max_examples=8)
 @given(faults=st.lists(st.tuples(st.sampled_from(FAULTS[:4]), st.integers(0, 2)), min_size=1, max_size=2))
 def test_a_failure_counts_as_often_with_cuts_as_without(make_sim: Make, faults: list[tuple[str, int]]) -> None:
     counts = []

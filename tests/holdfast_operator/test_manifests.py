@@ -50,7 +50,7 @@ def test_the_command_and_the_users_fields_stay(make_pod: Callable[..., Any]) -> 
     manifest = make_pod(**given)
     assert {key: manifest["spec"][key] for key in given} == given
     assert trainer(manifest)["command"] == ["holdfast", "run", "--", "python", "train.py"]
-    assert trainer(manifest)["resources"] == {"requests": {"cpu": "1"}}
+    assert trainer(manifest)["resources"] == {"requests": {"cpu": "900m"}}
 
 
 def test_the_template_itself_is_not_changed(observed: Observed) -> None:

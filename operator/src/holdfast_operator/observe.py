@@ -165,7 +165,7 @@ class Observer:
 
     def _rivals(self, job: Job) -> tuple[Rival, ...]:
         others = (body for body in self._cache.jobs() if body["metadata"].get("uid") != job.uid)
-        return tuple(filter(None, map(_rival, others)))
+        return tuple(filter(None, map(rival_of, others)))
 
 
 def _last_seen(event: Json) -> str:
@@ -193,7 +193,7 @@ def _doubtful(status: Status, nodes: Mapping[str, NodeView], reports: tuple[Repo
     return found
 
 
-def _rival(body: Json) -> Rival | None:
+def rival_of(body: Json) -> Rival | None:
     """A job whose gang has no place yet. Read sparsely: this runs over all jobs."""
     status = body.get("status") or {}
     ended = any(

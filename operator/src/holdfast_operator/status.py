@@ -196,6 +196,10 @@ class Membership:
         """Pod UIDs in order of index."""
         return tuple(member.pod_uid for member in sorted(self.members, key=lambda member: member.index))
 
+    def named(self) -> frozenset[str]:
+        """Pod UIDs of this and all earlier generations that may still live."""
+        return frozenset([*self.member_uids(), *(uid for entry in self.previous for uid in entry.members)])
+
     def to_json(self) -> dict[str, Any]:
         """As in the resource's status."""
         return {

@@ -34,7 +34,7 @@ def _leaving(draft: Draft, worker: Worker) -> Draft:
     """A ready launcher gets the time to drain; nothing else has anything to lose."""
     if not worker.known:
         return draft
-    drains = worker.pod_uid in draft.status.membership.member_uids() and worker.ready_at is not None
+    drains = worker.pod_uid in draft.status.membership.named() and worker.ready_at is not None
     if not drains:
         return _delete(draft, worker, worker.reason)
     margin = timedelta(seconds=draft.spec.checkpoint_deadline_seconds) + DRAIN_MARGIN
@@ -74,9 +74,8 @@ def _forgettable(draft: Draft, worker: Worker) -> bool:
     if worker.phase is not Phase.ENDED and not _never_was(draft, worker):
         return False
     membership = draft.status.membership
-    named = {*membership.member_uids(), *(uid for entry in membership.previous for uid in entry.members)}
     due = bool(worker.cause) and not worker.counted and not worker.ordered
-    fenced = worker.pod_uid in membership.gone or worker.pod_uid not in named
+    fenced = worker.pod_uid in membership.gone or worker.pod_uid not in membership.named()
     return fenced and not due and not _exists(draft.pod(worker))
 
 

@@ -114,7 +114,8 @@ def _places(draft: Draft, gated: list[Worker]) -> tuple[int, int]:
         if _goes_first(draft, rival) and empty_holds(empty, rival):
             others += room.place(rival.pod_spec, rival.pods)
         empty = Room(draft.seen.nodes, (), draft.now)
-    return room.place(draft.spec.pod_spec, len(gated), _avoided(gated)), others
+    wanted = pod_manifest(draft.seen.job, draft.spec, gated[0], draft.seen.platform)["spec"]
+    return room.place(wanted, len(gated), _avoided(gated)), others
 
 
 def empty_holds(room: Room, rival: Rival) -> bool:

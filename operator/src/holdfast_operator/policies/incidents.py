@@ -132,14 +132,27 @@ def _covered(draft: Draft, worker: Worker) -> bool:
 
 
 def _at_startup(draft: Draft, worker: Worker) -> Draft:
-    """It was in no world. Only what came to an end by itself counts, and once for all that were made together."""
-    draft = draft.changed_worker(worker, counted=True)
+    """It was in no world. Only what ended by itself counts, and once for all that were made together.
+
+    What was done to it while the job recovers, or while a member's loss is yet to be counted, is part of that.
+    """
     crashed = worker.exit_code not in (None, c.EXIT_COMPLETE, c.EXIT_LEFT) and worker.cause != c.CAUSE_INTERRUPTION
     if not crashed or worker.batch <= draft.status.counted_batch:
-        return draft
+        return draft.changed_worker(worker, counted=True)
+    if worker.cause not in c.CAUSES_WITH_BACKOFF:
+        if any(incident.resumed is None for incident in draft.status.incidents):
+            wait = timedelta(seconds=draft.spec.backoff.seconds(1))
+            return draft.changed_worker(worker, counted=True).but(backoff_until=draft.now + wait)
+        if _members_to_count(draft):
+            return draft.wake_in(c.POLL_OPEN)
     pair = Pair(generation=draft.status.membership.generation, attempt=0)
-    draft = _record(draft, _seen_here(draft, worker, pair))
+    draft = _record(draft.changed_worker(worker, counted=True), _seen_here(draft, worker, pair))
     return draft.but(counted_batch=worker.batch)
+
+
+def _members_to_count(draft: Draft) -> bool:
+    ended = draft.status.in_phase(Phase.LOST, Phase.ENDED)
+    return any(worker.cause and worker.pair and not worker.counted and not worker.ordered for worker in ended)
 
 
 def _somebody_reports(draft: Draft, worker: Worker) -> bool:

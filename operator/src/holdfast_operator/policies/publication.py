@@ -103,9 +103,10 @@ def _closed(now: datetime, incident: st.Incident, told: set[Pair]) -> bool:
 
 
 def _drain(draft: Draft) -> tuple[str, ...]:
-    members = set(draft.status.membership.member_uids())
+    """Those who must leave, as long as a generation that may live lists them: also when the newest omits them."""
+    named = draft.status.membership.named()
     leaving = draft.status.in_phase(st.Phase.LEAVING)
-    return tuple(sorted(worker.pod_uid for worker in leaving if worker.pod_uid in members))
+    return tuple(sorted(worker.pod_uid for worker in leaving if worker.pod_uid in named))
 
 
 def _labelled(draft: Draft) -> Draft:

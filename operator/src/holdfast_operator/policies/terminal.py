@@ -43,6 +43,8 @@ def finish(draft: Draft, kind: str, reason: str, message: str) -> Draft:
     status = replace(
         status,
         status=word,
+        ready=f"0/{draft.spec.replicas}",
+        stalled_since=None,
         completion_time=draft.now,
         observed_generation=generation,
         trouble=None,

@@ -1,0 +1,122 @@
+"""All workers of a gang start together, or none holds a place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from holdfast_operator.actions import CreatePod, LiftGate
+
+Make = Callable[..., Any]
+
+
+def share(*sims: Any) -> None:
+    """These jobs live on the same nodes."""
+    for sim in sims:
+        sim.nodes, sim.leases = sims[0].nodes, sims[0].leases
+        sim.peers = [other for other in sims if other is not sim]
+
+
+def together(sims: list[Any], seconds: int, until: Callable[[], bool]) -> None:
+    for _ in range(seconds):
+        if until():
+            return
+        for sim in sims:
+            sim.tick()
+    assert until(), [(sim.body["metadata"]["name"], sim.status.status, sim.plan().message) for sim in sims]
+
+
+def test_no_gate_lifts_before_all_pods_exist(sim: Any) -> None:
+    plan = sim.plan()
+    assert [type(action) for action in plan.actions].count(CreatePod) == 3
+    sim.apply(plan, actions=2)
+    assert len(sim.names()) < 3
+    assert not any(isinstance(action, LiftGate) for action in sim.plan().actions)
+    sim.settle()
+    assert sim.status.gang.lifted_at is not None
+    assert not any("schedulingGates" in body["spec"] for body in sim.pods.values())
+
+
+def test_a_gang_that_the_cluster_cannot_hold_waits_behind_its_gates(make_sim: Make) -> None:
+    sim = make_sim(replicas=3, nodes=1)
+    sim.run(30)
+    assert all(body["spec"]["schedulingGates"] for body in sim.pods.values())
+    assert "room for 2 of 3 workers" in sim.status.condition("Ready").message
+    sim.nodes["node-9"] = {**sim.nodes["node-1"], "metadata": {"name": "node-9", "labels": {}}}
+    sim.leases["node-9"] = sim.now
+    sim.run(30, until=lambda: len(sim.world_names()) == 3)
+
+
+def test_a_gang_not_bound_in_time_is_taken_back_and_waits_longer_each_time(make_sim: Make) -> None:
+    sim = make_sim(replicas=2, minimum=2)
+    sim.unplaceable = True
+    waits = []
+    for attempt in (1, 2, 3):
+        sim.run(400, until=lambda attempt=attempt: sim.status.gang.attempts == attempt)
+        retry = sim.status.gang.retry_at
+        assert retry is not None
+        waits.append((retry - sim.now).total_seconds())
+    assert waits == sorted(set(waits))
+    sim.unplaceable = False
+    sim.run(400, until=lambda: len(sim.world_names()) == 2)
+    assert sim.status.restart_count == 0
+    assert len(set(sim.created_names)) == len(sim.created_names)
+
+
+def test_two_gangs_of_two_thirds_each_both_finish(make_sim: Make) -> None:
+    """Submitted together on three places: the older trains, the younger holds nothing, then trains as well."""
+    older, younger = (make_sim(name=name, replicas=2, minimum=2, nodes=3) for name in ("alpha", "beta"))
+    for node in older.nodes.values():
+        node["status"]["allocatable"]["cpu"] = "1"
+    share(older, younger)
+    together([younger, older], 60, lambda: len(older.world_names()) == 2)
+    assert not younger.running()
+    assert younger.status.status == "WaitingForCapacity"
+    older.complete_at = older.step + 3
+    together([younger, older], 60, lambda: older.status.holds("Complete"))
+    together([younger, older], 90, lambda: len(younger.world_names()) == 2)
+    younger.complete_at = younger.step + 3
+    together([younger, older], 60, lambda: younger.status.holds("Complete"))
+
+
+def test_a_gang_that_no_empty_cluster_could_hold_blocks_nobody(make_sim: Make) -> None:
+    huge, small = make_sim(name="alpha", replicas=30, nodes=2), make_sim(name="beta", replicas=2, minimum=2, nodes=2)
+    share(huge, small)
+    together([huge, small], 30, lambda: len(small.world_names()) == 2)
+    assert not huge.running()
+
+
+def test_a_gang_in_its_back_off_lets_a_younger_one_go(make_sim: Make) -> None:
+    older, younger = (make_sim(name=name, replicas=2, minimum=2, nodes=1) for name in ("alpha", "beta"))
+    older.unplaceable = True
+    share(older, younger)
+    together([older], 100, lambda: older.status.gang.retry_at is not None)
+    together([younger], 30, lambda: len(younger.world_names()) == 2)
+
+
+def test_a_replacement_waits_for_no_gang(trained: Any) -> None:
+    trained.end("gpt-w1", 137)
+    trained.settle()
+    assert "schedulingGates" not in trained.pods[trained.uid("gpt-w3")]["spec"]
+
+
+def test_a_replacement_that_avoids_good_nodes_is_made_anew(make_sim: Make) -> None:
+    sim = make_sim(replicas=2, minimum=1, nodes=2)
+    for node in sim.nodes.values():
+        node["status"]["allocatable"]["cpu"] = "1"
+    sim.run(30, until=lambda: len(sim.world_names()) == 2)
+    node = sim.node_of("gpt-w0")
+    sim.kill_node(node)
+    sim.run(60, until=lambda: "gpt-w2" in sim.names())
+    sim.heal_node(node, rebooted=True)
+    sim.run(120, until=lambda: len(sim.world_names()) == 2)
+    assert sim.node_of(sim.world_names()[-1]) == node
+
+
+def test_the_timeout_is_looked_at_in_time(make_sim: Make) -> None:
+    sim = make_sim()
+    sim.unplaceable = True
+    sim.settle()
+    assert sim.plan().requeue_after is not None
+    assert timedelta(seconds=sim.plan().requeue_after) <= timedelta(seconds=60)

@@ -1,0 +1,134 @@
+"""Workers that cannot start: the reason is said at once; Failed comes only with the startup deadline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from holdfast_operator.seen import Refusal
+
+Make = Callable[..., Any]
+
+
+def waiting(sim: Any, reason: str, message: str) -> None:
+    """All pods of the job hang on this reason."""
+    for body in sim.pods.values():
+        state = {"waiting": {"reason": reason, "message": message}}
+        body["status"] = {"phase": "Waiting", "containerStatuses": [{"name": "trainer", "state": state}]}
+
+
+def cannot_start(sim: Any, code: int, reason: str, message: str) -> None:
+    for name in sim.names():
+        if sim.pods[sim.uid(name)]["status"]["phase"] not in ("Failed",):
+            sim.end(name, code, reason=reason, message=message)
+
+
+@pytest.mark.parametrize(
+    ("kubelet", "shown"),
+    [
+        ("ErrImagePull", "ImagePullFailed"),
+        ("ImagePullBackOff", "ImagePullFailed"),
+        ("ErrImageNeverPull", "ImagePullFailed"),
+        ("CreateContainerConfigError", "ContainerConfigError"),
+        ("CreateContainerError", "ContainerConfigError"),
+    ],
+)
+def test_what_the_kubelet_says_becomes_a_condition(sim: Any, kubelet: str, shown: str) -> None:
+    sim.tick()
+    sim.tick()
+    waiting(sim, kubelet, "manifest unknown")
+    sim.tick()
+    assert sim.status.status == shown
+    assert "manifest unknown" in sim.status.condition("Degraded").message
+    assert (shown, sim.status.condition("Degraded").message) in sim.events
+    assert not sim.status.terminal
+
+
+def test_a_refused_creation_becomes_a_condition_and_goes_when_it_succeeds(sim: Any) -> None:
+    sim.refusal = Refusal(reason="QuotaExceeded", message="exceeded quota: pods, used 4, limited to 4")
+    sim.apply(sim.plan(), actions=0)
+    assert sim.status.status == "QuotaExceeded"
+    assert "limited to 4" in sim.status.condition("Degraded").message
+    sim.refusal = None
+    sim.run(60, until=lambda: len(sim.world_names()) == 3)
+    assert not sim.status.holds("Degraded")
+
+
+def test_more_than_any_node_has_is_said_without_waiting(make_sim: Make) -> None:
+    sim = make_sim()
+    for node in sim.nodes.values():
+        node["status"]["allocatable"]["cpu"] = "0"
+    sim.settle()
+    assert sim.status.status == "Unschedulable"
+    assert "a worker asks for 0.9 cpu" in sim.status.condition("Degraded").message
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ('0/4 nodes are available: persistentvolumeclaim "x" not found', "VolumeMissing"),
+        ("0/4 nodes are available: 4 node(s) had untolerated taint", "Unschedulable"),
+    ],
+)
+def test_the_schedulers_words_become_a_condition(sim: Any, message: str, shown: str) -> None:
+    sim.unplaceable = True
+    sim.settle()
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    for body in sim.pods.values():
+        body["status"]["conditions"] = [condition]
+    sim.tick()
+    assert sim.status.status == shown
+    assert message in sim.status.condition("Degraded").message
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "message"),
+    [(128, "StartError", 'exec: "holdfast": executable file not found in $PATH'), (127, "Error", "")],
+)
+def test_an_image_without_holdfast_is_named_retried_slowly_and_burns_no_budget(
+    make_sim: Make, code: int, reason: str, message: str
+) -> None:
+    sim = make_sim(startupDeadlineSeconds=120)
+    for _ in range(100):
+        sim.tick()
+        cannot_start(sim, code, reason, message)
+    assert sim.status.status == "HoldfastMissing"
+    assert "must bring the holdfast package" in sim.status.condition("Degraded").message
+    assert sim.status.restart_count == 0
+    assert 3 < len(sim.created_names) < 30
+    for _ in range(40):
+        sim.tick()
+        cannot_start(sim, code, reason, message)
+    assert sim.status.holds("Failed")
+    assert "startupDeadlineSeconds" in sim.status.condition("Failed").message
+
+
+def test_a_job_that_trains_never_fails_for_a_replacement_that_cannot_start(make_sim: Make) -> None:
+    sim = make_sim(startupDeadlineSeconds=30)
+    sim.run(60, until=lambda: len(sim.world_names()) == 3)
+    sim.end("gpt-w1", 137)
+    sim.settle()
+    state = {"waiting": {"reason": "ErrImagePull", "message": "gone"}}
+    for _ in range(120):
+        statuses = [{"name": "trainer", "state": state}]
+        sim.pods["uid-gpt-w3"]["status"] = {"phase": "Hanging", "containerStatuses": statuses}
+        sim.tick()
+    assert not sim.status.terminal
+    assert sim.status.status == "ImagePullFailed"
+    assert len(sim.world_names()) == 2
+
+
+def test_the_deadline_counts_from_the_first_trouble_and_mending_resets_it(make_sim: Make) -> None:
+    sim = make_sim(startupDeadlineSeconds=60)
+    sim.tick()
+    sim.tick()
+    waiting(sim, "ErrImagePull", "x")
+    sim.run(40)
+    for body in sim.pods.values():
+        body["status"] = {"phase": "Pending"}
+    sim.run(60, until=lambda: len(sim.world_names()) == 3)
+    assert sim.status.trouble is None
+    sim.run(60)
+    assert not sim.status.terminal
