@@ -144,6 +144,8 @@ def corpus(limit: int, context: int) -> tuple[Windows, Windows]:
         name = file.relative_to(root).as_posix().encode()
         parts[hashlib.sha256(name).digest()[0] % 20 == 0].append(data)
     train, held_out = (b"".join(parts[held]) for held in (False, True))
+    if min(len(train), len(held_out)) <= context:
+        raise SystemExit(f"{limit} bytes of {root} leave no text to train on or to hold out: raise --corpus-bytes")
     return windows(train, context), windows(held_out, context)
 
 

@@ -23,7 +23,7 @@ class Points:
 
 
 class Net(torch.nn.Module):
-    """With a part that only some micro-batches use, one that is never used, and statistics that nothing depends on."""
+    """With a part that only some micro-batches use, one that is never used, and idle statistics."""
 
     def __init__(self) -> None:
         super().__init__()
