@@ -169,6 +169,13 @@ def test_fenced_commits_go_too(tmp_path: Path) -> None:
     assert commits(tmp_path) == {"step-10.g1.a1", "step-20.g1.a2"}
 
 
+def test_a_zombies_retention_never_takes_the_commit_on_which_its_successor_stands(tmp_path: Path) -> None:
+    zombie = Run(tmp_path, 1, 1, keep_last=1).commits(10)
+    Run(tmp_path, 1, 2)
+    zombie.commits(20, 30, 40)
+    assert Run(tmp_path, 1, 3).found.step == 10
+
+
 def test_retention_leaves_alone_what_this_release_cannot_read(tmp_path: Path) -> None:
     run = Run(tmp_path, 1, 1, keep_last=1).commits(10)
     manifest = tmp_path / "step-10.g1.a1" / "MANIFEST.json"

@@ -19,7 +19,7 @@ from holdfast.checkpoint.exchange import Exchange, lead
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.reader import Restored, restore
 from holdfast.checkpoint.writer import SaveResult, Snapshot, save
-from holdfast.errors import ForeignClaimError
+from holdfast.errors import CheckpointError, ForeignClaimError
 from holdfast.worlds import Claim, Pair
 
 _log = logging.getLogger("holdfast.checkpoint")
@@ -161,7 +161,11 @@ class Engine:
             )
 
     def _expire(self) -> None:
+        """Let go of old commits; not once a newer attempt has claimed, which may stand on any of them."""
         try:
+            if any(claim.pair > self._attempt.pair for claim in list_claims(self._root)):
+                _log.warning("a newer attempt than %s has claimed: no commit is deleted", self._attempt.pair)
+                return
             commits = [fencing.Commit(step=n.step, pair=n.pair) for n in tier.list_commits(self._root)]
             gone = retention.expired(
                 commits,
@@ -172,5 +176,5 @@ class Engine:
                 keep_last=self._keep_last,
             )
             tier.delete(self._root, [CommitName(step=c.step, pair=c.pair) for c in gone])
-        except OSError as error:
+        except (OSError, CheckpointError) as error:
             _log.warning("retention could not look through %s: %s", self._root, error)
