@@ -175,12 +175,18 @@ def test_a_restarted_launcher_keeps_its_promises(cluster: Any, wait_for: Wait) -
     (pod,) = cluster.start("a")
     cluster.publish(1, "a")
     first = cluster.await_world(1, "a")
+    wait_for(lambda: pod.step > 3, "it trains")
     pod.process.kill()
     pod.process.wait()
     kept = pod.status["accepted"]
     pod.restart()
     second = cluster.await_world(1, "a", above=first)
     assert (kept["generation"], kept["attempt"]) == first < second
+    wait_for(lambda: pod.status["incidents"] and pod.status["incidents"][0]["resumedTime"], "it goes on")
+    (incident,) = pod.status["incidents"]
+    assert (incident["generation"], incident["attempt"]) == first
+    assert (incident["cause"], incident["reason"]) == ("Infrastructure", "LauncherEnded")
+    assert incident["lostSteps"] is not None
 
 
 def test_the_operators_directives_reach_the_ranks(cluster: Any, wait_for: Wait) -> None:

@@ -13,20 +13,21 @@ import signal
 import time
 from collections import deque
 from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.constants import AGENT_SOCKET_FILE, CONTROL_PORT, STATUS_FILE, STORE_PORT, Cause, ExitCode
+from holdfast.constants import AGENT_SOCKET_FILE, CONTROL_PORT, STORE_PORT, Cause, ExitCode
 from holdfast.errors import DocumentError, StoreError
 from holdfast.launch import core, messages, report, termination
 from holdfast.launch import events as e
 from holdfast.launch.agent_socket import AgentSocket, RankMessage
 from holdfast.launch.control import Address, ControlChannel
-from holdfast.launch.files import clean, read_json
+from holdfast.launch.files import clean
 from holdfast.launch.local import LocalRanks
 from holdfast.launch.membership import Membership
 from holdfast.launch.membership_file import MembershipFile
+from holdfast.launch.memory import remembered
 from holdfast.launch.messages import Failure, Priority
 from holdfast.launch.process import Reaper
 from holdfast.launch.state import State
@@ -69,7 +70,7 @@ class Agent:
         self._context = context
         self._me = config.identity.pod_uid
         self._origin = time.time() - time.monotonic()
-        self._state = _remembered(config)
+        self._state = remembered(config.run_dir, config.identity)
         self._queue: deque[e.Event] = deque()
         self._feeding = False
         self._key: bytes | None = None
@@ -383,18 +384,6 @@ class Agent:
             notices=self._notices,
             ending=self._ending,
         )
-
-
-def _remembered(config: AgentConfig) -> State:
-    """What a launcher that was restarted in its pod promised before: it may never fall."""
-    state = State(me=config.identity.pod_uid)
-    try:
-        before = read_json(config.run_dir / STATUS_FILE)
-        if before.get("podUID") != state.me:
-            return state
-        return replace(state, accepted=Pair.maybe(before.get("accepted")), started=Pair.maybe(before.get("started")))
-    except DocumentError:
-        return state
 
 
 def _transition(before: State, after: State) -> bool:
