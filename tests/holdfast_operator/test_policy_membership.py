@@ -272,9 +272,15 @@ def test_a_foreign_claim_is_overtaken_and_known() -> None:
     assert old in verdict.membership.claims
     assert "job old-job" in verdict.message
     after = verdict.membership
-    listed = [previous.generation for previous in after.previous]
-    assert listed == list(range(1, 8))
+    assert [(entry.generation, entry.last) for entry in after.previous] == [(1, 1), (2, 7)]
     assert held(after, worker("a", foreign_claims=(old,)), worker("b"), worker("c")).reason is Reason.UP_TO_DATE
+
+
+def test_a_foreign_claim_however_high_costs_one_entry() -> None:
+    before = generation(1, "a", "b", "c")
+    verdict = published(before, worker("a", foreign_claims=(claim(10**12, 1, "old-job"),)), worker("b"), worker("c"))
+    assert verdict.membership.generation == 10**12 + 1
+    assert len(verdict.membership.previous) == 2
 
 
 def test_a_status_from_an_old_backup_is_overtaken_by_what_workers_report() -> None:
@@ -308,6 +314,14 @@ def test_the_same_generation_under_another_publication_is_a_conflict() -> None:
     verdict = published(before, worker("a", twin), worker("b", twin), worker("c"))
     assert verdict.reason is Reason.CONFLICT
     assert verdict.membership.generation == 3
+
+
+def test_a_generation_that_a_worker_knows_twice_is_overtaken() -> None:
+    before = generation(2, "a", "b", "c", active=Pair(2, 1))
+    verdict = published(before, worker("a", conflict=2), worker("b"), worker("c"))
+    assert verdict.reason is Reason.CONFLICT
+    assert verdict.membership.generation == 3
+    assert same_generation(verdict.membership, worker("a", conflict=2), worker("b"), worker("c"))
 
 
 @pytest.mark.parametrize(

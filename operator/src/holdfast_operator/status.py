@@ -156,15 +156,17 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class Previous:
-    """An earlier generation whose members may still believe in it."""
+    """An earlier generation whose members may still believe in it; with ``through``, numbers never published."""
 
     generation: int
     publication: str
     members: tuple[str, ...]
+    through: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As in ``membership.json``."""
-        return {"generation": self.generation, "publication": self.publication, "members": list(self.members)}
+        entry = {"generation": self.generation, "publication": self.publication, "members": list(self.members)}
+        return entry if self.through is None else {**entry, "through": self.through}
 
     @classmethod
     def from_json(cls, value: Json) -> Previous:
@@ -173,6 +175,7 @@ class Previous:
             generation=int(value["generation"]),
             publication=str(value.get("publication", "")),
             members=tuple(map(str, value.get("members") or ())),
+            through=None if value.get("through") is None else int(value["through"]),
         )
 
 

@@ -51,11 +51,17 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class Previous:
-    """An earlier generation that may still hold a world."""
+    """An earlier generation that may still hold a world; with `through`, a run of numbers that nobody published."""
 
     generation: int
     publication: str
     members: tuple[str, ...]
+    through: int | None = None
+
+    @property
+    def last(self) -> int:
+        """The highest number that this entry speaks for."""
+        return self.generation if self.through is None else self.through
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +102,7 @@ class Report:
     started: Pair | None = None
     world: World | None = None
     lost: frozenset[str] = frozenset()
+    conflict: int = 0
     highest_claim: Claim | None = None
     foreign_claims: tuple[Claim, ...] = ()
 
@@ -203,9 +210,11 @@ def check_invariants(before: Membership, after: Membership) -> None:
     if after.generation < before.generation or (before.active or Pair(0, 0)) > (after.active or Pair(0, 0)):
         raise AssertionError(f"a generation or active record fell: {before} -> {after}")
     first = after.active.generation if after.active else 1
-    listed = {previous.generation for previous in after.previous}
-    if not set(range(first, after.generation)) <= listed:
-        raise AssertionError(f"previous has a gap: {after}")
+    for entry in sorted(after.previous, key=lambda entry: entry.generation):
+        if entry.generation <= first <= entry.last:
+            first = entry.last + 1
+    if first < after.generation:
+        raise AssertionError(f"previous has a gap at {first}: {after}")
     if after.generation == before.generation and after.members != before.members:
         raise AssertionError(f"a generation changed its members: {before} -> {after}")
 
@@ -248,7 +257,7 @@ def _claims(known: Sequence[Claim], reports: Iterable[Report], job_uid: str) -> 
 
 def _pruned(previous: Iterable[Previous], active: Pair | None) -> tuple[Previous, ...]:
     first = 1 if active is None else active.generation
-    return tuple(entry for entry in previous if entry.generation >= first)
+    return tuple(entry for entry in previous if entry.last >= first)
 
 
 # Whether the next generation is due
@@ -360,6 +369,9 @@ def _above(observed: Observed, recorded: Membership) -> tuple[Reason, str] | Non
 
 
 def _other_publication(observed: Observed, recorded: Membership) -> tuple[Reason, str] | None:
+    told = [w.pod for w in observed.workers if w.report and w.report.conflict >= recorded.generation]
+    if told:
+        return Reason.CONFLICT, f"{', '.join(sorted(told))} know generation {recorded.generation} twice"
     for worker in observed.workers:
         world = worker.report.world if worker.report else None
         if world and world.pair.generation == recorded.generation and world.publication != recorded.publication:
@@ -475,16 +487,19 @@ def _with_skipped(recorded: Membership, reports: Iterable[Report], floor: int) -
         uids = tuple(member.pod_uid for member in recorded.members)
         entries.append(Previous(generation=recorded.generation, publication=recorded.publication, members=uids))
     worlds = {report.world.pair.generation: report.world for report in reports if report.world}
-    for generation in range(recorded.generation + 1, floor + 1):
-        world = worlds.get(generation)
-        entries.append(
-            Previous(
-                generation=generation,
-                publication=world.publication if world else "",
-                members=tuple(sorted(world.members)) if world else (),
-            )
-        )
-    return entries
+    begin = recorded.generation + 1
+    for generation in sorted(number for number in worlds if begin <= number <= floor):
+        world = worlds[generation]
+        entries.extend(_skipped(begin, generation - 1))
+        members = tuple(sorted(world.members))
+        entries.append(Previous(generation=generation, publication=world.publication, members=members))
+        begin = generation + 1
+    return [*entries, *_skipped(begin, floor)]
+
+
+def _skipped(first: int, last: int) -> list[Previous]:
+    """One entry for the whole run: a foreign claim may stand a billion generations above ours."""
+    return [Previous(generation=first, publication="", members=(), through=last)] if first <= last else []
 
 
 def _members(recorded: Membership, chosen: Iterable[Worker]) -> tuple[Member, ...]:

@@ -176,6 +176,7 @@ def _report(draft: Draft, report: Report, pod: PodView) -> rules.Report:
         if world
         else None,
         lost=frozenset(report.lost_members),
+        conflict=report.conflict,
         highest_claim=own,
         foreign_claims=tuple(filter(None, map(_claim, report.foreign_claims))),
     )
@@ -190,7 +191,12 @@ def _there(before: st.Membership) -> rules.Membership | None:
         publication=before.publication,
         active=_pair(before.active),
         previous=tuple(
-            rules.Previous(generation=entry.generation, publication=entry.publication, members=entry.members)
+            rules.Previous(
+                generation=entry.generation,
+                publication=entry.publication,
+                members=entry.members,
+                through=entry.through,
+            )
             for entry in before.previous
         ),
         gone=before.gone,
@@ -219,7 +225,12 @@ def _back(after: rules.Membership, before: st.Membership) -> st.Membership:
         publication=after.publication,
         active=Pair(generation=after.active.generation, attempt=after.active.attempt) if after.active else None,
         previous=tuple(
-            st.Previous(generation=entry.generation, publication=entry.publication, members=entry.members)
+            st.Previous(
+                generation=entry.generation,
+                publication=entry.publication,
+                members=entry.members,
+                through=entry.through,
+            )
             for entry in after.previous
         ),
         gone=after.gone,

@@ -51,11 +51,12 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class Previous:
-    """An earlier generation that may still hold a world."""
+    """An earlier generation that may still hold a world; with `through`, a run of numbers never published."""
 
     generation: int
     publication: str
     members: frozenset[str]
+    through: int | None = None
 
     @classmethod
     def from_json(cls, value: Json) -> Previous:
@@ -64,6 +65,7 @@ class Previous:
             generation=int(value["generation"]),
             publication=str(value["publication"]),
             members=frozenset(str(uid) for uid in value["members"]),
+            through=None if value.get("through") is None else int(value["through"]),
         )
 
 

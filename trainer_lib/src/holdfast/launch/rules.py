@@ -93,9 +93,12 @@ def first_to_fence(membership: Membership, started: Pair | None) -> int:
 
 def missing_generation(membership: Membership, started: Pair | None) -> int | None:
     """The first generation that `previous` should list and does not."""
-    listed = {previous.generation for previous in membership.previous}
-    needed = range(first_to_fence(membership, started), membership.generation)
-    return next((generation for generation in needed if generation not in listed), None)
+    needed = first_to_fence(membership, started)
+    for entry in sorted(membership.previous, key=lambda entry: entry.generation):
+        last = entry.generation if entry.through is None else entry.through
+        if entry.generation <= needed <= last:
+            needed = last + 1
+    return needed if needed < membership.generation else None
 
 
 def largest_world(rules: Rules, candidates: Iterable[Member]) -> tuple[Member, ...]:
