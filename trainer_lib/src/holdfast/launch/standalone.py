@@ -78,11 +78,12 @@ class Joined:
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """A generation as it was published."""
+    """A generation as it was published; with `through`, a run of numbers that never were."""
 
     generation: int
     publication: str
     members: tuple[Joined, ...]
+    through: int | None = None
 
     @property
     def uids(self) -> frozenset[str]:
@@ -137,10 +138,7 @@ class Roster:
         if members is None:
             return self
         generation = max(self.generation, self._highest_claimed()) + 1
-        skipped = tuple(
-            Published(generation=number, publication="", members=())
-            for number in range(self.generation + 1, generation)
-        )
+        skipped = _skipped(self.generation + 1, generation - 1)
         publication = f"p{generation}-{self.publication}"
         new = Published(generation=generation, publication=publication, members=members)
         return replace(self, published=(*self.published, *skipped, new))
@@ -196,8 +194,13 @@ class Roster:
         }
 
 
+def _skipped(first: int, last: int) -> tuple[Published, ...]:
+    return () if last < first else (Published(generation=first, publication="", members=(), through=last),)
+
+
 def _previous(old: Published) -> dict[str, Any]:
-    return {"generation": old.generation, "publication": old.publication, "members": sorted(old.uids)}
+    entry = {"generation": old.generation, "publication": old.publication, "members": sorted(old.uids)}
+    return entry if old.through is None else {**entry, "through": old.through}
 
 
 def job_key(secret: bytes, run_id: str) -> bytes:
