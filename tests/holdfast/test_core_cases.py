@@ -174,6 +174,7 @@ def test_a_member_that_never_accepts_is_left_out_and_comes_back_when_it_heals() 
 
 def test_a_member_that_refuses_time_and_again_is_left_out_and_comes_back_when_it_heals() -> None:
     sim = training()
+    sim.operator_up = False
     stubborn = sim.pods["w2"]
     stubborn.state = replace(stubborn.state, conflict=1)
     sim.kill_rank("w1")
@@ -303,17 +304,23 @@ def test_attempts_that_fail_before_their_first_step_back_off() -> None:
     assert 2 <= len(started) <= 10
 
 
-def test_a_generation_published_twice_is_reported_and_never_trained_in() -> None:
-    sim = Simulation()
-    sim.run(1.0)
-    assert sim.status is not None
-    document = sim.document()
+def test_a_generation_published_twice_is_held_in_reported_and_overtaken() -> None:
+    sim = training()
     sim.operator_up = False
-    for pod in sim.alive():
-        sim.feed(pod, events.MembershipSeen(membership=document))
-    sim.feed(sim.pods["w1"], events.MembershipSeen(membership=replace(document, publication="other", revision=99)))
-    assert sim.pods["w1"].state.conflict == 1
-    assert "published twice" in sim.pods["w1"].state.message or sim.pods["w1"].state.world is not None
+    here = sim.pods["w1"]
+    sim.feed(here, events.MembershipSeen(membership=replace(sim.document(), publication="twin", revision=99)))
+    assert here.state.conflict == 1
+    assert here.state.world is not None
+    for uid in ("w0", "w1", "w2"):
+        sim.pods[uid].state = replace(sim.pods[uid].state, conflict=1)
+    sim.kill_rank("w1")
+    assert not sim.run(10, lambda: sim.training_now() is not None)
+    assert "was published twice" in here.state.message
+
+    sim.operator_up = True
+    assert sim.run(20, lambda: sim.trains_with("w0", "w1", "w2"))
+    assert sim.status is not None
+    assert sim.status.generation == 2
 
 
 def test_a_job_applied_again_on_an_old_folder_resumes_it_above_the_old_claims() -> None:

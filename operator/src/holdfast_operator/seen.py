@@ -189,6 +189,7 @@ class Report:
     incidents: tuple[Told, ...] = ()
     notices: tuple[Notice, ...] = ()
     lost_members: tuple[str, ...] = ()
+    conflict: int = 0
     exit: Exit | None = None
 
     def fresh(self, now: datetime) -> bool:
@@ -430,6 +431,7 @@ def _with_launcher(base: Report, launcher: Json) -> Report:
         incidents=tuple(filter(None, map(_told, _objects(launcher.get("incidents"))))),
         notices=tuple(seen.values()),
         lost_members=tuple(str(item.get("podUID", "")) for item in _objects(launcher.get("lostMembers"))),
+        conflict=_int(launcher.get("conflict")) or 0,
         exit=_launcher_exit(launcher.get("exit")),
     )
 

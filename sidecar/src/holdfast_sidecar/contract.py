@@ -24,6 +24,7 @@ SIGNIFICANT = (
     "checkpoints",
     "highestClaim",
     "foreignClaims",
+    "conflict",
     "quarantined",
     "incidents",
     "notices",

@@ -554,6 +554,7 @@ class Simulation:
             started=_pair(state.started),
             world=_world(state.world),
             lost=frozenset(uid for uid, _, _ in core.lost_members(state)),
+            conflict=state.conflict or 0,
             highest_claim=_claim(mine[0]) if mine else None,
             foreign_claims=tuple(_claim(c) for c in state.foreign),
         )
@@ -773,7 +774,12 @@ def _wire(status: policy.Membership, job: str) -> dict[str, Any]:
         "publication": status.publication,
         "active": pair(status.active),
         "previous": [
-            {"generation": p.generation, "publication": p.publication, "members": list(p.members)}
+            {
+                "generation": p.generation,
+                "publication": p.publication,
+                "members": list(p.members),
+                "through": p.through,
+            }
             for p in status.previous
         ],
         "gone": list(status.gone),

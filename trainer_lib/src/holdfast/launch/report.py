@@ -54,6 +54,7 @@ def status(
         **_progress(progress),
         "highestClaim": _highest_claim(state, progress),
         "foreignClaims": [claim.to_json() for claim in state.foreign],
+        "conflict": state.conflict,
         "incidents": [_incident(incident) for incident in state.incidents],
         "notices": [dict(notice) for notice in notices],
         "lostMembers": _lost(state),
