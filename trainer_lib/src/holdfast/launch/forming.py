@@ -91,7 +91,7 @@ def _known_to_have_failed(turn: Turn, pair: Pair) -> bool:
 def _grow(turn: Turn, membership: Membership, running: World) -> Waiting:
     """Take in those who are ready and not in the running world, without leaving anybody of it."""
     message = _trains(running, membership)
-    waiting = (Phase.RUNNING if turn.attempt else Phase.WAITING), message
+    waiting = (Phase.RUNNING, message) if turn.attempt else (Phase.WAITING, f"waits to join; others are {message}")
     if any(turn.hello(uid) and turn.on_its_way_out(uid) for uid in running.uids):
         return waiting
     usable = turn.usable_members()
@@ -99,7 +99,8 @@ def _grow(turn: Turn, membership: Membership, running: World) -> Waiting:
     if {m.pod_uid for m in keep} != running.uids or not _my_turn(turn, membership, usable):
         return waiting
     newcomers = [member for member in usable if member.pod_uid not in running.uids and _settled(turn, member)]
-    if not newcomers or turn.now < turn.state.retry_at or _worth_waiting(turn, membership, usable):
+    together = tuple(member for member in usable if member in keep or member in newcomers)
+    if not newcomers or turn.now < turn.state.retry_at or _worth_waiting(turn, membership, together):
         return waiting
     chosen = _in_steps(membership, keep, newcomers)
     if len(chosen) <= len(keep):
