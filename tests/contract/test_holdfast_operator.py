@@ -89,10 +89,10 @@ def test_the_golden_report_is_taken_and_understood() -> None:
     assert report.world.members == ("uid-w0", "uid-w1", "uid-w3")
     assert report.world.publication == "p2-6f1e"
     assert (report.committed_step, report.loss, report.throughput) == (412, 2.125, 1536.0)
-    assert report.checkpoints["shared"]["step"] == 400
+    assert [(checkpoint.tier, checkpoint.step) for checkpoint in report.checkpoints] == [("shared", 400)]
     assert report.highest_claim == read("claim.json")
     assert report.lost_members == ("uid-w2",)
-    assert [incident["cause"] for incident in report.incidents] == ["Infrastructure"]
+    assert [incident.cause for incident in report.incidents] == ["Infrastructure"]
     (notice,) = report.notices
     assert (notice.id, notice.action, notice.leaves) == ("aws-spot-2026-01-31T12:02:00Z", "terminate", True)
 

@@ -209,3 +209,16 @@ def test_a_crash_before_any_world_counts_once_for_the_whole_gang(make_sim: Make)
     assert sim.status.status == "ApplicationBudgetSpent"
     assert sim.status.restart_count == 4
     assert len(sim.created_names) == 12
+
+
+def test_a_status_that_lost_its_roster_adopts_the_pods_that_there_are(trained: Any) -> None:
+    """As after a restored backup, or when another version wrote what cannot be read: nothing is doubled."""
+    trained.body["status"]["placement"] = {"workers": None, "countedBatch": "many", "of": {"the": "future"}}
+    trained.body["status"]["incarnations"] = 0
+    trained.run(10)
+    assert trained.names() == ["gpt-w0", "gpt-w1", "gpt-w2"]
+    assert trained.world_names() == trained.names()
+    assert trained.status.incarnations == 3
+    assert trained.status.membership.generation == 1
+    trained.end("gpt-w1", 137)
+    trained.run(60, until=lambda: "gpt-w3" in trained.world_names())

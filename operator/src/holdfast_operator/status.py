@@ -7,7 +7,7 @@ itself (``to_json``). Nothing else survives a restart of the operator, and nothi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
@@ -96,7 +96,7 @@ class Worker:
             batch=int(value.get("batch", value["incarnation"])),
             phase=Phase(value.get("phase", Phase.WANTED)),
             gated=bool(value.get("gated", False)),
-            avoid=tuple(map(str, value.get("avoid") or ())),
+            avoid=tuple(map(str, _items(value.get("avoid")))),
             pod_uid=str(value.get("podUID") or ""),
             node=str(value.get("node") or ""),
             boot_id=str(value.get("bootID") or ""),
@@ -142,7 +142,7 @@ class Member:
     @classmethod
     def from_json(cls, value: Json) -> Member:
         """Read back."""
-        ports = value.get("ports") or {}
+        ports = _dict(value.get("ports"))
         return cls(
             index=int(value["index"]),
             pod=str(value.get("pod", "")),
@@ -174,7 +174,7 @@ class Previous:
         return cls(
             generation=int(value["generation"]),
             publication=str(value.get("publication", "")),
-            members=tuple(map(str, value.get("members") or ())),
+            members=tuple(map(str, _items(value.get("members")))),
             through=None if value.get("through") is None else int(value["through"]),
         )
 
@@ -224,19 +224,19 @@ class Membership:
     @classmethod
     def from_json(cls, value: Json) -> Membership:
         """Read back."""
-        directives = value.get("directives") or {}
+        directives = _dict(value.get("directives"))
         return cls(
-            revision=int(value.get("revision") or 0),
-            generation=int(value.get("generation") or 0),
+            revision=_number(value.get("revision")),
+            generation=_number(value.get("generation")),
             publication=str(value.get("publication") or ""),
             active=parse_pair(value.get("active")),
             previous=_tuple(value.get("previous"), Previous.from_json),
-            gone=tuple(map(str, value.get("gone") or ())),
-            claims=tuple(_claim(claim) for claim in value.get("claims") or () if isinstance(claim, Mapping)),
+            gone=tuple(map(str, _items(value.get("gone")))),
+            claims=tuple(_claim(claim) for claim in _items(value.get("claims")) if isinstance(claim, Mapping)),
             members=_tuple(value.get("members"), Member.from_json),
-            acknowledged=tuple(filter(None, map(parse_pair, value.get("acknowledged") or ()))),
-            checkpoint=directives.get("checkpoint"),
-            drain=tuple(map(str, directives.get("drain") or ())),
+            acknowledged=tuple(filter(None, map(parse_pair, _items(value.get("acknowledged"))))),
+            checkpoint=_dict(directives.get("checkpoint")) or None,
+            drain=tuple(map(str, _items(directives.get("drain")))),
         )
 
 
@@ -266,7 +266,7 @@ class Count:
     @classmethod
     def from_json(cls, value: Json) -> Count:
         """Read back."""
-        times = tuple(filter(None, map(parse_time, value.get("times") or ())))
+        times = tuple(filter(None, map(parse_time, _items(value.get("times")))))
         return cls(cause=str(value["cause"]), total=int(value.get("total") or len(times)), times=times)
 
 
@@ -312,7 +312,7 @@ class Incident:
         if detected is None or pair is None:
             raise ValueError("an incident without time or pair")
         return cls(
-            number=int(value.get("number") or 0),
+            number=_number(value.get("number")),
             pair=pair,
             cause=str(value.get("cause") or c.CAUSE_INFRASTRUCTURE),
             action=str(value.get("action") or ""),
@@ -360,7 +360,7 @@ class Condition:
             status=value.get("status") == "True",
             reason=str(value.get("reason") or ""),
             message=str(value.get("message") or ""),
-            observed_generation=int(value.get("observedGeneration") or 0),
+            observed_generation=_number(value.get("observedGeneration")),
             since=since,
         )
 
@@ -415,7 +415,7 @@ class Gang:
     def from_json(cls, value: Json) -> Gang:
         """Read back."""
         return cls(
-            attempts=int(value.get("attempts") or 0),
+            attempts=_number(value.get("attempts")),
             since=parse_time(value.get("since")),
             lifted_at=parse_time(value.get("liftedAt")),
             retry_at=parse_time(value.get("retryAt")),
@@ -482,7 +482,7 @@ class Progress:
     def from_json(cls, value: Json) -> Progress:
         """Read back."""
         return cls(
-            step=int(value.get("step") or 0),
+            step=_number(value.get("step")),
             loss=value.get("loss"),
             throughput=value.get("throughput"),
             time=parse_time(value.get("time")),
@@ -573,12 +573,12 @@ class Status:
         """Read back. A part that cannot be read is dropped: its neighbours stay."""
         placement = _dict(value.get("placement"))
         return cls(
-            observed_generation=int(value.get("observedGeneration") or 0),
+            observed_generation=_number(value.get("observedGeneration")),
             conditions=_tuple(value.get("conditions"), Condition.from_json),
             status=str(value.get("status") or ""),
             ready=str(value.get("ready") or ""),
-            restart_count=int(value.get("restartCount") or 0),
-            incarnations=int(value.get("incarnations") or 0),
+            restart_count=_number(value.get("restartCount")),
+            incarnations=_number(value.get("incarnations")),
             membership=Membership.from_json(_dict(value.get("membership"))),
             restarts=_tuple(value.get("restarts"), Count.from_json),
             incidents=_tuple(value.get("incidents"), Incident.from_json),
@@ -590,9 +590,9 @@ class Status:
             trouble=_optional(placement.get("trouble"), Trouble.from_json),
             backoff_until=parse_time(placement.get("backoffUntil")),
             stalled_since=parse_time(placement.get("stalledSince")),
-            counted_batch=int(placement.get("countedBatch", -1)),
+            counted_batch=_number(placement.get("countedBatch"), -1),
             document=str(placement.get("document") or ""),
-            quarantined=tuple(map(str, placement.get("quarantined") or ())),
+            quarantined=tuple(map(str, _items(placement.get("quarantined")))),
             start_time=parse_time(value.get("startTime")),
             completion_time=parse_time(value.get("completionTime")),
         )
@@ -631,14 +631,23 @@ def _dict(value: Any) -> Json:
     return value if isinstance(value, Mapping) else {}
 
 
+def _number(value: Any, default: int = 0) -> int:
+    found = _int_or_none(value)
+    return default if found is None else found
+
+
+def _items(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else []
+
+
 def _optional(value: Any, read: Callable[[Json], T]) -> T | None:
     found = _tuple([value], read)
     return found[0] if found else None
 
 
-def _tuple(values: Iterable[Any] | None, read: Callable[[Json], T]) -> tuple[T, ...]:
+def _tuple(values: Any, read: Callable[[Json], T]) -> tuple[T, ...]:
     found = []
-    for value in values or ():
+    for value in _items(values):
         try:
             found.append(read(value))
         except (KeyError, TypeError, ValueError, AttributeError):

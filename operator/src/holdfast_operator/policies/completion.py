@@ -13,8 +13,9 @@ def apply(draft: Draft) -> Draft:
     if not _complete(draft):
         return draft
     draft = newest_progress(draft, force=True)
-    step = draft.status.progress.step if draft.status.progress else 0
-    return finish(draft, c.COMPLETE, "Completed", f"training is complete at step {step}")
+    reached = draft.status.progress or draft.status.last_checkpoint
+    where = f" at step {reached.step}" if reached else ""
+    return finish(draft, c.COMPLETE, "Completed", f"training is complete{where}")
 
 
 def _complete(draft: Draft) -> bool:

@@ -14,9 +14,39 @@ def apply(draft: Draft) -> Draft:
     """Write down what was seen of each worker."""
     if draft.status.start_time is None:
         draft = draft.but(start_time=draft.now)
+    draft = _adopted(draft)
     for worker in draft.status.workers:
         draft = draft.with_worker(_facts(draft, worker))
     return draft
+
+
+def _adopted(draft: Draft) -> Draft:
+    """Pods of ours that the status does not know, as after a restored backup: nothing that trains is doubled."""
+    known = {worker.incarnation for worker in draft.status.workers}
+    unknown = [
+        pod for pod in draft.seen.pods if not pod.absent and pod.incarnation >= 0 and pod.incarnation not in known
+    ]
+    if not unknown:
+        return draft
+    adopted = tuple(_adopt(draft, pod) for pod in sorted(unknown, key=lambda pod: pod.incarnation))
+    least = max(worker.incarnation for worker in adopted) + 1
+    return draft.but(workers=(*draft.status.workers, *adopted), incarnations=max(draft.status.incarnations, least))
+
+
+def _adopt(draft: Draft, pod: PodView) -> Worker:
+    phase = Phase.ENDED if pod.terminal else Phase.WANTED
+    return Worker(
+        incarnation=pod.incarnation,
+        batch=pod.incarnation,
+        phase=phase,
+        gated=pod.gated,
+        pod_uid=pod.uid,
+        node=pod.node,
+        since=draft.now,
+        exit_code=pod.exit.code if pod.exit else None,
+        # How it ended was counted by whoever knew it.
+        counted=pod.terminal,
+    )
 
 
 def _facts(draft: Draft, worker: Worker) -> Worker:
