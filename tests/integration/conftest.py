@@ -426,8 +426,10 @@ class Launchers(threading.Thread):
         self.agents: dict[str, Agent] = {}
         self.dead: set[str] = set()
         """Pods whose launcher died or was cut off."""
-        self.left: set[str] = set()
-        """Pods whose launcher left on request."""
+        self.left: dict[str, float] = {}
+        """Pods whose launcher leaves on request, since when."""
+        self.broken = False
+        """The world has lost a member and cannot go on without it."""
         self.world: dict[str, Any] | None = None
         self.worlds: list[tuple[int, int, tuple[str, ...]]] = []
         self.step = 0
@@ -442,8 +444,10 @@ class Launchers(threading.Thread):
         """SIGTERM: commit, leave. True once the others go on without it (or there is nobody)."""
         if pod.metadata.namespace != self._namespace or pod.metadata.uid not in self.agents:
             return True
-        self.left.add(pod.metadata.uid)
-        return self.world is None or pod.metadata.uid not in self.world["members"]
+        since = self.left.setdefault(pod.metadata.uid, time.monotonic())
+        if self.world is None or pod.metadata.uid not in self.world["members"]:
+            return True
+        return time.monotonic() - since > 2
 
     def stop(self) -> None:
         self._over.set()
@@ -468,10 +472,10 @@ class Launchers(threading.Thread):
         )
         if document is not None:
             self._form(document)
-        if self.world is not None:
+        if self.world is not None and not self.broken:
             self.step += 1
         for uid, agent in list(self.agents.items()):
-            if uid not in self.dead | self.left:
+            if uid not in self.dead and uid not in self.left:
                 agent.report(self._status(agent))
 
     def _meet(self) -> None:
@@ -492,7 +496,7 @@ class Launchers(threading.Thread):
     def _form(self, document: dict[str, Any]) -> None:
         """A new world where the rules allow one."""
         members = [str(member["podUID"]) for member in document["members"]]
-        up = set(self.agents) - self.dead - self.left - set(document["directives"]["drain"])
+        up = set(self.agents) - self.dead - set(self.left) - set(document["directives"]["drain"])
         self.incidents = [i for i in self.incidents if _pair(i) not in [_pair(a) for a in document["acknowledged"]]]
         generation = int(document["generation"])
         current = self.world
@@ -503,14 +507,15 @@ class Launchers(threading.Thread):
             settings = document["settings"]
             survivors = [uid for uid in current["members"] if uid in up]
             enough = 2 * len(survivors) > len(members) and len(survivors) >= settings["minReplicas"]
-            if settings["onFailure"] == "Shrink" and enough:
+            self.broken = not (settings["onFailure"] == "Shrink" and enough)
+            if not self.broken:
                 self._enter(document, generation, current["attempt"] + 1, survivors)
 
     def _enter(self, document: dict[str, Any], generation: int, attempt: int, members: list[str]) -> None:
         ended = self.world
         gone = [uid for uid in ended["members"] if uid not in members] if ended else []
         if ended and gone:
-            drained = set(gone) <= self.left
+            drained = set(gone) <= set(self.left)
             self.incidents.append(
                 {
                     "generation": ended["generation"],
@@ -534,6 +539,7 @@ class Launchers(threading.Thread):
             "members": members,
             "coordinator": members[0],
         }
+        self.broken = False
         self.worlds.append((generation, attempt, tuple(members)))
 
     @staticmethod
@@ -553,8 +559,8 @@ class Launchers(threading.Thread):
             "ports": {"store": 29400, "control": 29401},
             "accepted": pair,
             "started": pair,
-            "world": self.world if inside else None,
-            "phase": "Running" if inside else "Waiting",
+            "world": self.world if inside and not self.broken else None,
+            "phase": "Running" if inside and not self.broken else "Waiting",
             "message": "",
             "committedStep": self.step if inside else None,
             "committedAt": stamp() if inside else None,

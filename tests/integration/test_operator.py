@@ -49,8 +49,11 @@ def test_a_job_is_gated_placed_published_and_ready(stage: Any) -> None:
 
 
 def recovered(stage: Any, members: list[str]) -> Any:
-    """All listed pods are members and the job is ready again."""
-    return stage.members() == members and stage.condition("Ready")["status"] == "True"
+    """All listed pods are members, they train, and the job says so."""
+    trains = stage.launchers[-1].world or {"members": []}
+    in_it = {pod.metadata.name for pod in stage.pods() if pod.metadata.uid in trains["members"]}
+    published = stage.members() == members
+    return published and in_it == set(members) and stage.condition("Ready")["status"] == "True"
 
 
 def incidents(stage: Any, name: str = "gpt") -> list[tuple[str, str]]:
@@ -448,3 +451,63 @@ def test_events_tell_the_story_to_kubectl_describe(stage: Any, cluster: Any) -> 
     text = cluster.kubectl("describe", "ftj", "gpt", "-n", stage.namespace)
     assert "GenerationPublished" in text
     assert "Infrastructure:" in text
+
+
+SELDOM = {
+    ("", "secrets", "update"): "a rotation of the CA, after years",
+    ("", "pods", "get"): "a pod whose name is taken",
+    ("", "nodes", "get"): "a node that is not known yet",
+    ("", "services", "create"): "asked beside patch when what is applied is not there; the audit shows patch",
+    ("", "configmaps", "create"): "the same",
+    ("", "events", "list"): "a pod that waits for its volumes",
+    ("coordination.k8s.io", "leases", "get"): "a node that is not heard of",
+}
+
+
+def test_every_right_is_used_and_every_call_is_granted(stage: Any, cluster: Any) -> None:
+    stage.nodes(3)
+    player = stage.run(replicas=2, elasticity={"minReplicas": 1})
+    stage.lose("gpt-w1", player)
+    stage.wait(lambda: recovered(stage, ["gpt-w0", "gpt-w2"]), "the replacement trains")
+    scale(stage, 1)
+    stage.wait(lambda: recovered(stage, ["gpt-w0"]), "one trains")
+    used, refused = asked(cluster)
+    assert refused == set()
+    granted = rights_of(cluster)
+    assert used <= granted | {("authorization.k8s.io", "selfsubjectaccessreviews", "create")}
+    assert granted - used <= set(SELDOM), "rights that nobody uses"
+
+
+def asked(cluster: Any) -> tuple[set[Any], set[Any]]:
+    """What the operator asked for since the cluster is up, and what of it was forbidden."""
+    used, refused = set(), set()
+    for line in cluster.control_plane.audit_log.read_text().splitlines():
+        entry = json.loads(line)
+        target = entry.get("objectRef")
+        if entry["user"]["username"] != "system:serviceaccount:holdfast-system:holdfast" or not target:
+            continue
+        resource = "/".join(filter(None, (target.get("resource"), target.get("subresource"))))
+        right = (target.get("apiGroup", ""), resource, entry["verb"])
+        used.add(right)
+        if entry["responseStatus"].get("code") == 403:
+            message = entry["responseStatus"].get("message", "")
+            if "exceeded quota" not in message:
+                refused.add(right)
+    return used, refused
+
+
+def rights_of(cluster: Any) -> set[Any]:
+    """All rights of the chart's roles."""
+    roles = json.loads(cluster.kubectl("get", "clusterroles,roles", "-A", "-o", "json"))["items"]
+    ours = [
+        role for role in roles if (role["metadata"].get("labels") or {}).get("app.kubernetes.io/name") == "holdfast"
+    ]
+    assert len(ours) == 3
+    return {
+        (group, resource, verb)
+        for role in ours
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,18 @@ from holdfast_testbed.state import State
 from holdfast_testbed.waiting import wait_for
 
 PARTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+
+# What service accounts ask for, so that a test can compare it with what they were granted.
+_AUDIT_POLICY = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [
+        {"level": "None", "userGroups": ["system:serviceaccounts:kube-system"]},
+        {"level": "Metadata", "userGroups": ["system:serviceaccounts"]},
+        {"level": "None"},
+    ],
+}
 
 _USERS = {
     "admin": ("admin", ("system:masters",)),
@@ -41,6 +54,7 @@ class ControlPlane:
         for stem, (user, groups) in _USERS.items():
             self._kubeconfig(stem, user, groups)
         self.state.kubeconfig.symlink_to("pki/admin.kubeconfig")
+        (pki.folder / "audit-policy.json").write_text(json.dumps(_AUDIT_POLICY))
 
     def _kubeconfig(self, stem: str, user: str, groups: tuple[str, ...]) -> Path:
         certificate, key = self.state.pki.issue(stem, user=user, groups=groups)
@@ -50,6 +64,11 @@ class ControlPlane:
             authority=self.state.pki.certificate_file,
             user=certificate_user(certificate, key),
         )
+
+    @property
+    def audit_log(self) -> Path:
+        """What service accounts asked for, a JSON object a line."""
+        return self.state.logs / "audit.log"
 
     def start(self) -> None:
         """Start all parts; the API server answers when this returns."""
@@ -112,6 +131,10 @@ class ControlPlane:
             "etcd-servers": f"http://127.0.0.1:{self.state.ports.etcd}",
             "endpoint-reconciler-type": "lease" if plan.nodes else "none",
             "service-cluster-ip-range": plan.service_network,
+            "audit-policy-file": f"{pki}/audit-policy.json",
+            "audit-log-path": str(self.audit_log),
+            "audit-log-maxsize": "50",
+            "audit-log-maxbackup": "1",
             "authorization-mode": "Node,RBAC",
             "enable-admission-plugins": "NodeRestriction",
             "allow-privileged": "true",

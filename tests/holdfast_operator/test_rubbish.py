@@ -1,0 +1,74 @@
+"""Whatever a launcher reports, and whatever stands in a status of another version: reading it never fails."""
+
+from __future__ import annotations
+
+import json
+import random
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast_operator.seen import parse_report
+from holdfast_operator.status import Status
+
+GOLDEN = Path(__file__).parents[1] / "contract"
+JUNK = [None, 0, -1, 2**70, 1.5, "x", "", [], ["x"], {}, {"x": "y"}, True, [None], [[1]], {"generation": "x"}]
+NOON = "2026-01-31T12:00:00.000000Z"
+STATUS: dict[str, Any] = {
+    "observedGeneration": 1,
+    "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": NOON, "reason": "x", "message": "y"}],
+    "restartCount": 1,
+    "incarnations": 2,
+    "membership": json.loads((GOLDEN / "membership.json").read_text()),
+    "restarts": [{"cause": "OOM", "times": [NOON], "total": 1}],
+    "incidents": [{"number": 1, "generation": 1, "attempt": 1, "cause": "OOM", "detectedTime": NOON}],
+    "gang": {"attempts": 1, "since": NOON},
+    "placement": {
+        "workers": [{"incarnation": 1, "pair": {"generation": 1, "attempt": 1}, "avoid": ["a"]}],
+        "trouble": {"reason": "x", "message": "y", "since": NOON},
+        "countedBatch": 3,
+    },
+    "progress": {"step": 1},
+    "lastCheckpoint": {"step": 1, "generation": 1, "attempt": 1, "time": NOON},
+    "avoidedNodes": [{"node": "n", "until": NOON}],
+}
+
+
+def damaged(node: Any, dice: random.Random) -> Any:
+    """The same with some values replaced by others of any kind."""
+    if dice.random() < 0.07:
+        return dice.choice(JUNK)
+    if isinstance(node, dict):
+        return {key: damaged(value, dice) for key, value in node.items()}
+    if isinstance(node, list):
+        return [damaged(value, dice) for value in node]
+    return node
+
+
+@given(st.randoms(use_true_random=False))
+@settings(max_examples=300, deadline=None)
+def test_a_report_of_rubbish_is_read_as_far_as_it_goes(dice: random.Random) -> None:
+    golden = json.loads((GOLDEN / "report.json").read_text())
+    body = {**{key: damaged(value, dice) for key, value in golden.items()}, "version": 1, "pod": {"uid": "u"}}
+    if isinstance(body["launcher"], dict):
+        body["launcher"]["version"] = 1
+    report = parse_report(body, datetime.now(UTC))
+    assert report is not None
+    assert report.pod_uid == "u"
+
+
+@given(st.randoms(use_true_random=False))
+@settings(max_examples=300, deadline=None)
+def test_a_status_of_rubbish_is_read_as_far_as_it_goes(dice: random.Random) -> None:
+    status = Status.from_json({key: damaged(value, dice) for key, value in STATUS.items()})
+    assert Status.from_json(status.to_json()) == status
+
+
+def test_a_whole_status_loses_nothing() -> None:
+    written = Status.from_json(STATUS).to_json()
+    assert Status.from_json(written).to_json() == written
+    assert written["membership"]["members"] == STATUS["membership"]["members"]
+    assert written["placement"]["countedBatch"] == 3
