@@ -16,7 +16,7 @@ from holdfast.launch.rules import Weakened
 
 BOUNDED = settings(
     derandomize=True,
-    max_examples=150,
+    max_examples=400,
     stateful_step_count=40,
     deadline=None,
     database=None,
