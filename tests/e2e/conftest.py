@@ -30,9 +30,17 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def running_job(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[RunningJob]:
+def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A restricted namespace of the test's own, with the claims that the example mounts."""
+    name = _namespace(request.node.name)
+    cluster.prepare_namespace(name)
+    yield name
+    cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture
+def running_job(cluster: Cluster, namespace: str) -> Iterator[RunningJob]:
     """Apply the example in a namespace of the test's own and wait until all its workers train."""
-    namespace = _namespace(request.node.name)
     with ExitStack() as stack:
 
         def start(*, max_steps: int, workers: int = 3) -> Stage:
@@ -43,14 +51,10 @@ def running_job(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Ru
 
 @contextmanager
 def _job(cluster: Cluster, namespace: str, max_steps: int, workers: int) -> Iterator[Stage]:
-    cluster.prepare_namespace(namespace)
     cluster.kubectl("-n", namespace, "apply", "-f", "-", input=example_job(max_steps=str(max_steps)))
-    try:
-        with Watcher(cluster, namespace, JOB) as watcher:
-            watcher.wait_for_world(workers, steps=5, timeout=180)
-            yield Stage(cluster=cluster, watcher=watcher, say=print)
-    finally:
-        cluster.kubectl("delete", "namespace", namespace, "--wait=false")
+    with Watcher(cluster, namespace, JOB) as watcher:
+        watcher.wait_for_world(workers, steps=5, timeout=180)
+        yield Stage(cluster=cluster, watcher=watcher, say=print)
 
 
 def _namespace(test: str) -> str:

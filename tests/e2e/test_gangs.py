@@ -1,0 +1,36 @@
+"""Two jobs that do not fit together: neither holds the other up half-placed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from holdfast_testbed.cluster import Cluster
+from holdfast_testbed.drill.install import example_job
+from holdfast_testbed.drill.watch import Watcher
+
+pytestmark = pytest.mark.e2e
+
+
+def test_two_gangs_of_two_thirds_of_the_cluster_both_finish(cluster: Cluster, namespace: str) -> None:
+    nodes = json.loads(cluster.kubectl("get", "nodes", "-o", "json"))["items"]
+    cores = min(int(node["status"]["allocatable"]["cpu"]) for node in nodes)
+    share = f"{cores * 600}m"  # more than half of a node: one worker a node, two nodes a job, four wanted of three
+    manifests = [_gang(name, share) for name in ("first", "second")]
+
+    cluster.kubectl("-n", namespace, "apply", "-f", "-", input="\n---\n".join(manifests))
+
+    with Watcher(cluster, namespace, "first") as first, Watcher(cluster, namespace, "second") as second:
+        for watcher in (first, second):
+            watcher.wait(f"{watcher.job} to finish", lambda w=watcher: w.sight.is_true("Complete"), timeout=300)
+            assert watcher.sight.restarts == {}
+
+
+def _gang(name: str, cpu: str) -> str:
+    job = yaml.safe_load(example_job(max_steps="30"))
+    job["metadata"]["name"] = name
+    job["spec"]["workers"]["replicas"] = 2
+    job["spec"]["workers"]["template"]["spec"]["containers"][0]["resources"]["requests"]["cpu"] = cpu
+    return json.dumps(job)

@@ -1,0 +1,33 @@
+"""Anyone who can write into a pod may ask for a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from holdfast_testbed.drill.faults import Stage
+
+pytestmark = pytest.mark.e2e
+
+RUN = "/var/run/holdfast"
+
+
+def test_a_touch_file_leads_to_a_commit_of_all_ranks_that_is_acknowledged(running_job: Callable[..., Stage]) -> None:
+    stage = running_job(max_steps=100_000)
+    pod = stage.workers()[-1].name
+
+    def in_pod(command: str) -> str:
+        words = ("exec", pod, "-c", "trainer", "--", "sh", "-c", command)
+        return stage.cluster.kubectl("-n", stage.watcher.namespace, *words, check=False)
+
+    in_pod(f"touch {RUN}/emergency_checkpoint")
+    stage.watcher.wait("the acknowledgement", lambda: in_pod(f"cat {RUN}/emergency_checkpoint.ack") != "", 60)
+
+    acknowledged = json.loads(in_pod(f"cat {RUN}/emergency_checkpoint.ack"))
+    assert acknowledged["result"] == "Committed"
+    [commit] = stage.checkpoints.glob(f"step-{acknowledged['step']}.g*.a*")
+    manifest = json.loads((commit / "MANIFEST.json").read_text())
+    assert manifest["step"] == acknowledged["step"]
+    assert {path.name for path in commit.glob("rank-*.safetensors")} == {f"rank-{n}.safetensors" for n in range(3)}
