@@ -55,6 +55,7 @@ def test_a_late_recovery_is_a_complaint_of_the_demo_and_none_of_a_test() -> None
     ("outcome", "words"),
     [
         (replace(OUTCOME, lost_steps=51), "51 steps lost"),
+        (replace(OUTCOME, complaints=("no event names it",)), "no event names it"),
         (replace(OUTCOME, incidents=()), "counted as nothing"),
         (replace(OUTCOME, incidents=(INCIDENT, INCIDENT)), "promised: once as Infrastructure"),
         (replace(OUTCOME, incidents=(replace(INCIDENT, cause="Application"),)), "counted as ['Application']"),

@@ -71,12 +71,16 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class Drill:
-    """A fault with its promise. `repair` mends the cluster (not the job) afterwards."""
+    """A fault with its promise.
+
+    `repair` mends the cluster (not the job) afterwards; `verify` says what else was promised and not kept.
+    """
 
     name: str
     promise: Promise
     inflict: Callable[[Stage], None]
     repair: Callable[[Stage], None] | None = None
+    verify: Callable[[Stage], tuple[str, ...]] | None = None
     patience: float = 180.0
 
     def run(self, stage: Stage) -> Outcome:
@@ -102,6 +106,7 @@ class Drill:
             noticed_seconds=max(0.0, min(detected)) if detected else None,
             lost_steps=lost_steps(seen, before.pair, incidents),
             incidents=incidents,
+            complaints=self.verify(stage) if self.verify is not None else (),
         )
 
     def _await_next_step(self, watcher: Watcher, before: Pair, since: float) -> float:
@@ -180,6 +185,19 @@ def kill_all_and_damage(stage: Stage) -> None:
     stage.say(f"one bit of {commit.name}/rank-0.safetensors is flipped")
     stage.cluster.signal(operator, signal.SIGCONT)
     stage.say("the operator goes on (SIGCONT)")
+
+
+def damage_was_named(stage: Stage) -> tuple[str, ...]:
+    """The damaged commit was set aside, not deleted, and an event of the job names it."""
+    aside = [path.name for path in (stage.checkpoints / "quarantine").glob("step-*") if path.is_dir()]
+    if not aside:
+        return ("the damaged commit was not set aside",)
+    told = stage.cluster.kubectl(
+        "-n", stage.watcher.namespace, "get", "events", "--field-selector", "reason=CheckpointQuarantined",
+        "-o", "jsonpath={.items[*].message}",
+    )  # fmt: skip
+    commit = ".".join(aside[0].split(".")[:3])
+    return () if commit in told else (f"no event names the damaged {commit}",)
 
 
 def cut_power(stage: Stage) -> None:
@@ -272,6 +290,7 @@ def drills(interval_steps: int) -> list[Drill]:
             name="all killed, commit damaged",
             promise=promise("all launchers killed, newest commit damaged", 45, 2, "Infrastructure"),
             inflict=kill_all_and_damage,
+            verify=damage_was_named,
         ),
         Drill(
             name="power cut",

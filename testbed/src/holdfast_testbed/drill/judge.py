@@ -27,7 +27,8 @@ class Outcome:
     noticed_seconds: float | None
     lost_steps: int
     incidents: tuple[Incident, ...]
-    notes: tuple[str, ...] = ()
+    complaints: tuple[str, ...] = ()
+    """What the drill itself checked beside steps and causes, and found broken."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,7 @@ class Verdict:
 
 def losses_and_causes(promise: Promise, outcome: Outcome) -> tuple[str, ...]:
     """What a test asserts: everything that was promised except seconds."""
-    complaints = []
+    complaints = list(outcome.complaints)
     if outcome.lost_steps > promise.max_lost_steps:
         complaints.append(f"{outcome.lost_steps} steps lost, {promise.max_lost_steps} promised at most")
     causes = [incident.cause for incident in outcome.incidents]
