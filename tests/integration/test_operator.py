@@ -286,7 +286,7 @@ def test_a_foreign_pod_of_the_same_name_is_not_touched(stage: Any) -> None:
 
 
 def test_two_gangs_that_need_two_thirds_each_start_one_after_the_other(stage: Any) -> None:
-    stage.nodes(3, cpu="2")
+    stage.nodes(3, cpu="2500m")  # two workers with their sidecars on each
     for name in ("one", "two"):
         stage.apply(stage.job(name, replicas=4))
     players = {name: stage.play(name) for name in ("one", "two")}
