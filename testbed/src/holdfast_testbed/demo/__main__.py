@@ -34,7 +34,8 @@ AUDIT = re.compile(r"audit: (?P<words>.*)")
 
 
 def main() -> int:
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell started us with SIGINT ignored
+        signal.signal(number, _interrupt)
     teller = Teller()
     with _cluster(teller) as cluster:
         install_chart(cluster)
