@@ -200,7 +200,16 @@ def test_a_dialer_without_the_key_cannot_skip_its_proof() -> None:
 
 
 @pytest.mark.parametrize(
-    "rubbish", [b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"\xff\n", b'{"version": 9}\n', b"x" * (2 << 20)]
+    "rubbish",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"[]\n",
+        b"\xff\n",
+        b'{"version": 9}\n',
+        b"x" * (2 << 20),
+        b"[" * 2000 + b"\n",
+        b'{"version": 1, "podUID": "\\ud800", "to": "a", "nonce": "0"}\n',
+    ],
 )
 def test_rubbish_is_refused_and_harms_nobody(rubbish: bytes) -> None:
     async def play() -> None:
@@ -214,5 +223,16 @@ def test_rubbish_is_refused_and_harms_nobody(rubbish: bytes) -> None:
         assert a.connected() == {"b"}
         await a.close()
         await b.close()
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("line", [b"[" * 2000 + b"\n", b'{"nonce": "\\ud800"}\n'])
+def test_a_line_that_cannot_be_taken_is_an_error_of_the_channel(line: bytes) -> None:
+    async def play() -> None:
+        reader = asyncio.StreamReader()
+        reader.feed_data(line)
+        with pytest.raises(ControlError):
+            await wire._expect(reader, "nonce")
 
     asyncio.run(play())

@@ -14,8 +14,11 @@ from pathlib import Path
 import pytest
 
 from holdfast.constants import Cause
+from holdfast.errors import DocumentError
 from holdfast.launch import termination
+from holdfast.launch.agent_socket import AgentSocket
 from holdfast.launch.causes import Place, RankEnd, judge, not_started
+from holdfast.launch.files import read_json
 from holdfast.launch.membership import Membership
 from holdfast.launch.membership_file import MembershipFile
 from holdfast.launch.messages import Priority
@@ -149,6 +152,34 @@ def test_a_membership_that_cannot_be_read_changes_nothing(tmp_path: Path, caplog
     assert file.look()
     assert seen == [{"version": 1}]
     assert not file.look()
+
+
+def test_a_document_nested_beyond_reason_is_no_document(tmp_path: Path) -> None:
+    (tmp_path / "membership.json").write_text("[" * 200_000)
+    with pytest.raises(DocumentError, match=r"membership\.json is not JSON"):
+        read_json(tmp_path / "membership.json")
+
+
+def test_a_rank_that_sends_a_line_nested_beyond_reason_is_disconnected_and_others_are_heard(tmp_path: Path) -> None:
+    async def play() -> None:
+        heard: list[int] = []
+        unhandled: list[dict[str, object]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, told: unhandled.append(told))
+        agent = AgentSocket(tmp_path / "agent.sock", lambda message: heard.append(message.rank))
+        await agent.start()
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "agent.sock")
+        writer.write(b"[" * 200_000 + b"\n")
+        assert await asyncio.wait_for(reader.read(), 20) == b""
+        hello = {"type": "hello", "rank": 3, "localRank": 0, "pid": 7, "generation": 1, "attempt": 1}
+        _, other = await asyncio.open_unix_connection(tmp_path / "agent.sock")
+        other.write(json.dumps(hello).encode() + b"\n")
+        async with asyncio.timeout(20):
+            while not heard:
+                await asyncio.sleep(0.01)
+        assert (heard, unhandled) == ([3], [])
+        await agent.close()
+
+    asyncio.run(play())
 
 
 def test_the_status_is_written_only_when_it_changed(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ class AgentSocket:
             self._on_message(tag)
             while (body := await _read(reader)) is not None:
                 self._on_message(_message(tag, body))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             _log.warning("a rank process sent what this launcher cannot read: %r; its connection is closed", error)
         finally:
             if key is not None and self._writers.get(key) is writer:

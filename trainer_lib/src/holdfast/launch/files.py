@@ -33,7 +33,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise DocumentError(f"{path.name} is larger than {MAX_DOCUMENT_BYTES} bytes")
     try:
         value = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DocumentError(f"{path.name} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise DocumentError(f"{path.name} is not a JSON object")

@@ -61,7 +61,7 @@ async def read_line(reader: asyncio.StreamReader) -> dict[str, Any] | None:
         body = json.loads(line)
     except (ConnectionError, TimeoutError):
         return None
-    except ValueError as error:  # also a line beyond the limit
+    except (ValueError, RecursionError) as error:  # also a line beyond the limit, or nested beyond reason
         raise ControlError(f"not a line of JSON: {error}") from error
     if not isinstance(body, dict):
         raise ControlError("a message must be a JSON object")
@@ -107,7 +107,8 @@ async def _expect(reader: asyncio.StreamReader, *names: str) -> dict[str, Any]:
         raise ControlError("the other side closed the connection during the greeting")
     for name in names:
         value = body.get(name)
-        if not isinstance(value, str) or not 0 < len(value) <= 256:
+        # ASCII: what the proofs are computed over must be encodable, which a lone surrogate is not.
+        if not isinstance(value, str) or not 0 < len(value) <= 256 or not value.isascii():
             raise ControlError(f"the greeting lacks a valid {name!r}")
     return body
 
