@@ -83,6 +83,20 @@ def test_a_killed_rank_restarts_in_place_in_the_same_generation() -> None:
     assert {pod.state.incidents[0].action for pod in sim.alive()} == {"InPlace"}
 
 
+def test_ranks_that_stopped_for_a_claim_that_is_known_by_now_are_ended_and_the_job_goes_on() -> None:
+    sim = training()
+    before = sim.training_now()
+    pod = sim.pods["w0"]
+    assert before is not None
+    assert pod.state.membership is not None
+    claim = Claim(pair=Pair(1, 7), job_uid="older", publication="p", from_step=0)
+    pod.state = replace(pod.state, membership=replace(pod.state.membership, claims=(claim,)))
+    sim.feed(pod, events.ForeignClaims(pair=before.world.pair, claims=(claim,)))
+    assert pod.state.attempt is None
+    assert pod.state.foreign == ()
+    assert sim.run(20, lambda: (t := sim.training_now()) is not None and t.world.pair > before.world.pair)
+
+
 def test_the_root_cause_is_the_exception_and_not_the_peers_that_miss_it() -> None:
     sim = training()
     for uid in ("w0", "w2"):

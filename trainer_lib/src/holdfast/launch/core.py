@@ -224,6 +224,8 @@ def _ranks_ended(turn: Turn, event: events.RanksEnded) -> None:
 
 def _foreign_claims(turn: Turn, event: events.ForeignClaims) -> None:
     ending.stop_for(turn, event.claims)
+    if _is_present(turn, event.pair):
+        ending.close_attempt(turn)  # its ranks wait to be ended, also when we know the claims by now
 
 
 def _checkpoint_asked(turn: Turn, event: events.CheckpointAsked) -> None:
