@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.constants import Cause
+from holdfast.constants import MAX_TEXT, Cause
 from holdfast.errors import DocumentError
 from holdfast.launch import termination
 from holdfast.launch.agent_socket import AgentSocket
@@ -27,6 +27,7 @@ from holdfast.launch.process import ChildProcess, ProcessExit
 from holdfast.launch.rules import missing_generation
 from holdfast.launch.standalone import GONE_SECONDS, Joined, Record, Roster, Terms
 from holdfast.launch.status_file import StatusFile
+from holdfast.launch.supervisor import _recorded as recorded
 from holdfast.launch.termination import Ending
 from holdfast.launch.touchfile import TouchFile
 from holdfast.logs import LogContext, configure
@@ -180,6 +181,16 @@ def test_a_rank_that_sends_a_line_nested_beyond_reason_is_disconnected_and_other
         await agent.close()
 
     asyncio.run(play())
+
+
+@pytest.mark.parametrize("as_text", [True, False])
+def test_of_a_huge_error_file_and_of_its_lines_the_beginning_is_kept(tmp_path: Path, *, as_text: bool) -> None:
+    huge = "ValueError: " + "x" * 300_000
+    told = huge if as_text else {"message": huge, "extraInfo": {"py_callstack": f"Traceback\n{huge}"}}
+    (tmp_path / "rank-0.json").write_text(json.dumps({"message": told}))
+    exception, traceback = recorded(tmp_path / "rank-0.json")
+    assert exception == huge[:MAX_TEXT]
+    assert traceback == (() if as_text else ("Traceback", huge[:MAX_TEXT]))
 
 
 def test_the_status_is_written_only_when_it_changed(tmp_path: Path) -> None:

@@ -54,6 +54,8 @@ SHARED_TIER: Final = "shared"
 # Bounds on what one side may send the other.
 MAX_LINE_BYTES: Final = 1 << 20
 MAX_DOCUMENT_BYTES: Final = 1 << 20
+# A text of a script (an exception's message, a line of a traceback) in characters: a message with many fits a line.
+MAX_TEXT: Final = 2000
 
 
 class ExitCode(IntEnum):

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Final
 
+from holdfast.constants import MAX_TEXT
 from holdfast.errors import PeerLostError
 from holdfast.rank_agent import Agent, leave
 
@@ -30,7 +31,7 @@ def no_blame(agent: Agent, step: Callable[[], int]) -> Iterator[None]:
 
 def lose_peers(agent: Agent, step: int, message: str) -> None:
     """Say it, and go."""
-    agent.send("peerLost", step=step, message=message)
+    agent.send("peerLost", step=step, message=message[:MAX_TEXT])
     leave(f"a peer is lost: {message}")
 
 
@@ -55,7 +56,7 @@ class Reporter:
         self._agent.send(
             "exception",
             name=kind.__name__,
-            message=str(error),
+            message=str(error)[:MAX_TEXT],
             traceback=last_lines(kind, error, trace),
             step=self._step(),
         )
@@ -63,9 +64,9 @@ class Reporter:
 
 
 def last_lines(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> list[str]:
-    """The end of a traceback, a line each."""
+    """The end of a traceback, a line each, none longer than what a launcher takes."""
     text = "".join(traceback.format_exception(kind, error, trace))
-    return text.rstrip().splitlines()[-_TRACEBACK_LINES:]
+    return [line[:MAX_TEXT] for line in text.rstrip().splitlines()[-_TRACEBACK_LINES:]]
 
 
 def _lost_peer(error: BaseException) -> bool:

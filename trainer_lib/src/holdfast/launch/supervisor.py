@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from holdfast.constants import RankPhase
+from holdfast.constants import MAX_TEXT, RankPhase
 from holdfast.errors import DocumentError, SpawnError
 from holdfast.launch.agent_socket import RankMessage
 from holdfast.launch.causes import RankEnd
@@ -251,9 +251,9 @@ def _recorded(error_file: Path) -> tuple[str, tuple[str, ...]]:
     try:
         message = read_json(error_file)["message"]
         if isinstance(message, str):
-            return message, ()
+            return message[:MAX_TEXT], ()
         stack = str(message.get("extraInfo", {}).get("py_callstack", ""))
-        return str(message.get("message", "")), last_lines(stack.splitlines())
+        return str(message.get("message", ""))[:MAX_TEXT], last_lines(stack.splitlines())
     except (DocumentError, KeyError, AttributeError) as error:
         _log.warning("a rank's error file cannot be read: %s", error)
         return "", ()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.constants import PROTOCOL_VERSION
+from holdfast.constants import MAX_TEXT, PROTOCOL_VERSION
 
 _log = logging.getLogger("holdfast.launch.termination")
 _MAX_BYTES = 4000  # the kubelet cuts at 4096
@@ -57,8 +57,8 @@ def redact(text: str) -> str:
 
 
 def last_lines(lines: Sequence[str]) -> tuple[str, ...]:
-    """The last lines that say something."""
-    return tuple(line.rstrip() for line in lines if line.strip())[-_MAX_LINES:]
+    """The last lines that say something, each of a length that other launchers can be told."""
+    return tuple(line.rstrip()[:MAX_TEXT] for line in lines if line.strip())[-_MAX_LINES:]
 
 
 def write(path: Path, ending: Ending) -> None:

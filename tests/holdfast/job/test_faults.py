@@ -1,0 +1,52 @@
+"""What a rank tells its launcher of its end fits a line of the socket, whatever the script raised."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn
+
+import pytest
+
+from holdfast import PeerLostError, faults
+from holdfast.constants import EXIT_PEER_LOST, MAX_LINE_BYTES
+from holdfast.rank_agent import NoAgent
+
+HUGE = "\N{GRINNING FACE}" * 1_000_000
+
+
+class Told(NoAgent):
+    """A launcher's ear."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, dict[str, Any]]] = []
+
+    def send(self, kind: str, **body: Any) -> None:
+        self.told.append((kind, body))
+
+
+def test_an_exception_with_a_huge_text_fits_a_line_and_keeps_its_beginning() -> None:
+    agent = Told()
+    reporter = faults.Reporter(agent, lambda: 7)
+    reporter._before = lambda *_: None
+    try:
+        raise ValueError("bad row: " + "\n".join([HUGE] * 3))
+    except ValueError as error:
+        reporter(ValueError, error, error.__traceback__)
+    ((kind, body),) = agent.told
+    assert (kind, body["name"], body["step"]) == ("exception", "ValueError", 7)
+    assert body["message"].startswith("bad row: ")
+    assert len(json.dumps({"type": kind, **body}).encode()) < MAX_LINE_BYTES
+
+
+def test_a_lost_peer_with_a_huge_text_fits_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def leave(_: str) -> NoReturn:
+        raise SystemExit(EXIT_PEER_LOST)
+
+    monkeypatch.setattr(faults, "leave", leave)
+    agent = Told()
+    with pytest.raises(SystemExit), faults.no_blame(agent, lambda: 7):
+        raise PeerLostError("closed " + HUGE)
+    ((kind, body),) = agent.told
+    assert (kind, body["step"]) == ("peerLost", 7)
+    assert body["message"].startswith("closed ")
+    assert len(json.dumps({"type": kind, **body}).encode()) < MAX_LINE_BYTES
