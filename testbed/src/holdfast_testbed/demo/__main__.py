@@ -20,6 +20,7 @@ from holdfast_testbed.drill.faults import Drill, Stage, drills
 from holdfast_testbed.drill.install import example_job, install_chart
 from holdfast_testbed.drill.judge import Verdict, judge
 from holdfast_testbed.drill.watch import Watcher
+from holdfast_testbed.programs import program
 
 CLUSTER = "demo"
 NAMESPACE = "demo"
@@ -63,7 +64,7 @@ def _cluster(teller: Teller) -> Iterator[Cluster]:
     cluster = Cluster.up(name=CLUSTER, nodes=WORKERS, replace=True)
     try:
         teller.say("demo", "cluster is ready; look around from another terminal with")
-        teller.say("demo", f"  export KUBECONFIG={cluster.kubeconfig}")
+        teller.say("demo", f"  export KUBECONFIG={cluster.kubeconfig} PATH=$PATH:{program('kubectl').parent}")
         teller.say("demo", f"  kubectl -n {NAMESPACE} get ftj,pods -w    kubectl -n {NAMESPACE} describe ftj {JOB}")
         yield cluster
     except KeyboardInterrupt:
