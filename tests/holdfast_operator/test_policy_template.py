@@ -120,6 +120,28 @@ def test_a_job_that_trains_never_fails_for_a_replacement_that_cannot_start(make_
     assert len(sim.world_names()) == 2
 
 
+@pytest.mark.parametrize("unheard", ["operator restarted", "between two worlds"])
+def test_a_job_that_trained_just_now_never_fails_because_no_world_is_reported(make_sim: Make, unheard: str) -> None:
+    sim = make_sim(startupDeadlineSeconds=30)
+    sim.run(60, until=lambda: len(sim.world_names()) == 3)
+    sim.end("gpt-w1", 137)
+    sim.settle()
+    state = {"waiting": {"reason": "ErrImagePull", "message": "gone"}}
+    for _ in range(60):
+        statuses = [{"name": "trainer", "state": state}]
+        sim.pods["uid-gpt-w3"]["status"] = {"phase": "Hanging", "containerStatuses": statuses}
+        sim.tick()
+    assert sim.status.trouble is not None
+    if unheard == "operator restarted":
+        sim.restart_operator(grace=True)
+    else:
+        sim.world = None
+        sim._report()
+    sim.settle()
+    assert not sim.status.terminal
+    assert len(sim.running()) == 2
+
+
 def test_the_deadline_counts_from_the_first_trouble_and_mending_resets_it(make_sim: Make) -> None:
     sim = make_sim(startupDeadlineSeconds=60)
     sim.tick()

@@ -56,7 +56,14 @@ def _overdue(draft: Draft) -> Draft:
     trouble = draft.status.trouble
     if trouble is None or newest_report(draft) is not None:
         return draft
-    deadline = trouble.since + timedelta(seconds=draft.spec.startup_deadline_seconds)
+    if not draft.seen.warmed_up(draft.now):
+        # Just started: the report of a world that trains may be on its way.
+        return draft.wake_in(c.POLL_STUCK)
+    since = trouble.since
+    if draft.status.membership.active is not None:
+        # It has trained, so what counts is how long it has not: between two worlds nobody reports one.
+        since = max(since, draft.status.stalled_since or draft.now)
+    deadline = since + timedelta(seconds=draft.spec.startup_deadline_seconds)
     if draft.now < deadline:
         return draft.wake_at(deadline).wake_in(c.POLL_STUCK)
     limit = draft.spec.startup_deadline_seconds
