@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from holdfast_operator.seen import Refusal
+from holdfast_operator.seen import Refusal, parse_pod
 
 Make = Callable[..., Any]
 
@@ -140,6 +142,38 @@ def test_a_job_that_trained_just_now_never_fails_because_no_world_is_reported(ma
     sim.settle()
     assert not sim.status.terminal
     assert len(sim.running()) == 2
+
+
+def test_pods_that_a_kubelet_rejects_are_replaced_slowly_with_its_words(sim: Any) -> None:
+    def reject() -> None:
+        for body in sim.pods.values():
+            if body["spec"].get("nodeName") == "node-1":
+                body["status"] = {"phase": "Failed", "reason": "OutOfcpu", "message": "Node didn't have enough cpu"}
+
+    for _ in range(100):
+        sim.now += timedelta(seconds=1)
+        sim.leases = dict.fromkeys(sim.nodes, sim.now)
+        sim._schedule()
+        reject()
+        sim._kubelets()
+        sim._launchers()
+        sim._report()
+        sim.settle()
+    assert 4 < len(sim.created_names) < 12
+    assert any("OutOfcpu: Node didn't have enough cpu" in message for _, message in sim.events)
+    assert sim.status.restart_count == 0
+
+
+def test_a_pod_without_a_word_of_its_kubelet_is_not_ended_by_the_garbage_collector(sim: Any) -> None:
+    sim.run(5)
+    body = copy.deepcopy(next(iter(sim.pods.values())))
+    body["status"] = {"phase": "Failed", "reason": "OutOfcpu"}
+    assert parse_pod(body).terminal
+    body["status"] = {
+        "phase": "Failed",
+        "conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC"}],
+    }
+    assert not parse_pod(body).terminal
 
 
 def test_the_deadline_counts_from_the_first_trouble_and_mending_resets_it(make_sim: Make) -> None:

@@ -53,6 +53,7 @@ class PodView:
     waiting: tuple[tuple[str, str, str], ...] = ()  # (container, reason, message)
     exit: Exit | None = None  # the trainer container's
     containers_ended: bool = False
+    failure: str = ""  # reason and message of the pod itself, as where a kubelet rejects it
     grace_seconds: int = 30
     index_label: str = ""
     warnings: tuple[tuple[str, str], ...] = ()  # (reason, note) of its warning events
@@ -307,10 +308,23 @@ def parse_pod(body: Json, *, absent: bool = False) -> PodView:
         disruption=_true_reason(conditions.get("DisruptionTarget", _EMPTY)),
         waiting=_waiting([*(status.get("initContainerStatuses") or ()), *statuses]),
         exit=_exit(_part(_part(own, "state"), "terminated")),
-        containers_ended=bool(statuses) and all(_part(item, "state").get("terminated") for item in statuses),
+        containers_ended=_containers_ended(status, conditions),
+        failure=": ".join(str(status[key]) for key in ("reason", "message") if status.get(key)),
         grace_seconds=int(spec.get("terminationGracePeriodSeconds") or 30),
         index_label=str(labels.get(c.LABEL_INDEX, "")),
     )
+
+
+def _containers_ended(status: Json, conditions: Mapping[str, Json]) -> bool:
+    """All ended, or the kubelet rejected the pod before it made any of them.
+
+    Where the garbage collector writes the phase, the node is away: what it did not tell may still run.
+    """
+    statuses = list(status.get("containerStatuses") or ())
+    if statuses:
+        return all(_part(item, "state").get("terminated") for item in statuses)
+    collected = _true_reason(conditions.get("DisruptionTarget", _EMPTY)) == "DeletionByPodGC"
+    return status.get("phase") in ("Failed", "Succeeded") and not collected
 
 
 def _unschedulable(condition: Json) -> str:

@@ -14,6 +14,7 @@ from holdfast_operator.seen import Exit, NodeView, PodView
 TAINT_MANAGER = "DeletionByTaintManager"
 HOLDFAST_MISSING = "HoldfastMissing"
 CONTAINER_FAILED = "ContainerFailed"
+POD_FAILED = "PodFailed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +56,9 @@ def of_exit(pod: PodView, node: NodeView | None, now: datetime) -> Verdict:
     if pod.leaving and (ended is None or ended.code in (c.EXIT_LEFT, c.EXIT_SIGKILL, 143)):
         return of_departure(pod, node, now)
     if ended is None:
-        return Verdict(
-            cause=c.CAUSE_INFRASTRUCTURE, reason="PodFailed", message=f"{pod.name} failed without its trainer's end"
-        )
+        told = f": {pod.failure}" if pod.failure else ""
+        message = f"{pod.name} failed without its trainer's end{told}"
+        return Verdict(cause=c.CAUSE_INFRASTRUCTURE, reason=POD_FAILED, message=message)
     if ended.code == c.EXIT_LEFT:
         return Verdict(
             cause=c.CAUSE_INTERRUPTION, reason="LeftOnRequest", message=f"{pod.name} left after an agreed commit"

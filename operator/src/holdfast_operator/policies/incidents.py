@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from holdfast_operator import constants as c
 from holdfast_operator.actions import Recovered
 from holdfast_operator.api import Pair
+from holdfast_operator.policies import causes
 from holdfast_operator.policies.draft import Draft
 from holdfast_operator.seen import Told
 from holdfast_operator.status import Count, Incident, Phase, Worker, reason_word, say
@@ -136,6 +137,10 @@ def _at_startup(draft: Draft, worker: Worker) -> Draft:
 
     What was done to it while the job recovers, or while a member's loss is yet to be counted, is part of that.
     """
+    if worker.exit_code is None and worker.reason == causes.POD_FAILED:
+        # A kubelet that rejects a pod rejects the next one as fast: without a wait, each pass would make one.
+        draft = draft.changed_worker(worker, counted=True).but(backoff_until=draft.now + c.TEMPLATE_RETRY)
+        return draft.tell(worker.reason, worker.message, warning=True)
     crashed = worker.exit_code not in (None, c.EXIT_COMPLETE, c.EXIT_LEFT) and worker.cause != c.CAUSE_INTERRUPTION
     if not crashed or worker.batch <= draft.status.counted_batch:
         return draft.changed_worker(worker, counted=True)
