@@ -15,17 +15,19 @@ import pytest
 
 from holdfast.constants import MAX_TEXT, Cause
 from holdfast.errors import DocumentError
-from holdfast.launch import termination
+from holdfast.launch import report, termination
 from holdfast.launch.agent_socket import AgentSocket
 from holdfast.launch.causes import Place, RankEnd, judge, not_started
 from holdfast.launch.files import read_json
+from holdfast.launch.local import Progress
 from holdfast.launch.membership import Membership
 from holdfast.launch.membership_file import MembershipFile
-from holdfast.launch.messages import Priority
+from holdfast.launch.messages import Failure, Incident, Priority, Remedy
 from holdfast.launch.oom import OomCounter
 from holdfast.launch.process import ChildProcess, ProcessExit
 from holdfast.launch.rules import missing_generation
 from holdfast.launch.standalone import GONE_SECONDS, Joined, Record, Roster, Terms
+from holdfast.launch.state import State
 from holdfast.launch.status_file import StatusFile
 from holdfast.launch.supervisor import _recorded as recorded
 from holdfast.launch.termination import Ending
@@ -116,6 +118,26 @@ def test_the_termination_log_keeps_no_secret_and_its_size(tmp_path: Path) -> Non
     assert len(text) <= 4096
     assert json.loads(text)["traceback"][-1].startswith("line 49")
     assert [secret for secret in ("hunter2", "abc123", "s3cret") if secret in text] == []
+
+
+def test_the_status_keeps_no_secret_and_its_size() -> None:
+    text = "cannot pull https://t0ken@hub/x, https://me:hunter2@store: token=abc123 " + "x" * 5000
+    failure = Failure(cause=Cause.APPLICATION, reason="Exception", message=text, priority=Priority.EXCEPTION)
+    incident = Incident(pair=Pair(1, 1), failure=failure, action=Remedy.WAIT, detected=1.0)
+    shown = report.status(
+        identity=report.Identity(pod_uid="a", pod="w0", node="n"),
+        state=State(me="a", message=text, incidents=(incident,)),
+        ranks=(),
+        progress=Progress(),
+        control_port=1,
+        store_port=2,
+        notices=(),
+        ending=None,
+    )
+    assert [secret for secret in ("t0ken", "hunter2", "abc123") if secret in json.dumps(shown)] == []
+    for message in (shown["message"], shown["incidents"][0]["message"]):
+        assert message.startswith("cannot pull https://***@hub/x, https://***@store: token=*** x")
+        assert len(message) == 1000
 
 
 def test_without_a_termination_log_nothing_happens(tmp_path: Path) -> None:

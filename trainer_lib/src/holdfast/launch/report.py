@@ -12,9 +12,11 @@ from holdfast.launch.local import Progress
 from holdfast.launch.messages import Incident, World
 from holdfast.launch.state import State
 from holdfast.launch.supervisor import Rank
-from holdfast.launch.termination import Ending
+from holdfast.launch.termination import Ending, redact
 from holdfast.logs import rfc3339
 from holdfast.worlds import Pair
+
+_MAX_MESSAGE = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +51,7 @@ def status(
         "started": _pair(state.started),
         "world": _world(state.world),
         "phase": str(state.phase),
-        "message": state.message,
+        "message": _shown(state.message),
         "ranks": [rank.to_status() for rank in ranks if rank.alive],
         **_progress(progress),
         "highestClaim": _highest_claim(state, progress),
@@ -60,6 +62,11 @@ def status(
         "lostMembers": _lost(state),
         "exit": None if ending is None else ending.to_status(),
     }
+
+
+def _shown(text: str) -> str:
+    """The status is copied to the job's own, which more people may read than the pods' logs."""
+    return redact(text)[:_MAX_MESSAGE]
 
 
 def _pair(pair: Pair | None) -> dict[str, Any] | None:
@@ -107,7 +114,7 @@ def _incident(incident: Incident) -> dict[str, Any]:
         "cause": str(failure.cause),
         "action": str(incident.action),
         "reason": failure.reason,
-        "message": failure.message,
+        "message": _shown(failure.message),
         "pod": failure.pod,
         "rank": failure.rank,
         "node": failure.node,

@@ -19,7 +19,7 @@ _MAX_LINE = 300
 _SECRET = re.compile(
     r"(?i)((?:token|secret|password|passwd|api[_-]?key|authorization|credential)\w*[\"']?\s*[=:]\s*)(?:bearer\s+)?\S+"
 )
-_URL_USER = re.compile(r"(://)[^/\s:@]+:[^/\s@]+@")
+_URL_USER = re.compile(r"(://)[^/\s@]+@")
 
 
 @dataclass(frozen=True, kw_only=True)
