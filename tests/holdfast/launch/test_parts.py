@@ -49,17 +49,43 @@ PLACE = Place(pod="gpt-w1", node="node-2", at=1000.0)
         ({"returncode": 0, "greeted": True}, Cause.APPLICATION, "EndedEarly"),
         ({"returncode": 1, "peer_lost": "closed"}, Cause.INFRASTRUCTURE, "PeerLost"),
         ({"returncode": 76, "greeted": True}, Cause.INFRASTRUCTURE, "PeerLost"),
-        (
-            {"returncode": 1, "traceback": ("RuntimeError: Connection closed by peer",)},
-            Cause.INFRASTRUCTURE,
-            "PeerLost",
-        ),
     ],
 )
 def test_a_cause_is_decided_from_what_was_seen(end: dict[str, object], cause: Cause, reason: str) -> None:
     failure = judge(RankEnd(rank=1, pid=31, **end), PLACE)  # type: ignore[arg-type]
     assert failure is not None
     assert (failure.cause, failure.reason, failure.rank, failure.pod) == (cause, reason, 1, "gpt-w1")
+
+
+GLOO = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:537]"
+
+
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [
+        (f"{GLOO} Read error [127.0.0.1]:3021: Connection reset by peer", "PeerLost"),
+        (f"{GLOO} Connection closed by peer [127.0.0.1]:3021", "PeerLost"),
+        (f"{GLOO} Timed out waiting 1800000ms for recv operation to complete", "PeerLost"),
+        ("RuntimeError: Gloo connectFullMesh failed: connection refused", "PeerLost"),
+        ("torch.distributed.DistNetworkError: Broken pipe", "PeerLost"),
+        ("torch.distributed.DistStoreError: Socket Timeout", "PeerLost"),
+        (
+            "torch.distributed.DistNetworkError: failed to recv, got 0 bytes. Connection was likely closed.",
+            "PeerLost",
+        ),
+        ("torch.distributed.DistBackendError: NCCL communicator was aborted on rank 1.", "PeerLost"),
+        ("ncclRemoteError: NCCL error: remote process exited or there was a network error", "PeerLost"),
+        ("ConnectionRefusedError: [Errno 111] Connection refused", "Exception"),
+        ("BrokenPipeError: [Errno 32] Broken pipe", "Exception"),
+        ("ValueError: the feature store is broken", "Exception"),
+        (f"{GLOO} op.preamble.length <= op.nbytes. 8 vs 4", "Exception"),
+    ],
+)
+def test_only_torchs_own_communication_tells_of_a_lost_peer(last: str, reason: str) -> None:
+    failure = judge(RankEnd(rank=1, pid=31, returncode=1, traceback=("Traceback", last)), PLACE)
+    assert failure is not None
+    assert failure.reason == reason
+    assert failure.cause is (Cause.INFRASTRUCTURE if reason == "PeerLost" else Cause.APPLICATION)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,13 @@ from dataclasses import dataclass
 from holdfast.constants import EXIT_PEER_LOST, Cause
 from holdfast.launch.messages import Failure, Priority
 
+# Both must be found. A script has connections of its own, to its data say: only a text that names what carries
+# torch's communication tells of a peer. And what carries it may also complain of the script (shapes that differ).
+_COMMUNICATION = re.compile(r"(?i)\bgloo\b|\bc10d\b|\bTCPStore\b|\bDist(?:Network|Backend|Store)Error\b|\bNCCL")
 _LOST_PEER = re.compile(
-    r"(?i)connection (?:closed|reset|refused)|broken pipe|\bgloo\b.*(?:timed? ?out|timeout)|socket timeout|"
-    r"NCCL (?:remote process|communicator was aborted|system) error|store.*(?:closed|broken)"
+    r"(?i)connection (?:was likely )?(?:closed|reset|refused)|broken pipe|\bgloo\b.*(?:timed? ?out|timeout)|"
+    r"socket timeout|NCCL (?:remote process|communicator was aborted|system) error|NCCL communicator was aborted|"
+    r"NCCL.*remote process exited|store.*(?:closed|broken)"
 )
 _NO_RESOURCES = tuple(os.strerror(number) for number in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE))
 _STOPPED_BY_US = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT})
@@ -87,7 +91,7 @@ def _died(end: RankEnd, place: Place, who: str) -> Failure:
         name = _signal_name(-end.returncode)
         text = f"{who} was ended by {name}" + (f": {last}" if last else "")
         return _failure(end, place, Cause.APPLICATION, "Signal", Priority.EXCEPTION, text)
-    if not end.exception and _LOST_PEER.search(last):
+    if not end.exception and _COMMUNICATION.search(last) and _LOST_PEER.search(last):
         return _failure(end, place, Cause.INFRASTRUCTURE, "PeerLost", Priority.PEER_LOST, f"{who}: {last}")
     reason, text = ("Exception", last) if last else ("ExitCode", f"{who} ended with {end.returncode}")
     return _failure(end, place, Cause.APPLICATION, reason, Priority.EXCEPTION, text)
