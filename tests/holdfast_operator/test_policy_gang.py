@@ -64,6 +64,22 @@ def test_a_gang_not_bound_in_time_is_taken_back_and_waits_longer_each_time(make_
     assert len(set(sim.created_names)) == len(sim.created_names)
 
 
+def test_workers_that_train_are_not_taken_back_with_those_that_found_no_node(make_sim: Make) -> None:
+    sim = make_sim(replicas=3, minimum=2, nodes=3)
+    for node in sim.nodes.values():
+        node["status"]["allocatable"]["cpu"] = "1"
+    sim.settle()
+    sim.nodes["node-3"]["cut"] = True  # the room that was counted on goes before the scheduler comes to it
+    sim.run(40, until=lambda: len(sim.world_names()) == 2)
+    first = sim.world_names()
+    sim.run(90)
+    assert sim.world_names() == first
+    assert not any(worker.gated for worker in sim.status.workers)
+    assert any(reason == "GangTimeout" for reason, _ in sim.events)
+    sim.nodes["node-3"].pop("cut")
+    sim.run(60, until=lambda: len(sim.world_names()) == 3)
+
+
 def test_two_gangs_of_two_thirds_each_both_finish(make_sim: Make) -> None:
     """Submitted together on three places: the older trains, the younger holds nothing, then trains as well."""
     older, younger = (make_sim(name=name, replicas=2, minimum=2, nodes=3) for name in ("alpha", "beta"))

@@ -34,6 +34,9 @@ def time_out(draft: Draft) -> Draft:
 
 def _send_away(draft: Draft, missing: int) -> Draft:
     gated = _gated(draft)
+    named = draft.status.membership.named()
+    if any(worker.pod_uid in named for worker in gated):
+        return _go_on_with_fewer(draft, gated, missing)
     attempts = draft.status.gang.attempts + 1
     wait = min(c.GANG_BACKOFF_MAX, c.GANG_BACKOFF_INITIAL * 2 ** min(attempts - 1, 10))
     message = (
@@ -44,6 +47,20 @@ def _send_away(draft: Draft, missing: int) -> Draft:
         draft = order_away(draft, worker, "GangTimeout", message)
     gang = Gang(attempts=attempts, since=draft.status.gang.since, retry_at=draft.now + wait)
     return draft.but(gang=gang).tell("GangTimeout", message, warning=True)
+
+
+def _go_on_with_fewer(draft: Draft, gated: list[Worker], missing: int) -> Draft:
+    """Enough of them were bound for a generation: what may train already is no gang that waits."""
+    message = (
+        f"{missing} of {len(gated)} workers found no node within {c.GANG_BIND.seconds} s:"
+        " they are made anew, the others go on"
+    )
+    for worker in gated:
+        if worker.node:
+            draft = draft.changed_worker(worker, gated=False)
+        else:
+            draft = order_away(draft, worker, "GangTimeout", message)
+    return draft.but(gang=Gang()).tell("GangTimeout", message, warning=True)
 
 
 def _outdated(draft: Draft) -> Draft:
