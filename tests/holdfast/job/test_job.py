@@ -198,6 +198,17 @@ def test_a_script_with_its_own_loader_makes_a_step_a_call_and_saves_when_it_says
     assert again.job.committed_step == 3
 
 
+def test_a_rank_without_samples_weighs_nothing_and_a_step_without_any_is_refused(solo: Make) -> None:
+    job = solo(None).job
+    made = parts()
+    job.manage(**made)
+    before = [parameter.clone() for parameter in made["model"].parameters()]
+    with pytest.raises(UsageError, match="no rank had a sample"):
+        job.step(made["model"](torch.empty(0, 2)).mean(), samples=0)
+    assert job.committed_step == 0
+    assert all(torch.equal(a, b) for a, b in zip(before, made["model"].parameters(), strict=True))
+
+
 def test_phases_are_told_and_left_again(solo: Make) -> None:
     run = solo(None)
     run.job.manage(**parts())

@@ -226,15 +226,17 @@ class Job:
         """Backward; at the end of the global batch average, apply and, when one is due, commit a checkpoint.
 
         `loss` is the mean over the micro-batch. A script with a loader of its own makes one global step a call, and
-        says by `samples` how many its rank had, if they differ between ranks.
+        says by `samples` how many its rank had, if they differ between ranks; 0 if it had none in this step.
         """
         self._need_manage()
         micro, self._micro = self._micro, None
         if self._loader is not None and micro is None:
             raise UsageError("job.step(loss) was called without a batch of job.batches: call it once for each batch")
-        weight = micro.samples / self._loader.global_batch if micro and self._loader else float(samples or 1.0)
-        (loss * weight).backward()  # type: ignore[no-untyped-call]
-        self._batch.loss += float(loss.detach()) * weight
+        own = 1.0 if samples is None else float(samples)
+        weight = micro.samples / self._loader.global_batch if micro and self._loader else own
+        if weight:  # the mean over no samples is not a number, and would spoil everyone's step
+            (loss * weight).backward()  # type: ignore[no-untyped-call]
+            self._batch.loss += float(loss.detach()) * weight
         self._batch.weight += weight
         if micro is not None:
             self._batch.seen += micro.seen
@@ -351,6 +353,8 @@ class Job:
         self._reducer.reduce()
         norm = float(self._reducer.norm())
         agreed = self._agree(touched, norm)
+        if agreed.weight == 0:
+            raise UsageError("no rank had a sample in this step: call job.step(loss, samples=…) only while one has")
         if agreed.non_finite:
             result = StepResult(committed=False, step=self._step + 1, loss=agreed.loss, reason="NonFinite")
         else:
