@@ -98,6 +98,9 @@ def test_the_golden_membership_is_read() -> None:
         ({"version": 2}, VersionError, "membership.json has version 2"),
         ({"members": [{}]}, DocumentError, "membership.json cannot be read"),
         ({"settings": {}}, DocumentError, "membership.json cannot be read"),
+        ({"restarts": None}, DocumentError, "membership.json cannot be read"),
+        ({"restarts": []}, DocumentError, "membership.json cannot be read"),
+        ({"claims": ["x"]}, DocumentError, "membership.json cannot be read"),
     ],
 )
 def test_a_membership_that_cannot_be_read_says_why(

@@ -178,7 +178,7 @@ class Membership:
         check_version(value, "membership.json")
         try:
             return _read(value)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DocumentError(f"membership.json cannot be read: {error!r}") from error
 
 
