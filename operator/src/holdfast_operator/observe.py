@@ -7,7 +7,7 @@ and is what is acted on: nothing is ever done to pods on the word of a cache.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -96,9 +96,9 @@ class Observer:
     def _observed(self, body: Json, pods: Iterable[Json], memory: Memory, now: datetime) -> Observed:
         job = parse_job(body)
         status = Status.from_json(job.raw_status)
-        views = [parse_pod(pod) for pod in pods]
+        views = [parse_pod(pod) for pod in _in_namespace(job, pods)]
         known = {view.uid for view in views}
-        graves = [parse_pod(pod, absent=True) for pod in self._cache.tombstones_of(job.uid)]
+        graves = [parse_pod(pod, absent=True) for pod in _in_namespace(job, self._cache.tombstones_of(job.uid))]
         views += [view for view in graves if view.uid not in known]
         for view in views:
             self._hub.bind(view.uid, job.uid)
@@ -166,6 +166,15 @@ class Observer:
     def _rivals(self, job: Job) -> tuple[Rival, ...]:
         others = (body for body in self._cache.jobs() if body["metadata"].get("uid") != job.uid)
         return tuple(filter(None, map(rival_of, others)))
+
+
+def _in_namespace(job: Job, pods: Iterable[Json]) -> Iterator[Json]:
+    """Pods of the job's own namespace.
+
+    Whoever may create pods anywhere may write any owner into them; one of elsewhere must not be handed the job's key
+    nor be heard as its worker.
+    """
+    return (pod for pod in pods if pod["metadata"].get("namespace") == job.namespace)
 
 
 def _last_seen(event: Json) -> str:

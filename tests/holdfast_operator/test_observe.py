@@ -1,0 +1,58 @@
+"""What one pass sees of the cluster, and what it must not take for its own."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from holdfast_operator.cache import Cache
+from holdfast_operator.observe import Memory, Observer
+from holdfast_operator.webhook import AgentHub
+
+
+class NoCluster:
+    """Only caches are read here; a node that they do not know is gone."""
+
+    def node(self, _name: str) -> None:
+        return None
+
+    def lease(self, _name: str) -> None:
+        return None
+
+    def pod_events(self, _namespace: str, _uid: str) -> list[Any]:
+        return []
+
+
+def owned(sim: Any, name: str, namespace: str) -> dict[str, Any]:
+    """A pod with an owner reference to the job."""
+    body: dict[str, Any] = copy.deepcopy(next(iter(sim.pods.values())))
+    job = sim.body
+    owner = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": "gpt", "uid": job["metadata"]["uid"]}
+    body["metadata"] |= {"name": name, "namespace": namespace, "uid": f"uid-{name}", "ownerReferences": [owner]}
+    return body
+
+
+def observer(sim: Any, cache: Cache, hub: AgentHub) -> Observer:
+    cluster: Any = NoCluster()
+    return Observer(
+        cluster=cluster,
+        cache=cache,
+        hub=hub,
+        platform=lambda: sim.observe().platform,
+        key_of_job=lambda _uid: "ab" * 32,
+        nonce=lambda: "n",
+        started_at=sim.started_at,
+    )
+
+
+def test_pods_of_another_namespace_are_no_workers_whatever_owner_they_name(trained: Any) -> None:
+    cache, hub, bound = Cache(), AgentHub(lambda _token: None, lambda _uid: None), []
+    hub.bind = lambda pod_uid, _job_uid: bound.append(pod_uid)  # type: ignore[method-assign]
+    cache.put_job(trained.body)
+    for name, namespace in (("own", "ml"), ("forged", "elsewhere"), ("forged-grave", "elsewhere")):
+        cache.put_pod(owned(trained, name, namespace))
+    cache.drop_pod(owned(trained, "forged-grave", "elsewhere"))
+    seen = observer(trained, cache, hub).cached("ml/gpt", Memory(), trained.now)
+    assert seen is not None
+    assert [pod.name for pod in seen.pods] == ["own"]
+    assert bound == ["uid-own"]
