@@ -7,6 +7,8 @@ from datetime import timedelta
 from typing import Any
 
 from holdfast_operator.actions import CreatePod, LiftGate
+from holdfast_operator.observe import rival_of
+from holdfast_operator.seen import Refusal
 
 Make = Callable[..., Any]
 
@@ -101,6 +103,35 @@ def test_a_gang_that_no_empty_cluster_could_hold_blocks_nobody(make_sim: Make) -
     share(huge, small)
     together([huge, small], 30, lambda: len(small.world_names()) == 2)
     assert not huge.running()
+
+
+def test_a_gang_whose_pods_are_refused_holds_back_nobody(make_sim: Make) -> None:
+    older, younger = (make_sim(name=name, replicas=2, minimum=2, nodes=1) for name in ("alpha", "beta"))
+    share(older, younger)
+    older.refusal = Refusal(reason="QuotaExceeded", message="exceeded quota: pods")
+    older.apply(older.plan(), actions=0)
+    together([younger], 30, lambda: len(younger.world_names()) == 2)
+
+
+def test_a_gang_that_found_no_node_before_keeps_its_turn(make_sim: Make) -> None:
+    older = make_sim(name="alpha", replicas=2, minimum=2, nodes=1)
+    older.settle()
+    status = older.body["status"]
+    status["gang"].pop("liftedAt")
+    status["placement"]["trouble"] = {"reason": "Unschedulable", "message": "x", "since": "2026-01-31T12:00:00Z"}
+    assert rival_of(older.body) is not None
+    status["placement"]["trouble"]["reason"] = "VolumeMissing"
+    assert rival_of(older.body) is None
+
+
+def test_a_job_that_cannot_be_read_holds_back_nobody(make_sim: Make) -> None:
+    volume = {"volume": {"claimName": "checkpoints"}, "interval": "soon"}
+    older = make_sim(name="alpha", replicas=2, minimum=2, nodes=1, checkpoint=volume)
+    younger = make_sim(name="beta", replicas=2, minimum=2, nodes=1)
+    share(older, younger)
+    older.settle()
+    assert older.status.status == "Unreadable"
+    together([younger], 30, lambda: len(younger.world_names()) == 2)
 
 
 def test_a_gang_in_its_back_off_lets_a_younger_one_go(make_sim: Make) -> None:

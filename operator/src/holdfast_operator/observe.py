@@ -16,6 +16,7 @@ from holdfast_operator import constants as c
 from holdfast_operator.api import Job, parse_job, parse_time
 from holdfast_operator.cache import Cache, job_key, owner_of
 from holdfast_operator.cluster import Cluster
+from holdfast_operator.policies.unreadable import REASON as UNREADABLE
 from holdfast_operator.seen import (
     NodeView,
     Observed,
@@ -203,10 +204,11 @@ def _doubtful(status: Status, nodes: Mapping[str, NodeView], reports: tuple[Repo
 
 
 def rival_of(body: Json) -> Rival | None:
-    """A job whose gang has no place yet. Read sparsely: this runs over all jobs."""
+    """A job whose gang has no place yet and may get one. Read sparsely: this runs over all jobs."""
     status = body.get("status") or {}
     ended = any(
-        condition.get("status") == "True" and condition.get("type") in (c.COMPLETE, c.FAILED)
+        condition.get("status") == "True"
+        and (condition.get("type") in (c.COMPLETE, c.FAILED) or condition.get("reason") == UNREADABLE)
         for condition in status.get("conditions") or ()
     )
     workers = (body.get("spec") or {}).get("workers") or {}
@@ -220,6 +222,8 @@ def rival_of(body: Json) -> Rival | None:
     if not waiting or created is None or not isinstance(pod_spec, Mapping):
         return None
     gang = status.get("gang") or {}
+    if not gang.get("liftedAt") and _cannot_lift(status):
+        return None
     return Rival(
         key=job_key(body),
         uid=str(body["metadata"].get("uid", "")),
@@ -229,3 +233,12 @@ def rival_of(body: Json) -> Rival | None:
         pod_spec=pod_spec,
         retry_at=parse_time(gang.get("retryAt")),
     )
+
+
+def _cannot_lift(status: Json) -> bool:
+    """What keeps its pods from being made, such as a quota, can last for ever: nobody is to wait for that.
+
+    Unschedulable is what is left of an earlier try; whoever finds no room now keeps its turn.
+    """
+    trouble = (status.get("placement") or {}).get("trouble") or {}
+    return bool(trouble) and trouble.get("reason") != "Unschedulable"
