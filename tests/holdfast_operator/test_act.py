@@ -108,12 +108,20 @@ def test_a_publication_is_remembered_by_its_revision(trained: Any) -> None:
     assert actor(Api()).act(trained.observe().job, plan, Memory()).published == 9
 
 
+def test_a_long_note_is_cut_by_bytes_and_keeps_its_end(trained: Any) -> None:
+    event = Event(reason="Exception", message="é" * 2000 + "x\nValueError: the last line", warning=True)
+    note = event_manifest(trained.observe().job, event, trained.now, 0, "operator-1")["note"]
+    assert 1020 < len(note.encode()) <= 1024
+    assert note.startswith("…é")
+    assert note.endswith("ValueError: the last line")
+
+
 def test_events_carry_the_same_words_and_fit(trained: Any) -> None:
     job = trained.observe().job
     event = Event(reason="Shrunk", message="m" * 5000, warning=True)
     manifest = event_manifest(job, event, trained.now, 0, "operator-1")
     assert manifest["reason"] == "Shrunk"
-    assert len(manifest["note"]) == 1024
+    assert len(manifest["note"].encode()) == 1024
     assert manifest["type"] == "Warning"
     assert manifest["regarding"]["uid"] == job.uid
     assert manifest["metadata"]["name"] != event_manifest(job, event, trained.now, 1, "x")["metadata"]["name"]

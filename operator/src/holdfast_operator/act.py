@@ -130,7 +130,7 @@ def event_manifest(job: Job, event: Event, now: datetime, number: int, identity:
         "action": "Reconcile",
         "type": "Warning" if event.warning else "Normal",
         "reason": event.reason[:128],
-        "note": event.message[: c.MAX_MESSAGE],
+        "note": _note(event.message),
         "regarding": {
             "apiVersion": f"{c.GROUP}/{c.API_VERSION}",
             "kind": c.KIND,
@@ -139,6 +139,15 @@ def event_manifest(job: Job, event: Event, now: datetime, number: int, identity:
             "uid": job.uid,
         },
     }
+
+
+def _note(message: str) -> str:
+    """What fits in an event, which is counted in bytes: the end, for there a traceback says what went wrong."""
+    encoded = message.encode(errors="replace")
+    if len(encoded) <= c.MAX_MESSAGE:
+        return encoded.decode()
+    start = "…".encode()
+    return (start + encoded[len(encoded) - c.MAX_MESSAGE + len(start) :]).decode(errors="ignore")
 
 
 def without_nulls(value: Any) -> Any:
