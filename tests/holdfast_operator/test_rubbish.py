@@ -72,3 +72,20 @@ def test_a_whole_status_loses_nothing() -> None:
     assert Status.from_json(written).to_json() == written
     assert written["membership"]["members"] == STATUS["membership"]["members"]
     assert written["placement"]["countedBatch"] == 3
+
+
+def test_numbers_that_no_status_can_hold_are_not_heard() -> None:
+    body = json.loads((GOLDEN / "report.json").read_text())
+    huge = {"generation": 2**53 + 1, "attempt": 1}
+    launcher = body["launcher"]
+    assert launcher["incidents"]
+    claim = {**huge, "jobUID": "j", "publication": "p", "fromStep": 1, "fromPair": None}
+    launcher |= {"accepted": huge, "started": huge, "highestClaim": claim, "foreignClaims": [claim]}
+    launcher["world"] = {**(launcher["world"] or {"members": []}), **huge}
+    launcher["incidents"] = [{**incident, **huge} for incident in launcher["incidents"]]
+    launcher["checkpoints"] = {tier: {**entry, **huge} for tier, entry in launcher["checkpoints"].items() if entry}
+    report = parse_report(body, datetime.now(UTC))
+    assert report is not None
+    assert report.has_launcher
+    assert (report.accepted, report.started, report.world, report.highest_claim) == (None, None, None, None)
+    assert (report.foreign_claims, report.incidents, report.checkpoints) == ((), (), ())

@@ -108,7 +108,11 @@ MAX_INCIDENTS = 10
 COUNTED_TIMES = 1000
 KEEP_ENDED_PODS = 3
 MAX_MESSAGE = 1024
+# Nodes that a worker is told to avoid stand in the status once for each worker, and etcd takes 1.5 MB in all.
+AVOIDED_BY_A_WORKER = 16
 QUARANTINED_KEPT = 20
+# The API server refuses numbers above an int64, and JSON carries exact ones only up to here.
+MAX_NUMBER = 2**53
 
 CAUSE_APPLICATION = "Application"
 CAUSE_INFRASTRUCTURE = "Infrastructure"

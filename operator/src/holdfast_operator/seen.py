@@ -425,8 +425,8 @@ def _with_launcher(base: Report, launcher: Json) -> Report:
         ready=launcher.get("ready") is True,
         store=_int(ports.get("store")) or c.PORT_STORE,
         control=_int(ports.get("control")) or c.PORT_CONTROL,
-        accepted=parse_pair(launcher.get("accepted")),
-        started=parse_pair(launcher.get("started")),
+        accepted=_pair(launcher.get("accepted")),
+        started=_pair(launcher.get("started")),
         world=_world(launcher.get("world")),
         phase=str(launcher.get("phase") or ""),
         message=str(launcher.get("message") or ""),
@@ -451,7 +451,7 @@ def _with_launcher(base: Report, launcher: Json) -> Report:
 
 
 def _told(value: Json) -> Told | None:
-    pair = parse_pair(value)
+    pair = _pair(value)
     if pair is None:
         return None
     return Told(
@@ -472,7 +472,7 @@ def _told(value: Json) -> Told | None:
 def _checkpoints(tiers: Json) -> tuple[Checkpoint, ...]:
     found = []
     for tier, value in tiers.items():
-        pair = parse_pair(value)
+        pair = _pair(value)
         time, step = (parse_time(value.get("time")), _int(value.get("step"))) if pair else (None, None)
         if pair is not None and time is not None and step is not None:
             found.append(Checkpoint(step=step, pair=pair, tier=str(tier), time=time))
@@ -481,10 +481,10 @@ def _checkpoints(tiers: Json) -> tuple[Checkpoint, ...]:
 
 def _claim(value: Any) -> Json | None:
     """A claim with exactly the contract's fields."""
-    pair = parse_pair(value)
+    pair = _pair(value)
     if pair is None:
         return None
-    from_pair = parse_pair(value.get("fromPair"))
+    from_pair = _pair(value.get("fromPair"))
     return {
         "version": c.PROTOCOL_VERSION,
         "jobUID": str(value.get("jobUID") or ""),
@@ -496,7 +496,7 @@ def _claim(value: Any) -> Json | None:
 
 
 def _world(value: Any) -> World | None:
-    pair = parse_pair(value)
+    pair = _pair(value)
     if pair is None:
         return None
     return World(
@@ -539,7 +539,16 @@ def _part(value: Json, key: str) -> Json:
 
 
 def _int(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    exact = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= c.MAX_NUMBER
+    return value if exact else None
+
+
+def _pair(value: Any) -> Pair | None:
+    """A pair; a malformed one if its numbers are larger than all that can be written into the status."""
+    pair = parse_pair(value)
+    if pair is None or max(abs(pair.generation), abs(pair.attempt)) > c.MAX_NUMBER:
+        return None
+    return pair
 
 
 def _float(value: Any) -> float | None:
