@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from holdfast_operator import constants as c
 from holdfast_operator.policies.draft import Draft
 from holdfast_operator.status import Gang, Phase, Worker
 
@@ -30,7 +31,7 @@ def _more(draft: Draft, count: int) -> Draft:
     """All that are made together share a batch; a batch waits behind gates if nothing of the job has a place yet."""
     first = draft.status.incarnations
     placed = any(worker.node for worker in draft.status.in_phase(Phase.WANTED))
-    avoid = tuple(entry.node for entry in draft.status.avoided)
+    avoid = _to_avoid(draft)
     new = tuple(
         Worker(incarnation=number, batch=first, gated=not placed, avoid=avoid, since=draft.now)
         for number in range(first, first + count)
@@ -42,6 +43,12 @@ def _more(draft: Draft, count: int) -> Draft:
             status, gang=Gang(attempts=gang.attempts, since=gang.since or draft.now, retry_at=gang.retry_at)
         )
     return replace(draft, status=status)
+
+
+def _to_avoid(draft: Draft) -> tuple[str, ...]:
+    """The nodes that stay bad for longest; the status could not hold all of them for each of many workers."""
+    longest = sorted(draft.status.avoided, key=lambda entry: entry.until, reverse=True)[: c.AVOIDED_BY_A_WORKER]
+    return tuple(sorted(entry.node for entry in longest))
 
 
 def _fewer(draft: Draft, surplus: int) -> Draft:
