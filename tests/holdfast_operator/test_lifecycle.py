@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
+
+from holdfast_operator.status import AvoidedNode
 
 Make = Callable[..., Any]
 
@@ -33,6 +37,15 @@ def test_a_gang_starts_together_and_trains(sim: Any) -> None:
     assert sim.status.membership.active is not None
     assert sim.status.status == "Training"
     assert sim.status.restart_count == 0
+
+
+def test_memory_that_ran_out_is_named_though_survivors_saw_a_peer_vanish_only(trained: Any) -> None:
+    trained.end("gpt-w1", 137, reason="OOMKilled")
+    trained.tick()
+    assert trained.incidents
+    assert {told["cause"] for told in trained.incidents.values()} == {"Infrastructure"}
+    assert causes(trained) == ["OOM"]
+    assert trained.counted == ["OOM"]
 
 
 def test_a_deleted_pod_is_replaced_under_a_new_name_and_counts_as_interruption(trained: Any) -> None:
@@ -234,3 +247,21 @@ def final_exit() -> str:
     from pathlib import Path
 
     return (Path(__file__).parents[1] / "contract" / "termination.json").read_text()
+
+
+def test_a_worker_is_told_of_few_nodes_to_avoid_and_of_those_that_stay_bad_longest(trained: Any) -> None:
+    ends = [trained.now + timedelta(minutes=5 + n) for n in range(20)]
+    names = [f"bad-{n:02}" for n in range(20)]
+    for name in names:
+        trained.nodes[name] = copy.deepcopy(trained.nodes["node-1"])
+        trained.nodes[name]["metadata"]["name"] = name
+    trained.leases |= dict.fromkeys(names, trained.now)
+    boot = trained.nodes["bad-00"]["status"]["nodeInfo"]["bootID"]
+    avoided = tuple(
+        AvoidedNode(node=name, reason="x", until=end, boot_id=boot) for name, end in zip(names, ends, strict=True)
+    )
+    trained.body["status"] = replace(trained.status, avoided=avoided).to_json()
+    trained.end("gpt-w1", 137)
+    trained.settle()
+    told = next(worker.avoid for worker in trained.status.workers if worker.incarnation == 3)
+    assert told == tuple(names[4:])

@@ -60,11 +60,11 @@ def _as_told(draft: Draft, told: Told) -> Incident:
 
 
 def _corrected(draft: Draft, incident: Incident) -> Incident:
-    """Launchers see a peer vanish; who deleted it, or whose node died, is known here."""
+    """Launchers see a peer vanish; who deleted it, whose node died or whose memory ran out is known here."""
     pod_worker = _worker_of(draft, incident)
     if incident.cause not in (c.CAUSE_INFRASTRUCTURE, c.CAUSE_INTERRUPTION) or pod_worker is None:
         return incident
-    knows = pod_worker.cause in (c.CAUSE_INFRASTRUCTURE, c.CAUSE_INTERRUPTION)
+    knows = pod_worker.cause in (c.CAUSE_INFRASTRUCTURE, c.CAUSE_INTERRUPTION, c.CAUSE_OOM)
     if not knows or pod_worker.cause == incident.cause or pod_worker.phase is Phase.WANTED:
         return incident
     return replace(incident, cause=pod_worker.cause, reason=pod_worker.reason, message=pod_worker.message)
