@@ -35,6 +35,7 @@ def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]
     name = _namespace(request.node.name)
     cluster.prepare_namespace(name)
     yield name
+    print(_story(cluster, name))  # pytest shows it when the test has failed
     cluster.kubectl("delete", "namespace", name, "--wait=false")
 
 
@@ -55,6 +56,27 @@ def _job(cluster: Cluster, namespace: str, max_steps: int, workers: int) -> Iter
     with Watcher(cluster, namespace, JOB) as watcher:
         watcher.wait_for_world(workers, steps=5, timeout=180)
         yield Stage(cluster=cluster, watcher=watcher, say=print)
+
+
+def _story(cluster: Cluster, namespace: str) -> str:
+    """What a person would look at first: the job's own story, its pods, and the launchers' last words."""
+    parts = [
+        cluster.kubectl("-n", namespace, "describe", "ftj", check=False),
+        cluster.kubectl("-n", namespace, "get", "pods", "-o", "wide", check=False),
+        cluster.kubectl(
+            "-n",
+            namespace,
+            "logs",
+            "-l",
+            "holdfast.dev/job-name",
+            "-c",
+            "trainer",
+            "--prefix",
+            "--tail=60",
+            check=False,
+        ),
+    ]
+    return "\n".join(parts)
 
 
 def _namespace(test: str) -> str:
