@@ -78,6 +78,24 @@ def test_two_launchers_connect_once_and_hear_each_other() -> None:
     asyncio.run(play())
 
 
+def test_news_during_the_handshake_makes_no_second_connection() -> None:
+    async def play() -> None:
+        heard_a, heard_b = Heard(), Heard()
+        a, b = await channel("a", heard_a), await channel("b", heard_b)
+        configure(b, {"a": a.port})
+        while not heard_a.up:
+            configure(a, {"b": b.port})
+            await asyncio.sleep(0)
+        await until(lambda: heard_b.up)
+        a.send("b", {"type": "hello"})
+        await until(lambda: heard_b.said)
+        assert (heard_a.up, heard_a.down, heard_b.up, heard_b.down) == (["b"], [], ["a"], [])
+        await a.close()
+        await b.close()
+
+    asyncio.run(play())
+
+
 def test_a_launcher_that_comes_back_is_connected_again() -> None:
     async def play() -> None:
         a, heard_a, b, _ = await pair()

@@ -185,7 +185,6 @@ class ControlChannel:
         while peer.address is not None and peer.connection is None and self._key is not None:
             connection = await self._try(peer, peer.address, self._key)
             if connection is not None:
-                peer.dialing = None
                 await self._serve(connection)
                 return
             await asyncio.sleep(_RETRY_SECONDS[min(tries, len(_RETRY_SECONDS) - 1)])
@@ -243,6 +242,8 @@ class ControlChannel:
             _log.warning("control channel with %s closed: %s", peer.uid, error)
         finally:
             connection.abort()
+            if peer.dialing is asyncio.current_task():
+                peer.dialing = None
             if peer.connection is connection:
                 self._drop(peer, How.CLOSED)
             else:
@@ -261,6 +262,8 @@ class ControlChannel:
     def _take(self, peer: _Peer, connection: wire.Connection) -> None:
         if peer.connection is not None:
             self._drop(peer, How.CLOSED)
+        if peer.dialing is asyncio.current_task():  # not earlier: a second dial would replace this connection
+            peer.dialing = None
         peer.connection = connection
         peer.last_heard = self._clock.now
         peer.told_down = False
