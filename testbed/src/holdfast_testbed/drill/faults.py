@@ -249,12 +249,14 @@ def flip_one_bit(path: Path) -> None:
 
 
 def _worker_away_from_operator(stage: Stage) -> PodSight:
-    """A worker whose node does not host the operator: one fault at a time."""
+    """A worker whose node does not host the operator, and no second worker if that can be: one fault at a time."""
     hosts = stage.cluster.kubectl(
         "-n", OPERATOR_NAMESPACE, "get", "pods", "-l", "app.kubernetes.io/name=holdfast",
         "-o", "jsonpath={.items[*].spec.nodeName}",
     ).split()  # fmt: skip
-    return next(pod for pod in reversed(stage.workers()) if pod.node not in hosts)
+    workers = stage.workers()
+    nodes = [pod.node for pod in workers]
+    return min((pod for pod in reversed(workers) if pod.node not in hosts), key=lambda pod: nodes.count(pod.node))
 
 
 def drills(interval_steps: int) -> list[Drill]:
