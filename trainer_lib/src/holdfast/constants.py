@@ -36,6 +36,8 @@ ENV_TERMINATION_LOG: Final = "HOLDFAST_TERMINATION_LOG"
 
 # Environment of a rank process, beside what torchrun sets.
 ENV_AGENT_SOCKET: Final = "HOLDFAST_AGENT_SOCKET"
+ENV_SLOT: Final = "HOLDFAST_SLOT"  # names the process in its launcher, before and between its ranks
+ENV_STANDBY: Final = "HOLDFAST_STANDBY"  # 1: the world is told later, over the socket
 ENV_GENERATION: Final = "HOLDFAST_GENERATION"
 ENV_ATTEMPT: Final = "HOLDFAST_ATTEMPT"
 ENV_PUBLICATION: Final = "HOLDFAST_PUBLICATION"

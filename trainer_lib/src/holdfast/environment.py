@@ -32,6 +32,8 @@ class Environment:
     omp_threads_set: bool
     # A rank process.
     agent_socket: Path | None
+    slot: int | None
+    standby: bool
     generation: int | None
     attempt: int | None
     publication: str
@@ -46,6 +48,7 @@ class Environment:
     local_world_size: int
     master_addr: str
     master_port: int | None
+    agent_store: bool
 
     @property
     def under_operator(self) -> bool:
@@ -71,6 +74,8 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         termination_log=Path(source.get(c.ENV_TERMINATION_LOG) or c.TERMINATION_LOG),
         omp_threads_set=bool(source.get("OMP_NUM_THREADS")),
         agent_socket=_path(source, c.ENV_AGENT_SOCKET),
+        slot=_optional_int(source, c.ENV_SLOT),
+        standby=bool(source.get(c.ENV_STANDBY)),
         generation=_optional_int(source, c.ENV_GENERATION),
         attempt=_optional_int(source, c.ENV_ATTEMPT),
         publication=source.get(c.ENV_PUBLICATION, ""),
@@ -85,6 +90,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         local_world_size=_optional_int(source, "LOCAL_WORLD_SIZE") or 1,
         master_addr=source.get("MASTER_ADDR", ""),
         master_port=_optional_int(source, "MASTER_PORT"),
+        agent_store=source.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
 
 
