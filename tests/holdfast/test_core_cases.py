@@ -276,6 +276,64 @@ def test_a_drained_pod_leaves_with_75_after_an_agreed_commit_and_nothing_is_lost
         assert incident(sim.pods[uid], Pair(1, 1)) is Cause.INTERRUPTION
 
 
+def test_two_workers_on_one_noticed_node_leave_together_as_one_incident() -> None:
+    sim = training(5, pods_per_node=2, replace_lost=False)
+    before = sim.training_now()
+    assert before is not None
+    sim.notice("w2")
+    sim.run(1.5)
+    sim.notice("w3")  # its own sidecar hears of it a moment later
+    assert sim.run(15, lambda: sim.trains_with("w0", "w1", "w4"))
+    assert [sim.pods[uid].exit_code for uid in ("w2", "w3")] == [75, 75]
+    after = sim.training_now()
+    assert after is not None
+    assert after.world.pair == Pair(1, 2)
+    assert after.base == before.steps
+    said = {(i.pair, i.failure.cause, i.failure.message) for pod in sim.pods.values() for i in pod.state.incidents}
+    assert said == {(Pair(1, 1), Cause.INTERRUPTION, "w2, w3 leave: node-1 goes")}
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_drain_that_is_not_for_the_node_leaves_its_neighbour_alone(shared: bool) -> None:
+    sim = training(3, pods_per_node=2 if shared else 1, replace_lost=False)
+    sim.drain("w1") if shared else sim.notice("w1")
+    assert sim.run(15, lambda: sim.trains_with("w0", "w2"))
+
+
+def test_workers_on_nodes_without_a_name_are_no_neighbours() -> None:
+    sim = Simulation(3, replace_lost=False)
+    for pod in sim.pods.values():
+        pod.node = ""
+    assert sim.run(20, lambda: sim.trains_with("w0", "w1", "w2") and sim.committed() >= 2)
+    sim.notice("w1")
+    assert sim.run(15, lambda: sim.trains_with("w0", "w2"))
+
+
+def test_a_drain_whose_commit_is_not_made_in_time_is_an_incident_and_its_steps_are_lost() -> None:
+    sim = training(replace_lost=False)
+    before = sim.training_now()
+    assert before is not None
+    assert sim.run(5, lambda: len(before.steps) > before.saved)
+    until, made, saved = sim.now + 0.2, len(before.steps), before.saved
+    sim.feed(sim.pods["w1"], events.DrainAsked(id="spot", reason="the machine goes", until=until))
+    sim.tick(0.25)
+    assert sim.run(15, lambda: sim.trains_with("w0", "w2"))
+    sim.round()
+    assert incident(sim.pods["w1"], Pair(1, 1)) is Cause.INTERRUPTION
+    for uid in ("w0", "w2"):
+        (known,) = sim.pods[uid].state.incidents
+        assert (known.pair, known.failure.cause) == (Pair(1, 1), Cause.INTERRUPTION)
+        assert known.lost_steps == made - saved
+
+
+def test_a_lone_worker_that_drains_without_a_commit_says_so() -> None:
+    sim = training(1, replace_lost=False)
+    sim.feed(sim.pods["w0"], events.DrainAsked(id="spot", reason="the machine goes", until=sim.now))
+    (known,) = sim.pods["w0"].state.incidents
+    assert known.failure.cause is Cause.INTERRUPTION
+    assert known.failure.step == len(sim.trainings[0].steps)
+
+
 def test_the_coordinator_may_be_drained() -> None:
     sim = training(replace_lost=False)
     sim.drain("w0")

@@ -131,6 +131,8 @@ CLAIM = Claim(pair=Pair(9, 1), job_uid="old", publication="x", from_step=3, from
             world=WORLD,
             left=Pair(1, 3),
             ready=True,
+            draining=True,
+            notice=m.Notice(node="n1", id="spot-1", reason="terminate", until=2.5),
             done=True,
             failed=Pair(1, 3),
             failure=FAILURE,
@@ -154,7 +156,10 @@ def test_every_message_survives_the_wire(message: m.Message) -> None:
     assert m.from_json({**wire, "later": "ignored"}) == message
 
 
-@pytest.mark.parametrize("wire", [{"type": "sing"}, {"type": "accept", "world": {}}, {"type": "confirm"}])
+@pytest.mark.parametrize(
+    "wire",
+    [{"type": "sing"}, {"type": "accept", "world": {}}, {"type": "hello", "foreign": ["x"]}, {"type": "confirm"}],
+)
 def test_a_message_that_cannot_be_read_is_refused(wire: dict[str, object]) -> None:
     with pytest.raises(DocumentError):
         m.from_json(wire)

@@ -21,9 +21,16 @@ class Job(RuleBasedStateMachine):
         super().__init__()
         self.sim = Simulation()
 
-    @initialize(replicas=st.integers(min_value=1, max_value=4), shrink=st.booleans(), last=st.sampled_from([6, 1000]))
-    def begin(self, replicas: int, shrink: bool, last: int) -> None:
-        self.sim = Simulation(replicas, may_shrink=shrink, last_step=last, replace_lost=True)
+    @initialize(
+        replicas=st.integers(min_value=1, max_value=4),
+        shrink=st.booleans(),
+        last=st.sampled_from([6, 1000]),
+        pods_per_node=st.sampled_from([1, 2]),
+    )
+    def begin(self, replicas: int, shrink: bool, last: int, pods_per_node: int) -> None:
+        self.sim = Simulation(
+            replicas, may_shrink=shrink, last_step=last, replace_lost=True, pods_per_node=pods_per_node
+        )
         self.sim.run(4.0)
 
     def pod(self, place: int) -> Pod:
@@ -132,6 +139,10 @@ class Job(RuleBasedStateMachine):
     @rule(place=PLACES)
     def drain(self, place: int) -> None:
         self.sim.drain(self.pod(place).uid)
+
+    @rule(place=PLACES)
+    def notice(self, place: int) -> None:
+        self.sim.notice(self.pod(place).uid)
 
     @rule(number=st.integers(min_value=1, max_value=4))
     def scale(self, number: int) -> None:

@@ -68,7 +68,7 @@ class Pod:
     """A pod as the cluster has it."""
 
     uid: str
-    node: int
+    node: str
     state: State
     alive: bool = True
     frozen: bool = False
@@ -110,6 +110,7 @@ class Simulation:
         operator: bool = True,
         job: str = JOB,
         budgets: tuple[Any, ...] = (),
+        pods_per_node: int = 1,
     ) -> None:
         self.rules = Rules(
             replicas=replicas,
@@ -124,7 +125,7 @@ class Simulation:
             backoff_max=2.0,
             budgets=budgets,
         )
-        self.job, self.last_step = job, last_step
+        self.job, self.last_step, self.pods_per_node = job, last_step, pods_per_node
         self.weakened, self.ignore_claims = weakened, ignore_claims
         self.replace_lost, self.operator_up = replace_lost, operator
         self.now = 1000.0
@@ -153,8 +154,9 @@ class Simulation:
     def new_pod(self) -> Pod:
         """A pod under a name that was never used, with its launcher ready."""
         uid = f"w{self.incarnation}"
+        node = f"node-{self.incarnation // self.pods_per_node}"
         self.incarnation += 1
-        pod = Pod(uid=uid, node=self.incarnation, state=State(me=uid), ready_since=self.now)
+        pod = Pod(uid=uid, node=node, state=State(me=uid), ready_since=self.now)
         self.pods[uid] = pod
         self.feed(pod, events.Ready())
         return pod
@@ -211,6 +213,13 @@ class Simulation:
         pod = self.pods[uid]
         if pod.alive and not pod.frozen:
             self.feed(pod, events.DrainAsked(id=f"notice-{uid}", reason="spot notice"))
+
+    def notice(self, uid: str) -> None:
+        """The cloud says to one pod that its node goes."""
+        pod = self.pods[uid]
+        if pod.alive and not pod.frozen:
+            asked = events.DrainAsked(id=f"spot-{pod.node}", reason=f"{pod.node} goes", node=pod.node)
+            self.feed(pod, asked)
 
     def linked(self, a: str, b: str) -> bool:
         """Whether bytes can go between two launchers."""
@@ -590,6 +599,7 @@ class Simulation:
         return policy.Worker(
             pod_uid=pod.uid,
             pod=pod.uid,
+            node=pod.node,
             terminal=pod.proved,
             leaving=pod.state.drain is not None and pod.uid not in self.cut_from_operator,
             ready_since=pod.ready_since,

@@ -25,7 +25,7 @@ from holdfast.launch.agent_socket import AgentSocket, RankMessage
 from holdfast.launch.control import Address, ControlChannel
 from holdfast.launch.files import clean
 from holdfast.launch.local import LocalRanks
-from holdfast.launch.membership import Membership
+from holdfast.launch.membership import Membership, Rules
 from holdfast.launch.membership_file import MembershipFile
 from holdfast.launch.memory import remembered
 from holdfast.launch.messages import Failure, Priority
@@ -45,6 +45,8 @@ _TICKS_ALIVE = 5
 _POLL_SECONDS = 0.05
 _PLAIN_GRACE_SECONDS = 2.0
 _LEAVE_SECONDS = 5.0
+# A deadline that has passed while we still run leaves this much to say goodbye.
+_LEAST_DRAIN_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +212,7 @@ class Agent:
             loop.add_signal_handler(signal.SIGCHLD, self._reaper.reap)
 
     def _terminated(self) -> None:
-        until = self.now() + max(1.0, self._config.grace_seconds - _LEAVE_SECONDS)
+        until = self.now() + max(_LEAST_DRAIN_SECONDS, self._config.grace_seconds - _LEAVE_SECONDS)
         _log.info("SIGTERM: this worker leaves after an agreed commit")
         self.feed(e.DrainAsked(id="sigterm", reason="SIGTERM", until=until))
 
@@ -326,9 +328,19 @@ class Agent:
             self._notices.append(_notice(request, self.now()))
         self._local.expect_answer(request.id)
         if request.drain:
-            self.feed(e.DrainAsked(id=request.id, reason=request.reason))
+            node = self._config.identity.node if request.node_goes else ""
+            until = self._until(request)
+            self.feed(e.DrainAsked(id=request.id, reason=request.reason, until=until, node=node))
         else:
             self.feed(e.CheckpointAsked(id=request.id, reason=request.reason))
+
+    def _until(self, request: Request) -> float | None:
+        """The earlier of the request's deadline and the job's own for a checkpoint; None: only the latter."""
+        ends_at, membership = request.ends_at(), self._state.membership
+        if ends_at is None:
+            return None
+        rules = membership.rules if membership else Rules()
+        return min(max(ends_at, self.now() + _LEAST_DRAIN_SECONDS), self.now() + rules.checkpoint_deadline)
 
     # What the core decides
 

@@ -301,6 +301,7 @@ def _hello(turn: Turn, sender: str, hello: Hello) -> None:
     _share(turn, sender, hello)
     if hello.foreign:
         ending.stop_for(turn, hello.foreign)
+    ending.join_drain(turn, sender, hello)
     _compare(turn, sender, hello)
 
 
@@ -376,6 +377,7 @@ def _present(turn: Turn) -> Hello:
         left=state.last,
         ready=state.ready and state.leaving is None,
         draining=state.drain is not None,
+        notice=ending.notice(turn),
         done=attempt is not None and attempt.done,
         failed=failed,
         failure=failure,

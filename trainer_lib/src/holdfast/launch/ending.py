@@ -13,8 +13,21 @@ from holdfast.constants import Cause, ExitCode
 from holdfast.worlds import Claim, Pair
 
 from .events import DrainAsked, Exit, How, QuiesceRanks, StepMade
-from .membership import Budget
-from .messages import Complete, Confirm, Confirmed, Failure, GiveUp, Incident, Leaving, Priority, Remedy
+from .membership import Budget, Member
+from .messages import (
+    Complete,
+    Confirm,
+    Confirmed,
+    Failure,
+    GiveUp,
+    Hello,
+    Incident,
+    Leaving,
+    Notice,
+    Priority,
+    Remedy,
+    World,
+)
 from .state import Attempt, Drain, Quiesce
 from .turn import Turn
 
@@ -215,11 +228,12 @@ def _unknown(turn: Turn, claims: tuple[Claim, ...]) -> tuple[Claim, ...]:
 def begin_drain(turn: Turn, event: DrainAsked) -> None:
     """This launcher must leave: an agreed commit first if there is something to lose."""
     until = event.until if event.until is not None else turn.now + turn.rules.checkpoint_deadline
-    if turn.state.drain is not None:
-        turn.set(drain=replace(turn.state.drain, until=min(turn.state.drain.until, until)))
-    if turn.state.drain is not None or turn.state.leaving is not None:
+    known = turn.state.drain
+    if known is not None:
+        turn.set(drain=replace(known, until=min(known.until, until), node=known.node or event.node))
+    if known is not None or turn.state.leaving is not None:
         return
-    turn.set(drain=Drain(id=event.id, reason=event.reason, until=until, cause=event.cause))
+    turn.set(drain=Drain(id=event.id, reason=event.reason, until=until, cause=event.cause, node=event.node))
     attempt = turn.attempt
     if attempt is not None and _has_something_to_lose(attempt) and attempt.quiesce is None:
         turn.set_attempt(quiesce=Quiesce(id=event.id, reason=event.reason, until=until))
@@ -230,20 +244,43 @@ def _has_something_to_lose(attempt: Attempt) -> bool:
     return attempt.step is not None and not attempt.failures and attempt.quiesced_at is None and not attempt.done
 
 
+def notice(turn: Turn) -> Notice | None:
+    """What the other workers on this node must know: it goes as a whole."""
+    drain = turn.state.drain
+    if drain is None or not drain.node:
+        return None
+    return Notice(node=drain.node, id=drain.id, reason=drain.reason, until=drain.until)
+
+
+def join_drain(turn: Turn, sender: str, hello: Hello) -> None:
+    """A worker of our attempt leaves because its node goes: if it is our node too, we leave with it."""
+    attempt, told = turn.attempt, hello.notice
+    if attempt is None or told is None or not told.node or sender not in attempt.world.uids:
+        return
+    if attempt.world.member(turn.state.me).node == told.node:
+        begin_drain(turn, DrainAsked(id=told.id, reason=told.reason, until=told.until, node=told.node))
+
+
 def drain_incident(turn: Turn) -> tuple[Pair, Failure] | None:
     """What a draining launcher says of its attempt: nothing if the operator wanted it so."""
     drain, attempt = turn.state.drain, turn.attempt
     if drain is None or drain.cause is None or attempt is None:
         return None
-    me = next(member for member in attempt.world.members if member.pod_uid == turn.state.me)
+    leaving = _leaving(attempt.world, attempt.world.member(turn.state.me), drain)
+    names = ", ".join(member.pod or member.pod_uid for member in leaving)
     return attempt.world.pair, Failure(
         cause=drain.cause,
         reason="Drained",
-        message=f"{me.pod or me.pod_uid} leaves: {drain.reason}",
+        message=f"{names} {'leaves' if len(leaving) == 1 else 'leave'}: {drain.reason}",
         priority=Priority.MEMBER_LOST,
-        pod=me.pod,
-        node=me.node,
+        pod=leaving[0].pod,
+        node=leaving[0].node,
     )
+
+
+def _leaving(world: World, me: Member, drain: Drain) -> tuple[Member, ...]:
+    """Who leaves by this drain: each of them says the same, whoever heard of it first."""
+    return tuple(member for member in world.members if drain.node and member.node == drain.node) or (me,)
 
 
 def _drain_failure(turn: Turn, attempt: Attempt) -> Failure | None:
@@ -289,9 +326,19 @@ def settle_drain(turn: Turn) -> None:
         return
     waits = attempt is not None and (_has_something_to_lose(attempt) or attempt.done) and turn.now < drain.until
     if not waits:
+        _break_off(turn)
         cause = drain.cause
         message = f"left on request: {drain.reason}"
         leave(turn, Exit(code=int(ExitCode.LEFT_ON_REQUEST), cause=cause, reason="Drained", message=message))
+
+
+def _break_off(turn: Turn) -> None:
+    """No agreed commit ended the attempt in time: what was made since the last one is lost, and is counted."""
+    attempt, drained = turn.attempt, drain_incident(turn)
+    if attempt is None or attempt.done or drained is None:
+        return
+    failure = root_cause(turn, attempt) if attempt.failures else replace(drained[1], step=attempt.step)
+    adopt_incident(turn, _drained(attempt, failure, turn.now))
 
 
 # Completion

@@ -151,13 +151,15 @@ class DrainAsked:
     """This launcher must leave (SIGTERM, notice, touch-file with `drain`): one agreed commit first.
 
     `until` (on the core's clock) ends the wait for it; None: the rules' checkpoint deadline from now.
-    `cause` None means that the operator wanted it, which is no incident.
+    `cause` None means that the operator wanted it, which is no incident. `node` is set when the whole node goes: all
+    workers of the attempt on it leave with this one.
     """
 
     id: str
     reason: str
     until: float | None = None
     cause: Cause | None = Cause.INTERRUPTION
+    node: str = ""
 
 
 Event = (

@@ -126,6 +126,27 @@ class Incident:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Notice:
+    """A node will go, as its cloud said to one of the workers there: all of them leave together."""
+
+    node: str
+    id: str
+    reason: str
+    until: float  # Unix time; all who read it are on that node, so they share its clock
+
+    def to_json(self) -> dict[str, Any]:
+        """Wire form."""
+        return {"node": self.node, "id": self.id, "reason": self.reason, "until": self.until}
+
+    @classmethod
+    def from_json(cls, value: Json) -> Notice:
+        """Read the wire form."""
+        return cls(
+            node=str(value["node"]), id=str(value["id"]), reason=str(value["reason"]), until=float(value["until"])
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class World:
     """An attempt's members in order of index; ranks follow by this order × processes a worker."""
 
@@ -138,6 +159,10 @@ class World:
     def uids(self) -> frozenset[str]:
         """The pods of the world."""
         return frozenset(member.pod_uid for member in self.members)
+
+    def member(self, pod_uid: str) -> Member:
+        """A pod of this world."""
+        return next(member for member in self.members if member.pod_uid == pod_uid)
 
     def position(self, pod_uid: str) -> int:
         """The worker's place in the order of ranks (GROUP_RANK)."""
@@ -176,7 +201,7 @@ class Hello:
     """The sender's whole present. Said on every change and once a second.
 
     `failure` is what ended (or, while `draining`, will end) the sender's attempt `failed`; `left` is the last attempt
-    that is over for it.
+    that is over for it. `notice` says that the sender drains because its whole node goes.
     """
 
     type: ClassVar[str] = "hello"
@@ -189,6 +214,7 @@ class Hello:
     left: Pair | None = None
     ready: bool = False
     draining: bool = False
+    notice: Notice | None = None
     done: bool = False
     failed: Pair | None = None
     failure: Failure | None = None
@@ -297,6 +323,7 @@ _NULLABLE: Final[dict[str, Callable[[Any], Any]]] = {
     "world": World.from_json,
     "failure": Failure.from_json,
     "incident": Incident.from_json,
+    "notice": Notice.from_json,
     "membership": Membership.from_json,
     "master": lambda value: Master(host=str(value["host"]), port=int(value["port"])),
     "foreign": lambda value: tuple(Claim.from_json(claim) for claim in value),
@@ -319,7 +346,7 @@ def _plain(value: Any) -> Any:
             return [_plain(item) for item in value]
         case Master():
             return {"host": value.host, "port": value.port}
-        case Pair() | World() | Failure() | Incident() | Claim():
+        case Pair() | World() | Failure() | Incident() | Claim() | Notice():
             return value.to_json()
     return value
 
@@ -331,7 +358,7 @@ def from_json(value: Json) -> Message:
         raise DocumentError(f"message of unknown type {value.get('type')!r}")
     try:
         return cls(**{part.name: _read(part.name, value[part.name]) for part in fields(cls) if part.name in value})
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DocumentError(f"message {cls.type} cannot be read: {error!r}") from error
 
 

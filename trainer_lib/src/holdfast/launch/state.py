@@ -84,6 +84,7 @@ class Drain:
     reason: str
     until: float
     cause: Cause | None
+    node: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ import itertools
 import logging
 import os
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,22 @@ class Request:
     deadline: str | None = None
     requested_at: str | None = None
     document: dict[str, Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def node_goes(self) -> bool:
+        """Whether a sidecar's source (it names itself) says that the machine goes, with all that is on it."""
+        return self.drain and bool(self.source)
+
+    def ends_at(self) -> float | None:
+        """The deadline as Unix time; None if there is none that can be read."""
+        if self.deadline is None:
+            return None
+        try:
+            moment = datetime.fromisoformat(self.deadline)
+        except ValueError:
+            _log.warning("the deadline of %s is no time and is ignored: %.40r", self.id, self.deadline)
+            return None
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 class TouchFile:
