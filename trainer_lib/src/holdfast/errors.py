@@ -6,6 +6,7 @@ HoldfastError
 ├── DataError                the dataset is not the one whose position was saved
 ├── NonFiniteError           loss or gradients were not finite too many steps in a row
 ├── PeerLostError            a collective failed: another rank is gone
+├── InvariantError           a rule that keeps the state right would be broken: a defect of Holdfast
 ├── CheckpointError          a checkpoint cannot be written or read
 │   ├── DamagedError         ... because its bytes are not those that were written
 │   ├── UnknownFormatError   ... because another program or a newer release wrote it
@@ -45,6 +46,10 @@ class NonFiniteError(HoldfastError):
 
 class PeerLostError(HoldfastError):
     """A collective failed: another rank is gone. Not this process's fault."""
+
+
+class InvariantError(HoldfastError):
+    """A rule that keeps the state right would be broken: a defect of Holdfast, and nothing was changed."""
 
 
 class CheckpointError(HoldfastError):

@@ -1,0 +1,133 @@
+"""Which state goes on after a failure, and which changes of a standing the protocol allows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from holdfast.errors import DocumentError, InvariantError
+from holdfast.marks import (
+    Doubt,
+    Standing,
+    committed,
+    discarded,
+    prepared,
+    resolve,
+    synchronised,
+    torn,
+    voted,
+)
+from holdfast.worlds import Pair
+
+A, B, C = Pair(1, 1), Pair(1, 2), Pair(2, 1)
+NEWCOMER = Standing()
+READY = Standing(step=7, voted=A, synced=A)
+IN_DOUBT = voted(prepared(READY, A), A)
+APPLIED = committed(IN_DOUBT)
+
+
+def test_without_a_memory_nobody_survives() -> None:
+    verdict = resolve([NEWCOMER, NEWCOMER])
+    assert (verdict.survivors, verdict.newcomers, verdict.donor) == ((), (0, 1), None)
+
+
+def test_the_last_vote_outranks_the_last_synchronisation() -> None:
+    verdict = resolve([Standing(step=9, voted=A, synced=C), Standing(step=3, voted=B, synced=B), NEWCOMER])
+    assert (verdict.survivors, verdict.donor, verdict.step, verdict.voted) == ((1,), 1, 3, B)
+    assert verdict.newcomers == (0, 2)
+
+
+def test_of_equal_votes_the_last_synchronisation_counts() -> None:
+    verdict = resolve([Standing(step=7, voted=A, synced=A), Standing(step=8, voted=A, synced=B)])
+    assert (verdict.survivors, verdict.step) == ((1,), 8)
+
+
+def test_a_state_from_a_checkpoint_is_a_newcomers_until_it_is_voted_on() -> None:
+    restored = synchronised(NEWCOMER, C, 50, None)
+    assert resolve([restored, READY]).survivors == (1,)
+    assert resolve([voted(prepared(restored, C), C), READY]).survivors == (0,)
+
+
+def test_a_newer_checkpoint_goes_on_instead_of_an_old_memory() -> None:
+    assert resolve([READY], commit=B).donor is None
+    assert resolve([READY], commit=A).donor == 0
+
+
+def test_survivors_all_in_doubt_apply() -> None:
+    verdict = resolve([IN_DOUBT, NEWCOMER, IN_DOUBT])
+    assert (verdict.apply, verdict.step, verdict.survivors) == (True, 8, (0, 2))
+    assert verdict.message == (
+        "ranks 0, 2 go on from memory at step 8; step 8, in doubt on 0, 2, is applied: every survivor was prepared; "
+        "1 take the state over"
+    )
+
+
+def test_who_is_in_doubt_follows_who_applied() -> None:
+    verdict = resolve([IN_DOUBT, APPLIED])
+    assert (verdict.apply, verdict.step, verdict.donor) == (True, 8, 0)
+
+
+def test_a_survivor_that_was_not_prepared_makes_all_discard() -> None:
+    verdict = resolve([IN_DOUBT, READY])
+    assert (verdict.apply, verdict.step, verdict.survivors) == (False, 7, (0, 1))
+    assert "step 8, in doubt on 0, is discarded: a survivor was not prepared" in verdict.message
+
+
+def test_prepared_and_not_yet_voted_in_a_new_attempt_is_no_doubt() -> None:
+    ready = synchronised(READY, B, 7, A)
+    assert not prepared(ready, B).in_doubt
+    verdict = resolve([prepared(ready, B), ready])
+    assert (verdict.apply, verdict.step, verdict.survivors) == (False, 7, (0, 1))
+
+
+def test_survivors_that_cannot_be_are_refused() -> None:
+    with pytest.raises(InvariantError, match="disagree"):
+        resolve([READY, APPLIED])
+    with pytest.raises(InvariantError, match="disagree"):
+        resolve([IN_DOUBT, replace(READY, step=9)])
+
+
+def test_a_step_in_an_attempt() -> None:
+    assert Doubt(pair=A, step=7) == IN_DOUBT.doubt
+    assert Standing(step=8, voted=A, synced=A) == APPLIED
+    assert discarded(IN_DOUBT) == READY
+    assert torn(IN_DOUBT) == NEWCOMER
+
+
+def test_a_newcomer_takes_over_the_donors_votes() -> None:
+    verdict = resolve([APPLIED, NEWCOMER])
+    joined = synchronised(NEWCOMER, B, verdict.step, verdict.voted)
+    assert joined == synchronised(APPLIED, B, verdict.step, verdict.voted)
+    assert resolve([joined]).survivors == (0,)
+
+
+@pytest.mark.parametrize(
+    "forbidden",
+    [
+        lambda: prepared(READY, B),
+        lambda: prepared(IN_DOUBT, A),
+        lambda: voted(READY, A),
+        lambda: voted(prepared(READY, A), B),
+        lambda: committed(READY),
+        lambda: synchronised(IN_DOUBT, B, 7, A),
+        lambda: synchronised(READY, A, 7, A),
+        lambda: synchronised(READY, B, 8, A),
+        lambda: synchronised(NEWCOMER, A, 8, B),
+    ],
+)
+def test_what_the_protocol_forbids_is_refused(forbidden: object) -> None:
+    assert callable(forbidden)
+    with pytest.raises(InvariantError, match="a defect of Holdfast"):
+        forbidden()
+
+
+@pytest.mark.parametrize("standing", [NEWCOMER, READY, IN_DOUBT, APPLIED, synchronised(NEWCOMER, C, 5, None)])
+def test_a_standing_travels_as_json(standing: Standing) -> None:
+    assert Standing.from_json(standing.to_json()) == standing
+
+
+@pytest.mark.parametrize("rubbish", [{}, {"step": "x"}, {"step": 1, "voted": 3, "synced": None, "doubt": None}])
+def test_rubbish_is_no_standing(rubbish: dict[str, object]) -> None:
+    with pytest.raises(DocumentError, match="not a"):
+        Standing.from_json(rubbish)
