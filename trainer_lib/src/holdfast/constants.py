@@ -47,6 +47,14 @@ ENV_CHECKPOINT_INTERVAL: Final = "HOLDFAST_CHECKPOINT_INTERVAL"
 ENV_CHECKPOINT_KEEP: Final = "HOLDFAST_CHECKPOINT_KEEP"
 ENV_RESUME: Final = "HOLDFAST_RESUME"
 
+# What torch's NCCL reads when a communicator is made: no thread of its own may end the process.
+NCCL_ENVIRONMENT: Final = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_BLOCKING_WAIT": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+}
+
 # Exit code of a rank process that lost its peers or its launcher, after it said so. Nobody's script is to blame.
 EXIT_PEER_LOST: Final = 76
 

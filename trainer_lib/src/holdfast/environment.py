@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +50,7 @@ class Environment:
     master_addr: str
     master_port: int | None
     agent_store: bool
+    socket_interface: str
 
     @property
     def under_operator(self) -> bool:
@@ -91,7 +93,20 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         master_addr=source.get("MASTER_ADDR", ""),
         master_port=_optional_int(source, "MASTER_PORT"),
         agent_store=source.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        socket_interface=source.get("GLOO_SOCKET_IFNAME", ""),
     )
+
+
+@contextmanager
+def nccl_leaves_errors_to_us() -> Iterator[None]:
+    """While this lasts, a communicator that torch makes does not end the process when a peer is lost."""
+    before = {name: os.environ.get(name) for name in c.NCCL_ENVIRONMENT}
+    os.environ.update(c.NCCL_ENVIRONMENT)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 def _path(source: Mapping[str, str], name: str) -> Path | None:
