@@ -1,0 +1,85 @@
+"""Worlds of real processes without a launcher, for the collectives of one attempt."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+from queue import Empty, Queue
+from threading import Thread
+from typing import Any
+
+import pytest
+from torch.distributed import TCPStore
+
+PATIENCE = 60.0
+SCRIPT = Path(__file__).parent / "scripts" / "members.py"
+
+
+class Members:
+    """Plays cases with ranks that a helper forks."""
+
+    def __init__(self) -> None:
+        self._store = TCPStore(
+            "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=PATIENCE)
+        )
+        self._helper = subprocess.Popen(
+            [sys.executable, str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._said: Queue[dict[str, Any]] = Queue()
+        self._prefixes = count(1)
+        self._victims: list[int] = []
+        Thread(target=self._listen, daemon=True).start()
+
+    def play(self, case: str, *, size: int, fault: str = "") -> list[dict[str, Any]]:
+        """What each rank said, in one dictionary a rank, the victim's left out."""
+        prefix = f"1.{next(self._prefixes)}"
+        survivors = size - bool(fault)
+        for rank in range(size):
+            self._order(case=case, rank=rank, size=size, port=self._store.port, prefix=prefix, fault=fault)
+        heard: list[dict[str, Any]] = [{} for _ in range(size)]
+        while not all("end" in one for one in heard[:survivors]):
+            said = self._next(case, heard)
+            if said["prefix"] == prefix:
+                heard[said["rank"]].update(said)
+                self._victims += [said["suffers"]] if "suffers" in said else []
+        return heard[:survivors]
+
+    def close(self) -> None:
+        for victim in self._victims:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGKILL)
+        assert self._helper.stdin is not None
+        self._helper.stdin.close()
+        self._helper.wait(PATIENCE)
+
+    def _order(self, **order: Any) -> None:
+        assert self._helper.stdin is not None
+        self._helper.stdin.write(json.dumps(order) + "\n")
+        self._helper.stdin.flush()
+
+    def _next(self, case: str, heard: list[dict[str, Any]]) -> dict[str, Any]:
+        try:
+            return self._said.get(timeout=PATIENCE)
+        except Empty:
+            pytest.fail(f"{case}: no word for {PATIENCE:g} s after {heard}")
+
+    def _listen(self) -> None:
+        assert self._helper.stdout is not None
+        for line in self._helper.stdout:
+            self._said.put(json.loads(line))
+
+
+@pytest.fixture(scope="session")
+def members() -> Iterator[Members]:
+    """Ranks that are forked on demand; whoever is still stopped or asleep is ended."""
+    made = Members()
+    yield made
+    made.close()
