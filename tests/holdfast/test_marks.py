@@ -11,7 +11,6 @@ from holdfast.marks import (
     Doubt,
     Standing,
     committed,
-    discarded,
     prepared,
     resolve,
     synchronised,
@@ -91,8 +90,12 @@ def test_survivors_that_cannot_be_are_refused() -> None:
 def test_a_step_in_an_attempt() -> None:
     assert Doubt(pair=A, step=7) == IN_DOUBT.doubt
     assert Standing(step=8, voted=A, synced=A) == APPLIED
-    assert discarded(IN_DOUBT) == READY
     assert torn(IN_DOUBT) == NEWCOMER
+
+
+@pytest.mark.parametrize("step", [7, 8])
+def test_synchronising_settles_the_doubt_of_a_survivor(step: int) -> None:
+    assert synchronised(IN_DOUBT, B, step, A) == Standing(step=step, voted=A, synced=B)
 
 
 def test_a_newcomer_takes_over_the_donors_votes() -> None:
@@ -110,7 +113,9 @@ def test_a_newcomer_takes_over_the_donors_votes() -> None:
         lambda: voted(READY, A),
         lambda: voted(prepared(READY, A), B),
         lambda: committed(READY),
-        lambda: synchronised(IN_DOUBT, B, 7, A),
+        lambda: synchronised(IN_DOUBT, B, 9, A),
+        lambda: synchronised(IN_DOUBT, B, 7, None),
+        lambda: synchronised(synchronised(NEWCOMER, A, 8, None), B, 9, None),
         lambda: synchronised(READY, A, 7, A),
         lambda: synchronised(READY, B, 8, A),
         lambda: synchronised(NEWCOMER, A, 8, B),

@@ -10,12 +10,16 @@ attempt in which that state, here or where it came from, was voted on. The highe
 all equal to it are **survivors**: equal marks mean that they began from one state and lack at most the last step of
 `voted`. A doubt counts only while both marks name its attempt: a later synchronisation has settled it.
 
-**Invariant.** If any process, a dead one included, applied (a, s), every member of *a* was prepared for it, so every
-survivor of *a* holds the identical averages and applies it; if any survivor was not prepared, nobody applied it. So
-no applied step is lost while one survivor lives, none is applied twice, and all survivors have the same state.
+**Invariant.** If the vote on (a, s) returned to any process, a dead one included, every member of *a* was prepared
+for it, so every survivor of *a* holds the identical averages and applies it. If any survivor was not prepared, the
+vote returned to nobody, and all discard it. So no step that a vote returned for is lost while one member of its
+attempt lives, none is applied twice, and all survivors have the same state.
+
+A step that survivors apply from a doubt is as safe as that when the next vote returned: if all of them die before,
+who was no survivor goes on from the step before it, and makes it again. Nothing that leaves the job may count it yet.
 
 It needs of its callers: a member that has shown its standing to a later attempt votes in no earlier one, `voted` is
-set before the vote is launched, and what a rank shows is its state as it is: a state that is half changed is `torn`.
+set before the vote is launched, and a state that is half changed is `torn`.
 """
 
 from __future__ import annotations
@@ -103,27 +107,24 @@ def voted(standing: Standing, pair: Pair) -> Standing:
 
 
 def committed(standing: Standing) -> Standing:
-    """The kept averages were applied: the vote returned, or `resolve` said so."""
+    """The vote returned, and the kept averages are applied."""
     _need(standing.in_doubt, standing, "applies a step that it did not vote on")
     return replace(standing, step=standing.step + 1, doubt=None)
 
 
-def discarded(standing: Standing) -> Standing:
-    """The kept averages, if there are any, are forgotten: `resolve` said so."""
-    return replace(standing, doubt=None)
-
-
 def synchronised(standing: Standing, pair: Pair, step: int, voted: Pair | None) -> Standing:
-    """This rank has the common state of `pair`.
+    """This rank has the common state of `pair`; `step` and `voted` are the verdict's.
 
-    A survivor has it when its doubt is settled; a newcomer when the state has replaced its own, which it gave up
-    with `torn`. `step` and `voted` are the verdict's; of a checkpoint or a fresh start, its step and None.
+    A survivor's doubt is settled by it: before, the kept averages were applied or forgotten, as the verdict said. It
+    is one change with that: an applied step under the old marks would contradict a survivor that was not prepared.
+    A newcomer gave its own state up with `torn` before another replaced it; of a checkpoint or a fresh start, `step`
+    is its step and `voted` None.
     """
-    _need(standing.doubt is None, standing, f"synchronises in {pair} with a doubt unsettled")
     _need(standing.synced is None or standing.synced < pair, standing, f"synchronises in {pair}")
     _need(voted is None or voted < pair, standing, f"takes over the votes of {voted} in {pair}")
-    if standing.voted is not None:
-        _need((standing.step, standing.voted) == (step, voted), standing, f"takes step {step} of {voted} for its own")
+    if standing.voted is not None or standing.synced is not None:
+        mine = {standing.step, standing.step + standing.in_doubt}
+        _need(standing.voted == voted and step in mine, standing, f"takes step {step} of {voted} for its own")
     return Standing(step=step, voted=voted, synced=pair)
 
 

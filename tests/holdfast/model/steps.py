@@ -1,0 +1,287 @@
+"""Ranks of one job as the protocol of one step sees them, driven by the production rules of `holdfast.marks`.
+
+Collectives are played by what a real one can do at most: a member's vote, or average, completes only if every member
+launched it, and then still fails at any of them. A process may be killed at any point; one that is left out of a
+world goes on as a zombie until somebody kills it or lets it in. A state is the list of the averages applied to it,
+each named by its attempt and step, so that two states are the same bits if they are the same list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from holdfast.marks import Standing, Verdict, committed, prepared, resolve, synchronised, torn, voted
+from holdfast.worlds import Pair
+
+Averages = tuple[Pair, int]
+State = tuple[Averages, ...]
+
+
+class ViolationError(AssertionError):
+    """The invariant of the protocol does not hold."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weakened:
+    """Rules to leave out, to show that each is needed."""
+
+    vote: bool = False
+    synced_mark: bool = False
+    voted_mark: bool = False
+    doubts_with_unequal_marks: bool = False
+    leave_before_showing: bool = False
+    settle_and_mark_as_one: bool = False
+
+
+NOTHING = Weakened()
+
+
+@dataclass(eq=False)
+class Process:
+    """A rank process. `kept` are the averages that it was prepared to apply, `attempts` whose state it had."""
+
+    number: int
+    standing: Standing = Standing()  # noqa: RUF009  (frozen)
+    state: State = ()
+    kept: Averages | None = None
+    attempt: Pair | None = None
+    broken: bool = False
+    alive: bool = True
+    attempts: frozenset[Pair] = frozenset()
+
+    def tear(self) -> None:
+        """Its state is half changed."""
+        self.standing, self.state, self.kept, self.attempts = torn(self.standing), (), None, frozenset()
+
+
+@dataclass(eq=False)
+class Attempt:
+    """A world, and what its members launched. `base` is the state that its verdict names."""
+
+    pair: Pair
+    members: tuple[Process, ...]
+    shown: dict[Process, Standing] = field(default_factory=dict)
+    averaged: dict[int, set[Process]] = field(default_factory=dict)
+    votes: dict[int, set[Process]] = field(default_factory=dict)
+    verdict: Verdict | None = None
+    base: State = ()
+    held: frozenset[Averages] = frozenset()
+    lived_through: frozenset[Pair] = frozenset()
+
+    @property
+    def voted(self) -> bool:
+        """Whether a member launched a vote."""
+        return any(self.votes.values())
+
+
+class Steps:
+    """All processes and attempts of a job. Each method does nothing where it cannot be; `check` follows each."""
+
+    def __init__(self, ranks: int, weakened: Weakened = NOTHING) -> None:
+        self.weakened = weakened
+        self.processes: list[Process] = []
+        self.attempts: dict[Pair, Attempt] = {}
+        self.applied: set[Averages] = set()
+        self.returned: set[Averages] = set()
+        for _ in range(ranks):
+            self.new_process()
+
+    def new_process(self) -> Process:
+        """Another rank process, without a state."""
+        self.processes.append(Process(len(self.processes)))
+        return self.processes[-1]
+
+    def alive(self) -> list[Process]:
+        """Who runs, zombies included."""
+        return [process for process in self.processes if process.alive]
+
+    # Worlds
+
+    def open(self, members: Iterable[Process], *, generation: bool = False) -> Attempt:
+        """The launchers form the next world."""
+        last = max(self.attempts, default=Pair(1, 0))
+        pair = Pair(last.generation + 1, 1) if generation else Pair(last.generation, last.attempt + 1)
+        self.attempts[pair] = Attempt(pair, tuple(members))
+        return self.attempts[pair]
+
+    def enter(self, process: Process, attempt: Attempt) -> None:
+        """A member leaves every lower attempt and shows its standing."""
+        if process.alive and process in attempt.members and (process.attempt or Pair(0, 0)) < attempt.pair:
+            process.attempt, process.broken = attempt.pair, False
+            attempt.shown[process] = process.standing
+            if len(attempt.shown) == len(attempt.members):
+                self._decide(attempt)
+
+    def _decide(self, attempt: Attempt) -> None:
+        attempt.verdict = verdict = resolve([self._weak(attempt.shown[member]) for member in attempt.members])
+        states = {self._after(attempt.members[rank], verdict) for rank in verdict.survivors}
+        if len(states) > 1:
+            raise ViolationError(f"survivors of {attempt.pair} have different states: {states}")
+        attempt.base = states.pop() if states else ()
+        if len(attempt.base) != verdict.step:
+            raise ViolationError(f"{attempt.pair} goes on from step {verdict.step} with {attempt.base}")
+        kept = {member.kept for member in attempt.members if member.kept is not None}
+        attempt.held = frozenset(kept.union(*(member.state for member in attempt.members)))
+        attempt.lived_through = frozenset().union(*(member.attempts for member in attempt.members))
+
+    def _weak(self, standing: Standing) -> Standing:
+        if self.weakened.synced_mark:
+            return replace(standing, synced=standing.voted)
+        if self.weakened.voted_mark:
+            return replace(standing, voted=standing.synced)
+        return standing
+
+    def _after(self, survivor: Process, verdict: Verdict) -> State:
+        apply = verdict.apply and survivor.kept is not None and self._weak(survivor.standing).in_doubt
+        return (*survivor.state, survivor.kept) if apply and survivor.kept else survivor.state
+
+    def settle(self, process: Process, *, mark: bool = True) -> None:
+        """A survivor applies or forgets what it kept, and has the common state."""
+        attempt = self._entered(process)
+        if attempt and attempt.verdict and attempt.members.index(process) in attempt.verdict.survivors:
+            if process.state != attempt.base:
+                self._apply(process, attempt.base[-1])
+            if self.weakened.settle_and_mark_as_one and not mark:
+                process.standing = replace(process.standing, step=len(process.state), doubt=None)
+            else:
+                self._synchronise(process, attempt, attempt.verdict)
+
+    def copy(self, process: Process, *, tears: bool = False) -> None:
+        """A newcomer takes the state over from a survivor that has it, or from where a run begins."""
+        attempt = self._entered(process)
+        if not (attempt and attempt.verdict and attempt.members.index(process) in attempt.verdict.newcomers):
+            return
+        donors = [attempt.members[rank] for rank in attempt.verdict.survivors]
+        ready = [d for d in donors if d.alive and d.attempt == attempt.pair and d.standing.synced == attempt.pair]
+        if donors and not ready:
+            return
+        process.tear()
+        if not tears:
+            process.state = attempt.base
+            self._synchronise(process, attempt, attempt.verdict)
+
+    def _entered(self, process: Process) -> Attempt | None:
+        """The attempt that it is in and whose common state it lacks."""
+        if (
+            not process.alive
+            or process.broken
+            or process.attempt is None
+            or process.standing.synced == process.attempt
+        ):
+            return None
+        return self.attempts[process.attempt]
+
+    def _synchronise(self, process: Process, attempt: Attempt, verdict: Verdict) -> None:
+        stale = process.standing.doubt
+        before = self._weak(process.standing)
+        process.standing = synchronised(before, attempt.pair, verdict.step, verdict.voted)
+        process.attempts |= {attempt.pair}
+        if self.weakened.doubts_with_unequal_marks:
+            process.standing = replace(process.standing, doubt=stale)
+        else:
+            process.kept = None
+
+    # A step
+
+    def training(self, process: Process) -> Attempt | None:
+        """The attempt in which it makes steps."""
+        if not process.alive or process.broken or process.standing.synced is None:
+            return None
+        if process.standing.synced != process.attempt and not self.weakened.leave_before_showing:
+            return None
+        return self.attempts[process.standing.synced]
+
+    def average(self, process: Process) -> None:
+        """It launches the averages of its next step."""
+        attempt = self.training(process)
+        if attempt and not self._prepared(process):
+            attempt.averaged.setdefault(process.standing.step, set()).add(process)
+
+    def prepare(self, process: Process) -> None:
+        """All averages arrived at it."""
+        attempt, step = self.training(process), process.standing.step
+        if attempt and not self._prepared(process) and attempt.averaged.get(step) == set(attempt.members):
+            process.standing = prepared(replace(process.standing, doubt=None), attempt.pair)
+            process.kept = (attempt.pair, step)
+            if self.weakened.vote:
+                process.standing = replace(process.standing, voted=attempt.pair)
+                self._commit(process)
+
+    def vote(self, process: Process) -> None:
+        """It launches its vote."""
+        attempt, step = self.training(process), process.standing.step
+        if attempt and self._prepared(process):
+            process.standing = voted(process.standing, attempt.pair)
+            attempt.votes.setdefault(step, set()).add(process)
+
+    def vote_returns(self, process: Process, *, tears: bool = False) -> None:
+        """Its vote comes back; the optimizer may raise."""
+        attempt, step = self.training(process), process.standing.step
+        if not (attempt and attempt.votes.get(step) == set(attempt.members)):
+            return
+        if tears:
+            process.tear()
+            process.broken = True
+        else:
+            self._commit(process)
+
+    def _commit(self, process: Process) -> None:
+        if process.kept is None:
+            raise ViolationError(f"process {process.number} has nothing to apply")
+        self.returned.add(process.kept)
+        self._apply(process, process.kept)
+        process.standing, process.kept = committed(process.standing), None
+
+    def _apply(self, process: Process, averages: Averages) -> None:
+        if averages in process.state or averages[1] != len(process.state):
+            raise ViolationError(
+                f"process {process.number} applies {averages} twice or out of order: {process.state}"
+            )
+        process.state = (*process.state, averages)
+        self.applied.add(averages)
+
+    def _prepared(self, process: Process) -> bool:
+        doubt = process.standing.doubt
+        return doubt is not None and doubt.pair == process.standing.synced and doubt.step == process.standing.step
+
+    # Faults
+
+    def kill(self, process: Process) -> None:
+        """It is gone; what it launched stays launched."""
+        process.alive = False
+
+    def fail(self, process: Process) -> None:
+        """A collective fails at it: it takes no further part in its attempt."""
+        process.broken = True
+
+    # What must hold
+
+    def check(self) -> None:
+        """The invariant, over everything that happened so far."""
+        for attempt in self.attempts.values():
+            if attempt.verdict is not None:
+                self._nothing_lost(attempt)
+        for process in self.alive():
+            for other in self.alive():
+                if process.standing.synced is not None and process.standing.synced == other.standing.synced:
+                    self._same(process, other)
+
+    def _nothing_lost(self, attempt: Attempt) -> None:
+        for averages in self.applied - set(attempt.base):
+            held = averages in attempt.held if averages not in self.returned else averages[0] in attempt.lived_through
+            if averages[0] < attempt.pair and held and not self._overtaken(averages, attempt):
+                raise ViolationError(f"{averages} was applied, and {attempt.pair} goes on without it: {attempt.base}")
+
+    def _overtaken(self, averages: Averages, attempt: Attempt) -> bool:
+        """Whether a world without any of its holders has gone on from before it, and voted since."""
+        return any(
+            averages[0] < other.pair < attempt.pair and other.voted and averages not in other.base
+            for other in self.attempts.values()
+        )
+
+    @staticmethod
+    def _same(one: Process, other: Process) -> None:
+        shorter, longer = sorted((one.state, other.state), key=len)
+        if longer[: len(shorter)] != shorter or len(longer) > len(shorter) + 1:
+            raise ViolationError(f"two states of {one.standing.synced}: {one.state} and {other.state}")
