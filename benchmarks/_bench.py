@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import operator
 import os
 import platform
@@ -75,6 +76,11 @@ def row(
     )
 
 
+def absent(bar: str, what: str, why: str) -> Row:
+    """A row without a figure, which says why."""
+    return Row(bar=bar, what=what, ours=math.nan, unit="", n=0, p10=math.nan, p90=math.nan, peer_name=why)
+
+
 def quantile(values: Sequence[float], at: float) -> float:
     """The value below which a share of the values lies; nearest rank, so that a p99 is a value that occurred."""
     ordered = sorted(values)
@@ -114,6 +120,7 @@ class Effort:
 
     quick: bool
     full: bool
+    flags: frozenset[str] = frozenset()
 
     def pick(self, *, quick: int, default: int, full: int) -> int:
         """A number of trials."""
@@ -151,14 +158,17 @@ class Trials:
                 file.write(json.dumps({"commit": self._commit, "key": key, "value": value}) + "\n")
 
 
-def arguments(description: str) -> Effort:
-    """The command line that all benchmarks share."""
-    parser = argparse.ArgumentParser(description=description)
+def arguments(description: str, flags: Mapping[str, str] | None = None) -> Effort:
+    """The command line that all benchmarks share, and flags of one's own with their help."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, text in (flags or {}).items():
+        parser.add_argument(name, dest="flags", action="append_const", const=name, default=[], help=text)
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--quick", action="store_true", help="a minute or two; its figures are not judged")
     group.add_argument("--full", action="store_true", help="as long as it takes; goes on where it was stopped")
     found = parser.parse_args()
-    return Effort(quick=found.quick, full=found.full)
+    own = frozenset(found.flags) if flags else frozenset[str]()
+    return Effort(quick=found.quick, full=found.full, flags=own)
 
 
 def finish(name: str, rows: Sequence[Row], effort: Effort) -> int:
@@ -171,7 +181,7 @@ def finish(name: str, rows: Sequence[Row], effort: Effort) -> int:
         "commit": commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "quick": effort.quick,
-        "rows": [asdict(one) for one in rows],
+        "rows": [_plain(one) for one in rows],
     }
     path = OUT / (f"{name}.quick.json" if effort.quick else f"{name}.json")
     path.write_text(json.dumps(document, indent=1) + "\n")
@@ -181,6 +191,15 @@ def finish(name: str, rows: Sequence[Row], effort: Effort) -> int:
         print("--quick: the figures are not judged")
         return 0
     return int(any(one.held is False for one in rows))
+
+
+def _plain(one: Row) -> dict[str, Any]:
+    """For JSON, which has no word for a figure that is not there."""
+    fields = asdict(one)
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in fields.items()
+    }
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -198,7 +217,7 @@ def _cells(one: Row) -> list[str]:
         one.bar,
         one.what,
         f"{number(one.ours)} {one.unit}",
-        f"{number(one.p10)}–{number(one.p90)}",
+        f"{number(one.p10)}–{number(one.p90)}" if one.n else "—",
         (one.peer_name or "—") if one.peer is None else f"{number(one.peer)} ({one.peer_name})",
         "—" if one.limit is None else number(one.limit),
         one.target or "—",
@@ -209,6 +228,8 @@ def _cells(one: Row) -> list[str]:
 
 def number(value: float) -> str:
     """Three digits that matter."""
+    if math.isnan(value):
+        return "—"
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 

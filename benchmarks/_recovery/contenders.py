@@ -1,0 +1,287 @@
+"""Starts a job of each kind, finds its processes, brings back what was lost."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+from _recovery.observer import Trace, healthy_steps, latest
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+CACHE = Path(os.environ.get("HOLDFAST_CACHE") or ROOT / ".cache")
+PEERS = CACHE / "bench-peers"
+PEER_LIST = HERE.parent / "peers.txt"
+STEPS = 1_000_000
+_PR_SET_PDEATHSIG = 1
+_prctl = ctypes.PyDLL(None).prctl
+
+
+class TrialFailedError(Exception):
+    """A job did not do what was waited for."""
+
+
+def free_port() -> int:
+    """A port that nobody uses at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Job(ABC):
+    """One contender's job while it runs."""
+
+    full = 2
+
+    def __init__(self) -> None:
+        memory = Path("/dev/shm")  # noqa: S108 - every contender's files are in memory, so that no disk is measured
+        self.folder = Path(tempfile.mkdtemp(prefix="holdfast-bench-", dir=memory if memory.is_dir() else None))
+        self.trace = Trace(self.folder / "trace")
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Start its processes."""
+
+    def revive(self) -> None:  # noqa: B027 - most need nothing
+        """Bring back what the contender does not bring back by itself."""
+
+    def lose_launcher(self) -> None:
+        """Kill a whole launcher with its ranks."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Start, and wait until it trains."""
+        self.begin()
+        self.await_healthy(since=time.monotonic_ns(), seconds=120)
+
+    def stop(self) -> None:
+        """End all of it."""
+        for process in self._processes:
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+        for process in self._processes:
+            process.wait()
+        for pid in {line.pid for line in self.trace.lines}:
+            with contextlib.suppress(OSError):
+                if str(self.folder).encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def pid(self, rank: int) -> int:
+        """Who is this rank now."""
+        self.trace.read()
+        return latest(self.trace.lines)[rank].pid
+
+    def order(self, rank: int, kind: str) -> None:
+        """Have a rank fail in its loss function."""
+        beside = self.folder / f".order-{rank}"
+        beside.write_text(kind)
+        beside.rename(self.folder / f"order-{rank}")
+
+    def wait_for(self, condition: Callable[[], bool], what: str, *, seconds: float) -> None:
+        """Until the trace says so."""
+        end = time.monotonic() + seconds
+        while True:
+            self.trace.read()
+            if condition():
+                return
+            if time.monotonic() > end:
+                raise TrialFailedError(f"{type(self).__name__}: not within {seconds:.0f} s: {what}\n{self.tail()}")
+            time.sleep(0.01)
+
+    def await_healthy(self, *, since: int, steps: int = 10, seconds: float = 60.0) -> None:
+        """Until all ranks of a full world have made steps again."""
+        self.wait_for(
+            lambda: healthy_steps(self.trace.lines, since=since, full=self.full) >= steps,
+            f"{steps} steps of {self.full} ranks",
+            seconds=seconds,
+        )
+
+    def tail(self) -> str:
+        """The ends of its logs."""
+        return "".join(f"--- {log.name}\n{log.read_text()[-1500:]}\n" for log in sorted(self.folder.glob("*.log")))
+
+    def launch(self, name: str, *words: str, **environ: str) -> subprocess.Popen[bytes]:
+        """Start one process that dies with this one."""
+        base = {
+            **{key: value for key, value in os.environ.items() if not key.startswith(("HOLDFAST_", "TORCH"))},
+            "BENCH_FOLDER": str(self.folder),
+            "BENCH_FULL": str(self.full),
+            "BENCH_STEPS": str(STEPS),
+            "OMP_NUM_THREADS": "1",
+        }
+        with (self.folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                words,
+                env=base | environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=_die_with_us,  # noqa: PLW1509 - one call into libc
+            )
+        self._processes.append(process)
+        return process
+
+
+def _die_with_us() -> None:
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+class OneLauncher(Job):
+    """Ours: one launcher with two ranks."""
+
+    options: tuple[str, ...] = ()
+
+    def begin(self) -> None:
+        self._launcher("launcher", "--nproc-per-node", "2", *self.options)
+
+    def _launcher(self, name: str, *options: str) -> subprocess.Popen[bytes]:
+        script = str(HERE / "with_holdfast.py")
+        command = ["run", "--max-restarts", "1000", "--checkpoint-interval", "100", *options]
+        return self.launch(
+            name,
+            *(sys.executable, "-m", "holdfast", *command, "--", sys.executable, script),
+            HOLDFAST_CHECKPOINT_DIR=str(self.folder / "checkpoints"),
+        )
+
+
+class OneLauncherNoWarm(OneLauncher):
+    """Ours without a warm process: a zygote forks one when it is needed."""
+
+    options = ("--warm-processes", "0")
+
+
+class ThreeLaunchers(OneLauncher):
+    """Ours: three launchers with one rank each, as three pods; two go on without the third."""
+
+    full = 3
+
+    def begin(self) -> None:
+        self._port = free_port()
+        for number in range(self.full):
+            self._member(number)
+
+    def revive(self) -> None:
+        self._member(2)
+
+    def lose_launcher(self) -> None:
+        victim = self._processes.pop()
+        victim.kill()
+        victim.wait()
+
+    def _member(self, number: int) -> None:
+        endpoint = f"127.0.0.1:{self._port}"
+        self._launcher(f"launcher-{number}", "--nnodes", "2:3", "--rdzv-endpoint", endpoint)
+
+
+class Torchrun(Job):
+    """torchrun, which restarts all processes; it writes a checkpoint after every step."""
+
+    every = 1
+    environ = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # noqa: RUF012 - never changed
+
+    def begin(self) -> None:
+        options = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1000"]
+        script = str(HERE / "with_ddp.py")
+        run = [sys.executable, "-m", "torch.distributed.run", *options, script]
+        self.launch("torchrun", *run, BENCH_EVERY=str(self.every), **self.environ)
+
+
+class StockTorchrun(Torchrun):
+    """torchrun as it comes: all attempts share one store."""
+
+    environ = {}  # noqa: RUF012 - never changed
+
+
+class TorchrunEveryTen(Torchrun):
+    """torchrun with a checkpoint every ten steps, which serves it better over a long time."""
+
+    every = 10
+
+
+class Torchft(Job):
+    """torchft with two replicas and its lighthouse's defaults; who watches the replicas is played by the observer."""
+
+    lighthouse: tuple[str, ...] = ()
+
+    def begin(self) -> None:
+        self._port = free_port()
+        bind = ("--bind", f"127.0.0.1:{self._port}", "--min_replicas", "1")
+        self.launch("lighthouse", str(PEERS / "bin" / "torchft_lighthouse"), *bind, *self.lighthouse)
+        self._replicas = {rank: self._replica(rank) for rank in range(self.full)}
+
+    def revive(self) -> None:
+        for rank, process in self._replicas.items():
+            with contextlib.suppress(KeyError, ProcessLookupError):
+                if Path(f"/proc/{process.pid}/stat").read_text().split()[2] == "T":
+                    process.kill()
+                    process.wait()
+            if process.poll() is not None:
+                self._replicas[rank] = self._replica(rank)
+
+    def _replica(self, rank: int) -> subprocess.Popen[bytes]:
+        python = str(PEERS / "bin" / "python")
+        address = f"http://127.0.0.1:{self._port}"
+        script = str(HERE / "with_torchft.py")
+        return self.launch(f"replica-{rank}", python, script, BENCH_RANK=str(rank), TORCHFT_LIGHTHOUSE=address)
+
+
+class TunedTorchft(Torchft):
+    """torchft with a lighthouse that takes a replica for dead after 0.3 s."""
+
+    lighthouse = ("--heartbeat_timeout_ms", "300")
+
+
+@contextlib.contextmanager
+def running(kind: type[Job]) -> Iterator[Job]:
+    """A job that trains, and is gone afterwards."""
+    job = kind()
+    try:
+        job.start()
+        yield job
+    finally:
+        job.stop()
+
+
+@cache
+def torchft_is_here() -> str:
+    """Install torchft into an environment of its own that sees ours; empty if it works, else why it does not."""
+    python = PEERS / "bin" / "python"
+    check = [str(python), "-c", "import torchft"]
+    if python.exists() and subprocess.run(check, capture_output=True, check=False).returncode == 0:
+        return ""
+    shutil.rmtree(PEERS, ignore_errors=True)
+    packages = PEERS / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
+    for command in (
+        [sys.executable, "-m", "venv", str(PEERS)],
+        [str(python), "-m", "pip", "install", "-q", "-c", str(ROOT / "constraints.txt"), "-r", str(PEER_LIST)],
+        check,
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            return f"torchft cannot be installed: {done.stderr.strip().splitlines()[-1][:80]}"
+        (packages / "ours.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    return ""
+
+
+@cache
+def no_warm_option() -> str:
+    """Empty if the launcher can be told to keep no warm process, else why not."""
+    shown = subprocess.run(
+        [sys.executable, "-m", "holdfast", "run", "--help"], capture_output=True, text=True, check=False
+    )
+    return "" if "--warm-processes" in shown.stdout else "this launcher has no --warm-processes"

@@ -1,0 +1,101 @@
+"""Reads a trace as it grows. The rules of what was recovered when, and what was lost; pure but for `Trace.read`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """What a script said: a step that it made, or an order that it obeys."""
+
+    time: int  # nanoseconds of the machine's monotonic clock
+    what: str
+    began: int
+    rank: int
+    pid: int
+    step: int
+    world: str
+
+    @classmethod
+    def parse(cls, text: str) -> Line:
+        """Read one line."""
+        time, what, began, rank, pid, step, world = text.split()
+        return cls(
+            time=int(time), what=what, began=int(began), rank=int(rank), pid=int(pid), step=int(step), world=world
+        )
+
+
+@dataclass
+class Trace:
+    """All lines of a job so far."""
+
+    path: Path
+    lines: list[Line] = field(default_factory=list)
+    _offset: int = 0
+    _rest: str = ""
+
+    def read(self) -> list[Line]:
+        """What came since the last call."""
+        if not self.path.exists():
+            return []
+        with self.path.open() as file:
+            file.seek(self._offset)
+            text = file.read()
+            self._offset = file.tell()
+        *whole, self._rest = (self._rest + text).split("\n")
+        fresh = [Line.parse(one) for one in whole]
+        self.lines += fresh
+        return fresh
+
+    @property
+    def steps(self) -> list[Line]:
+        """The steps that were made, in the order of their writing."""
+        return [line for line in self.lines if line.what == "step"]
+
+    @property
+    def step(self) -> int:
+        """The newest step."""
+        return max((line.step for line in self.lines), default=0)
+
+
+def latest(lines: Sequence[Line]) -> dict[int, Line]:
+    """Each rank's last step, of the newest world only."""
+    steps = [line for line in lines if line.what == "step"]
+    if not steps:
+        return {}
+    newest = steps[-1].world
+    return {line.rank: line for line in steps[-200:] if line.world == newest}
+
+
+def healthy_steps(lines: Sequence[Line], *, since: int, full: int) -> int:
+    """How many steps began after `since` and were made by all ranks of a full world."""
+    ranks: dict[tuple[str, int], set[int]] = defaultdict(set)
+    for line in lines:
+        if line.what == "step" and line.began >= since:
+            ranks[line.world, line.step].add(line.rank)
+    return sum(len(found) == full for found in ranks.values())
+
+
+def resumed(lines: Sequence[Line], *, fault: int) -> Line | None:
+    """The first step that the fault's victim had no part in.
+
+    A survivor may still finish the step that was in flight, so a step counts if it began after the fault, or if it
+    was made in another world than the last one before it.
+    """
+    steps = [line for line in lines if line.what == "step"]
+    before = [line for line in steps if line.time < fault]
+    world = before[-1].world if before else ""
+    return next((line for line in steps if line.time > fault and (line.began > fault or line.world != world)), None)
+
+
+def lost_steps(lines: Sequence[Line], *, fault: int) -> int:
+    """How many steps that were made had to be made again."""
+    found = resumed(lines, fault=fault)
+    if found is None:
+        return 0
+    made = max((line.step for line in lines if line.what == "step" and line.time < found.time), default=0)
+    return max(0, made + 1 - found.step)

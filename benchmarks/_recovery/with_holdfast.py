@@ -1,0 +1,31 @@
+"""Ours."""
+
+import os
+
+from workload import PER_RANK, Samples, Trace, loss_of, prepare
+
+import holdfast
+
+
+def world_of(job: holdfast.Job) -> str:
+    return f"{job.generation}.{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}.{job.world_size}"
+
+
+def main() -> None:
+    job = holdfast.init()
+    model, optimizer = prepare()
+    job.manage(model=model, optimizer=optimizer)
+    trace = Trace(job.rank)
+    size = PER_RANK * int(os.environ["BENCH_FULL"])
+    for tokens in job.batches(
+        Samples(), global_batch_size=size, micro_batch_size=PER_RANK, max_steps=int(os.environ["BENCH_STEPS"])
+    ):
+        trace.rank = job.rank
+        trace.begin(lambda: job.audit().ok)
+        result = job.step(loss_of(model, tokens))
+        if result.committed:
+            trace.made(result.step, world_of(job))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,405 @@
+"""From a fault to the next committed step: ours, torchrun and torchft, seen by one observer.
+
+Each contender trains the same transformer of 3.7 million parameters with one thread a process. Faults come from
+outside at random instants, or are ordered and happen in the script's loss function; a step counts when its script
+wrote the line that says so. Two workers, but for the loss of a launcher, where ours has three, since two launchers
+never shrink by themselves. `--goodput` runs nothing but the long comparison with a kill every 30 s.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import select
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import _bench as bench
+from _recovery import contenders as c
+from _recovery.observer import latest, lost_steps, resumed
+
+ROUNDS = 25
+WARM_UP = "warm-up "
+SETTLE_SECONDS = 4.0
+KILL_EVERY = 30.0
+OURS = ("ours kill", "ours pods launcher", "ours zygote kill", "ours stop", "ours sleep", "ours gil")
+HANGS = {
+    "stop": "SIGSTOP in a collective",
+    "sleep": "a rank asleep in its loss function",
+    "gil": "the GIL held in C",
+}
+VICTIM = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One fault. What never came is taken for having come when nobody waited any more."""
+
+    seconds: float  # to the next step
+    resumed: bool
+    lost: int = 0
+    detected: float = math.nan  # until the victim that hung was ended
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contest:
+    """A contender and the faults that each of its sessions has."""
+
+    key: str
+    job: type[c.Job]
+    faults: tuple[str, ...]
+    patience: float = 30.0  # seconds to wait for the next step
+    every: int = 1  # in each how-many-th round
+    warm_up: bool = True
+
+
+class Book:
+    """All figures by round and key, kept across runs with `--full`."""
+
+    def __init__(self, effort: bench.Effort) -> None:
+        self._trials = bench.Trials("recovery", effort)
+        self.round = 0
+        self.without_torchft = "not in --quick" if effort.quick else c.torchft_is_here()
+
+    def note(self, key: str, value: float) -> None:
+        """Add a figure to this round."""
+        self._trials.keep(f"{self.round} {key}", value)
+
+    def keep(self, contest: Contest, fault: str, trial: Trial) -> None:
+        """Add a trial to this round."""
+        key = f"{contest.key} {fault}"
+        self.note(f"{key} seconds", trial.seconds)
+        self.note(f"{key} resumed", float(trial.resumed))
+        self.note(f"{key} lost", float(trial.lost))
+        self.note(f"{key} detected", trial.detected)
+
+    def in_round(self, number: int, key: str) -> list[float]:
+        """The figures of one round."""
+        return self._trials.collect(f"{number} {key}", 0, lambda: math.nan)
+
+    def of(self, key: str) -> list[float]:
+        """The figures of all rounds."""
+        return [value for number in range(ROUNDS) for value in self.in_round(number, key)]
+
+    def times_faster(self, ours: str, theirs: str) -> list[float]:
+        """How many times as long theirs took, within each round."""
+        return [
+            statistics.median(others) / own
+            for number in range(ROUNDS)
+            for own in self.in_round(number, ours)
+            if (others := self.in_round(number, theirs))
+        ]
+
+
+# Trials
+
+
+def session(contest: Contest, faults: Sequence[str], book: Book) -> None:
+    """A job from its start to its end, and in between its faults. One that does not come back is started again."""
+    left = list(faults)
+    while left:
+        try:
+            with c.running(contest.job) as job:
+                while left:
+                    fault = left.pop(0)
+                    trial = hurt(job, fault.removeprefix(WARM_UP), contest.patience)
+                    say(contest, fault, trial)
+                    if not fault.startswith(WARM_UP):
+                        book.keep(contest, fault, trial)
+                    if not trial.resumed:
+                        break
+                    recover(job)
+                else:
+                    look_back(contest, job, book)
+        except c.TrialFailedError as error:
+            print(error, file=sys.stderr)
+
+
+def hurt(job: c.Job, fault: str, patience: float) -> Trial:
+    """One fault, and the wait for the step after it."""
+    time.sleep(random.uniform(0.0, 0.3))  # noqa: S311 - at any moment of a step
+    pid = job.pid(VICTIM)
+    watch = os.pidfd_open(pid)
+    try:
+        fault_time = inject(job, fault, pid)
+        seen: list[int] = []
+
+        def over() -> bool:
+            if not seen and select.select([watch], [], [], 0)[0]:
+                seen.append(time.monotonic_ns())
+            return resumed(job.trace.lines, fault=fault_time) is not None
+
+        try:
+            job.wait_for(over, "a step after the fault", seconds=patience)
+        except c.TrialFailedError:
+            return Trial(seconds=patience, resumed=False, detected=ended(seen, fault_time))
+    finally:
+        os.close(watch)
+    found = resumed(job.trace.lines, fault=fault_time)
+    assert found is not None  # noqa: S101 - that was waited for
+    return Trial(
+        seconds=(found.time - fault_time) / 1e9,
+        resumed=True,
+        lost=lost_steps(job.trace.lines, fault=fault_time),
+        detected=ended(seen, fault_time),
+    )
+
+
+def inject(job: c.Job, fault: str, pid: int) -> int:
+    """Do it; returns when it happened, in nanoseconds of the monotonic clock."""
+    now = time.monotonic_ns()
+    if fault == "kill":
+        os.kill(pid, signal.SIGKILL)
+    elif fault == "stop":
+        os.kill(pid, signal.SIGSTOP)
+    elif fault == "launcher":
+        job.lose_launcher()
+    else:
+        job.order(VICTIM, fault)
+        job.wait_for(lambda: obeyed(job, fault, now) is not None, f"the order {fault}", seconds=20)
+        now = obeyed(job, fault, now) or now
+    return now
+
+
+def obeyed(job: c.Job, order: str, since: int) -> int | None:
+    """When a rank said that it does what it was ordered to."""
+    return next((line.time for line in job.trace.lines if line.what == order and line.time > since), None)
+
+
+def ended(seen: Sequence[int], fault_time: int) -> float:
+    return (seen[0] - fault_time) / 1e9 if seen else math.nan
+
+
+def recover(job: c.Job) -> None:
+    """Back to a full world that has had the time to get ready for the next fault."""
+    since = time.monotonic_ns()
+    job.revive()
+    job.await_healthy(since=since)
+    time.sleep(max(0.0, SETTLE_SECONDS - (time.monotonic_ns() - since) / 1e9))
+
+
+def look_back(contest: Contest, job: c.Job, book: Book) -> None:
+    """At the end of a session: how long a step took, and whether every sample was seen exactly once."""
+    job.trace.read()
+    took = [(line.time - line.began) / 1e9 for line in job.trace.steps]
+    book.note(f"{contest.key} step", statistics.median(took))
+    if isinstance(job, c.OneLauncher):
+        job.order(0, "audit")
+        job.wait_for(lambda: any(line.what == "audit" for line in job.trace.lines), "an audit", seconds=20)
+        book.note("ours audit", next(float(line.step) for line in job.trace.lines if line.what == "audit"))
+
+
+def say(contest: Contest, fault: str, trial: Trial) -> None:
+    """Progress for who watches."""
+    took = f"{trial.seconds:.2f} s" if trial.resumed else "not resumed"
+    detected = "" if math.isnan(trial.detected) or fault == "kill" else f", victim ended after {trial.detected:.2f} s"
+    print(f"{contest.key:16} {fault:14} {took}, {trial.lost} steps lost{detected}", file=sys.stderr, flush=True)
+
+
+def contests(effort: bench.Effort, book: Book) -> list[Contest]:
+    """Who takes part."""
+    if effort.quick:
+        return [
+            Contest(key="ours", job=c.OneLauncher, faults=("kill",), warm_up=False),
+            Contest(key="ours pods", job=c.ThreeLaunchers, faults=("launcher",), warm_up=False),
+            Contest(key="torchrun", job=c.Torchrun, faults=("kill",), warm_up=False),
+        ]
+    four, two = ("kill",) * 4, ("kill",) * 2
+    found = [
+        Contest(key="ours", job=c.OneLauncher, faults=(*four, *HANGS)),
+        Contest(key="ours pods", job=c.ThreeLaunchers, faults=("launcher",) * 3),
+        Contest(key="torchrun", job=c.Torchrun, faults=four),
+        Contest(key="torchrun stock", job=c.StockTorchrun, faults=two),
+    ]
+    if not c.no_warm_option():
+        found.append(Contest(key="ours zygote", job=c.OneLauncherNoWarm, faults=four))
+    if not book.without_torchft:
+        found += [
+            Contest(key="torchft", job=c.Torchft, faults=two),
+            Contest(key="torchft tuned", job=c.TunedTorchft, faults=four),
+            Contest(key="torchft hang", job=c.Torchft, faults=("stop",), patience=90.0, every=3, warm_up=False),
+        ]
+    return found
+
+
+def trials(effort: bench.Effort, book: Book) -> None:
+    """All rounds, in random order each. The first fault of a contender is a warm-up that is not kept."""
+    taking_part = contests(effort, book)
+    for book.round in range(effort.pick(quick=1, default=3, full=ROUNDS)):
+        if book.in_round(book.round, "whole"):
+            continue
+        for contest in random.sample(taking_part, len(taking_part)):
+            if book.round % contest.every == 0:
+                warm = (f"{WARM_UP}{contest.faults[0]}",) if book.round == 0 and contest.warm_up else ()
+                session(contest, warm + contest.faults, book)
+        book.note("whole", 1.0)
+
+
+# Goodput
+
+
+def goodput(effort: bench.Effort, book: Book) -> None:
+    """Steps made in equal times with a kill every 30 s and without one."""
+    window = float(effort.pick(quick=10, default=60, full=600))
+    kinds: dict[str, type[c.Job]] = {"ours": c.OneLauncher, "torchrun": c.TorchrunEveryTen}
+    if not book.without_torchft:
+        kinds["torchft"] = c.TunedTorchft
+    for book.round in range(effort.pick(quick=1, default=1, full=3)):
+        for key in random.sample(sorted(kinds), len(kinds)):
+            if book.in_round(book.round, f"{key} goodput"):
+                continue
+            made: dict[bool, int] = {}
+            for disturbed in random.sample([False, True], 2):
+                made[disturbed] = steps_in(kinds[key], window, disturbed=disturbed)
+            book.note(f"{key} goodput", made[True] / made[False])
+            told = f"{key:16} goodput {made[True]} / {made[False]} steps in {window:.0f} s"
+            print(told, file=sys.stderr, flush=True)
+
+
+def steps_in(kind: type[c.Job], window: float, *, disturbed: bool) -> int:
+    """Steps that a job makes in so many seconds."""
+    with c.running(kind) as job:
+        time.sleep(SETTLE_SECONDS)
+        job.trace.read()
+        first, started = job.trace.step, time.monotonic()
+        end, kill_at = started + window, started + min(KILL_EVERY, window) / 2
+        while (now := time.monotonic()) < end:
+            job.trace.read()
+            if disturbed and now >= kill_at and VICTIM in latest(job.trace.lines):
+                os.kill(job.pid(VICTIM), signal.SIGKILL)
+                kill_at += KILL_EVERY
+            job.revive()
+            time.sleep(0.05)
+        job.trace.read()
+        return job.trace.step - first
+
+
+# Rows
+
+
+def kill_rows(book: Book) -> list[bench.Row]:
+    """recovery-1 and -2."""
+    ours, theirs = book.of("ours kill seconds"), book.of("torchrun kill seconds")
+    peer, name = statistics.median(theirs), "torchrun, sharing off"
+    what = "rank SIGKILLed, two ranks under one launcher → next step"
+    resumed_ours = [100 * value for key in OURS for value in book.of(f"{key} resumed")]
+    stock = [100 * value for value in book.of("torchrun stock kill resumed")]
+    return [
+        bench.row("recovery-1", f"{what}, median", ours, "s", target="<= 0.5", peer=peer, peer_name=name),
+        bench.row("recovery-1", f"{what}, p90", ours, "s", target="<= 1.0", at=0.9, peer=peer, peer_name=name),
+        against(book, "recovery-1", what, "ours kill", ("torchrun kill", name), target=">= 8"),
+        bench.row(
+            "recovery-2",
+            "resumed after a fault, of all of ours",
+            [statistics.fmean(resumed_ours)],
+            f"% of {len(resumed_ours)}",
+            target=">= 100",
+            peer=statistics.fmean(stock) if stock else None,
+            peer_name=f"stock torchrun, of {len(stock)}" if stock else "stock torchrun: not in --quick",
+        ),
+    ]
+
+
+def shrink_rows(book: Book) -> list[bench.Row]:
+    """recovery-3."""
+    tuned, stock = ("torchft tuned kill", "torchft, heartbeat 0.3 s"), ("torchft kill", "torchft, defaults")
+    one, three = "two ranks under one launcher, the lost one replaced", "three launchers, one lost → two"
+    return [
+        against(book, "recovery-3", one, "ours kill", tuned, target=">= 2"),
+        against(book, "recovery-3", one, "ours kill", stock, target=">= 20"),
+        against(book, "recovery-3", three, "ours pods launcher", tuned, target=">= 2"),
+        against(book, "recovery-3", three, "ours pods launcher", stock, target=">= 20"),
+    ]
+
+
+def zygote_rows(book: Book) -> list[bench.Row]:
+    """recovery-4."""
+    what, peer = "rank SIGKILLed, zygote and no warm process", ("torchrun kill", "torchrun, sharing off")
+    if c.no_warm_option():
+        return [bench.absent("recovery-4", what, c.no_warm_option())]
+    return [against(book, "recovery-4", what, "ours zygote kill", peer, target=">= 6")]
+
+
+def hang_rows(book: Book) -> list[bench.Row]:
+    """recovery-5."""
+    bound = max(1.0, 5 * statistics.median(book.of("ours step") or [0.0]))
+    return [row for kind, what in HANGS.items() for row in one_hang(book, kind, what, bound)]
+
+
+def one_hang(book: Book, kind: str, what: str, bound: float) -> list[bench.Row]:
+    seconds, detected = book.of(f"ours {kind} seconds"), book.of(f"ours {kind} detected")
+    if not seconds or any(math.isnan(value) for value in detected):
+        return [bench.absent("recovery-5", what, "not every one was detected" if seconds else "not in --quick")]
+    after = [max(0.0, total - part) for total, part in zip(seconds, detected, strict=True)]
+    peer = ("torchft hang stop", "torchft, defaults, SIGSTOP")
+    return [
+        bench.row("recovery-5", f"{what}: ended after", detected, "s", target=f"<= {bound:.2f}"),
+        bench.row("recovery-5", f"{what}: next step after that", after, "s", target="<= 0.5"),
+        against(book, "recovery-5", what, f"ours {kind}", peer, target=">= 40"),
+    ]
+
+
+def kept_rows(book: Book) -> list[bench.Row]:
+    """recovery-7."""
+    lost = [value for key in OURS for value in book.of(f"{key} lost")]
+    wrong = [1.0 - value for value in book.of("ours audit")]
+    return [
+        bench.row(
+            "recovery-7",
+            "committed steps lost to a fault, the most",
+            lost,
+            "steps",
+            target="<= 0",
+            at=1.0,
+            peer=max(book.of("torchrun kill lost")),
+            peer_name="torchrun, a checkpoint every step",
+        ),
+        bench.row("recovery-7", "sessions that missed a sample or saw one twice", [sum(wrong)], "", target="<= 0")
+        if wrong
+        else bench.absent("recovery-7", "samples missed or seen twice", "no session came to its end"),
+    ]
+
+
+def goodput_rows(book: Book) -> list[bench.Row]:
+    """recovery-9."""
+    what, ours = "steps with a kill every 30 s ÷ steps without", book.of("ours goodput")
+    if not ours:
+        return [bench.absent("recovery-9", what, "only with --goodput or --full")]
+    rivals = {name: book.of(f"{name} goodput") for name in ("torchrun", "torchft")}
+    told = [f"{name} {statistics.median(values):.2f}" for name, values in rivals.items() if values]
+    return [bench.row("recovery-9", what, ours, "", target=">= 0.97", peer_name=", ".join(told))]
+
+
+def against(book: Book, bar: str, what: str, ours: str, peer: tuple[str, str], *, target: str) -> bench.Row:
+    """How many times faster ours is, within each round; without the peer the row says why."""
+    theirs, name = peer
+    ratios = book.times_faster(f"{ours} seconds", f"{theirs} seconds")
+    if not ratios:
+        return bench.absent(bar, f"{what}, beside {name}", book.without_torchft or "no trial")
+    own, other = (statistics.median(book.of(f"{key} seconds")) for key in (ours, theirs))
+    text = f"{what}: times faster than {name} ({bench.number(own)} s, {bench.number(other)} s)"
+    return bench.row(bar, text, ratios, "x", target=target)
+
+
+def main() -> int:
+    """All rows."""
+    flags = {"--goodput": "only steps made with a kill every 30 s, against those without one"}
+    effort = bench.arguments(__doc__ or "", flags)
+    book = Book(effort)
+    if effort.flags:
+        goodput(effort, book)
+        return bench.finish("recovery-goodput", goodput_rows(book), effort)
+    trials(effort, book)
+    if effort.full:
+        goodput(effort, book)
+    parts = (kill_rows, shrink_rows, zygote_rows, hang_rows, kept_rows, goodput_rows)
+    return bench.finish("recovery", [row for part in parts for row in part(book)], effort)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
