@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.constants import Cause, Phase
 from holdfast.errors import DocumentError, VersionError
+from holdfast.launch.accounts import Accounts
 from holdfast.launch.agent_socket import AgentSocket, RankMessage
 from holdfast.launch.events import How
 from holdfast.launch.local import Progress
@@ -110,8 +111,29 @@ def test_the_status_is_emitted_as_it_is_agreed() -> None:
         store_port=29400,
         notices=[],
         ending=None,
+        accounting=wanted["accounting"],
     )
     assert emitted == wanted
+
+
+def test_the_accounting_is_emitted_as_it_is_agreed() -> None:
+    wanted = golden("status.json")["accounting"]
+    moments = iter(range(10_000))
+    accounts = Accounts(lambda: float(next(moments)))
+    assert accounts.to_json() is None
+    accounts.hello(31, 0)
+    accounts.account(31, next(m for m in golden("agent_socket.json")["rank"] if m["type"] == "account"))
+    accounts.stepped(31, 412)
+    accounts.failed("Infrastructure", 412)
+    accounts.hello(31, 0)
+    accounts.restored(400)
+    accounts.stepped(31, 401)
+    emitted = accounts.to_json()
+    assert emitted is not None
+    assert emitted.keys() == wanted.keys()
+    assert emitted["seconds"].keys() == wanted["seconds"].keys()
+    assert emitted["recoveries"][0].keys() == wanted["recoveries"][0].keys()
+    assert (emitted["lostSteps"], emitted["failures"]) == (wanted["lostSteps"], wanted["failures"])
 
 
 def test_the_termination_log_is_emitted_as_it_is_agreed() -> None:

@@ -118,7 +118,7 @@ def test_a_script_says_what_the_golden_messages_say(server: Server, tmp_path: Pa
     assert server.ended.wait(30)
     golden = {message["type"]: message for message in GOLDEN["rank"]}
     heard = {message["type"]: message for message in server.heard}
-    assert set(heard) == set(golden) - {"foreignClaims", "quiesced", "peerLost"}
+    assert set(heard) == set(golden) - {"foreignClaims", "quiesced", "peerLost", "account"}
     for kind, message in heard.items():
         expected, got = shape(golden[kind]), shape(message)
         if kind == "restored":  # a fresh start: no pair

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
 from holdfast.constants import ExitCode
@@ -40,6 +41,7 @@ class RunOptions:
     checkpoint_keep: int
     resume: str
     prefix_output: bool
+    timeline: Path | None = None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -97,6 +99,7 @@ def parse(words: Sequence[str]) -> RunOptions:
         checkpoint_keep=known.checkpoint_keep,
         resume=known.resume,
         prefix_output=known.prefix_output,
+        timeline=None if known.timeline is None else known.timeline.absolute(),
     )
 
 
@@ -143,6 +146,7 @@ def _parser() -> _Parser:
     _add(run, "--checkpoint-interval", _interval, None, "steps (50) or seconds (30s) between checkpoints")
     _add(run, "--checkpoint-keep", _count("--checkpoint-keep"), 3, "checkpoints to keep")
     _add(run, "--resume", _resume, "Always", "Always, or Never to begin afresh on a folder that has checkpoints")
+    _add(run, "--timeline", Path, None, "FILE to which what happens is written, for 'holdfast timeline FILE'")
     run.add_argument("--standalone", action="store_true", help="one host, no rendezvous (the default)")
     run.add_argument(
         "--prefix-output", "--prefix_output", action="store_true", help="begin each line of a rank with [rank]"

@@ -13,6 +13,7 @@ STATUS_FILE: Final = "status.json"
 TOUCH_FILE: Final = "emergency_checkpoint"
 TOUCH_ACK_FILE: Final = "emergency_checkpoint.ack"
 AGENT_SOCKET_FILE: Final = "agent.sock"
+TIMELINE_FILE: Final = "timeline.jsonl"
 
 TERMINATION_LOG: Final = "/dev/termination-log"
 

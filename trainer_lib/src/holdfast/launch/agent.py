@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.constants import AGENT_SOCKET_FILE, CONTROL_PORT, STORE_PORT, Cause, ExitCode
+from holdfast.constants import AGENT_SOCKET_FILE, CONTROL_PORT, STORE_PORT, TIMELINE_FILE, Cause, ExitCode
 from holdfast.errors import DocumentError, StoreError
 from holdfast.launch import core, messages, report, termination
 from holdfast.launch import events as e
 from holdfast.launch.agent_socket import AgentSocket, RankMessage
+from holdfast.launch.chronicle import Chronicle
 from holdfast.launch.control import Address, ControlChannel
 from holdfast.launch.files import clean
 from holdfast.launch.local import LocalRanks
@@ -35,6 +36,7 @@ from holdfast.launch.status_file import StatusFile
 from holdfast.launch.store import StoreHost
 from holdfast.launch.supervisor import Command, Supervisor
 from holdfast.launch.termination import Ending
+from holdfast.launch.timeline import Timeline
 from holdfast.launch.touchfile import Request, TouchFile
 from holdfast.logs import LogContext, rfc3339
 from holdfast.worlds import Pair
@@ -62,6 +64,7 @@ class AgentConfig:
     grace_seconds: float = 30.0
     termination_log: Path | None = None
     membership_from_file: bool = True
+    timeline: Path | None = None  # in the run directory if not given
 
 
 class Agent:
@@ -83,6 +86,8 @@ class Agent:
         self._signals = 0
         self.listening = asyncio.Event()
         self._touch = TouchFile(config.run_dir)
+        timeline = Timeline(config.timeline or config.run_dir / TIMELINE_FILE, self.now)
+        self._chronicle = Chronicle(time.monotonic, timeline)
         self._socket = AgentSocket(config.run_dir / AGENT_SOCKET_FILE, self._heard)
         self._local = LocalRanks(
             feed=self.feed,
@@ -90,6 +95,7 @@ class Agent:
             place=(config.identity.pod, config.identity.node),
             socket=self._socket,
             touch=self._touch,
+            chronicle=self._chronicle,
         )
         self._supervisor = Supervisor(
             command=config.command, run_dir=config.run_dir, me=self._me, listener=self._local
@@ -136,6 +142,7 @@ class Agent:
         await self._socket.start()
         port = await self._control.start(self._config.host or None, self._config.control_port)
         _log.info("launcher started", extra={"fields": {"control": port, "pid": os.getpid()}})
+        self._chronicle.begin(pod=self._config.identity.pod, job=self._context.fields.get("job"))
         self.feed(e.Ready())
         self.listening.set()
         work = [self._tick(), self._watch_touch_file()]
@@ -178,6 +185,7 @@ class Agent:
     async def _leave(self, ending: Ending) -> None:
         """End the ranks, say why, close everything. What peers must still hear is sent first."""
         self._ending = ending
+        self._chronicle.close(ending.code, ending.reason)
         self._local.give_up_answers()
         if self._config.termination_log is not None:
             termination.write(self._config.termination_log, ending)
@@ -243,6 +251,7 @@ class Agent:
         decision = core.step(before, event, self.now())
         self._state = decision.state
         self._follow(before)
+        self._chronicle.follow(before, self._state)
         for action in decision.actions:
             self._do(action)
         if _transition(before, self._state):
@@ -395,6 +404,7 @@ class Agent:
             store_port=self._config.store_port,
             notices=self._notices,
             ending=self._ending,
+            accounting=self._chronicle.document(),
         )
 
 

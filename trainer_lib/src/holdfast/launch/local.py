@@ -13,6 +13,7 @@ from holdfast.errors import DocumentError
 from holdfast.launch import causes
 from holdfast.launch.agent_socket import AgentSocket, RankMessage
 from holdfast.launch.causes import Place, RankEnd
+from holdfast.launch.chronicle import Chronicle
 from holdfast.launch.events import (
     Entered,
     Event,
@@ -72,12 +73,14 @@ class LocalRanks:
         place: tuple[str, str],
         socket: AgentSocket,
         touch: TouchFile,
+        chronicle: Chronicle,
     ) -> None:
         self._feed = feed
         self._now = now
         self._pod, self._node = place
         self._socket = socket
         self._touch = touch
+        self._chronicle = chronicle
         self._restored = 0
         self._reported: set[int] = set()
         self._wishes: list[Wish] = []
@@ -127,6 +130,7 @@ class LocalRanks:
     def heard(self, message: RankMessage) -> None:
         """A message of a rank process; what is not of the present attempt is dropped."""
         try:
+            self._chronicle.heard(message.pid, message.type, message.body)
             rank = self.supervisor.hear(message)
             if rank is not None:
                 self._react(rank, message)
@@ -172,6 +176,7 @@ class LocalRanks:
             "type": "welcome",
             "claims": [claims[pair].to_json() for pair in sorted(claims)],
             "settings": membership.document.get("settings", {}),
+            "reached": self._chronicle.accounts.highest,
         }
         number = rank.place.rank
         self._socket.send(rank.pair, welcome, rank=number)
@@ -221,6 +226,7 @@ class LocalRanks:
 
     def rank_ended(self, pair: Pair, end: RankEnd) -> None:
         """A rank process ended."""
+        self._chronicle.ended(end.pid, hung=end.ended_by_us)
         failure = causes.judge(end, self._place())
         if failure is not None:
             reported = end.rank in self._reported and failure.priority >= Priority.EXCEPTION

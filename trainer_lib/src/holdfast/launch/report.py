@@ -38,6 +38,7 @@ def status(
     store_port: int,
     notices: Sequence[Mapping[str, Any]],
     ending: Ending | None,
+    accounting: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The whole document."""
     return {
@@ -54,6 +55,7 @@ def status(
         "message": _shown(state.message),
         "ranks": [rank.to_status() for rank in ranks if rank.alive],
         **_progress(progress),
+        "accounting": None if accounting is None else dict(accounting),
         "highestClaim": _highest_claim(state, progress),
         "foreignClaims": [claim.to_json() for claim in state.foreign],
         "conflict": state.conflict,

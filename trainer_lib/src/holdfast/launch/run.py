@@ -70,6 +70,7 @@ async def _under_operator(options: RunOptions, environment: Environment, context
         store_port=STORE_PORT,
         grace_seconds=environment.grace_seconds,
         termination_log=environment.termination_log,
+        timeline=options.timeline,
     )
     return await Agent(config, context).run()
 
@@ -91,6 +92,7 @@ async def _alone(options: RunOptions, environment: Environment, context: LogCont
             grace_seconds=environment.grace_seconds,
             termination_log=environment.termination_log,
             membership_from_file=False,
+            timeline=options.timeline,
         )
         return await _Standalone(config, context, place, _terms(options, environment)).run()
     finally:

@@ -1,0 +1,185 @@
+"""The launcher's books: what no rank can see, and the sum over all places."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast.accounting import Ledger
+from holdfast.activity import Activity, Meter
+from holdfast.constants import Phase
+from holdfast.launch.accounts import Accounts
+
+
+class Launcher:
+    """A launcher's accounts with ranks that tell it theirs, on one clock."""
+
+    def __init__(self) -> None:
+        self.now = 50.0
+        self.accounts = Accounts(lambda: self.now)
+        self.meters: dict[int, Meter] = {}
+
+    def passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    def starts(self, pid: int, place: int = 0) -> None:
+        ledger = Ledger(lambda: self.now, lambda report: self.accounts.account(pid, report))
+        self.meters[pid] = Meter(ledger)
+        self.enters(pid, place)
+
+    def enters(self, pid: int, place: int = 0, *, step: int = 0, syncs: float = 0.5) -> None:
+        self.meters[pid].enter(Activity.SYNC, step)
+        self.accounts.hello(pid, place)
+        self.passes(syncs)
+        self.accounts.restored(step)
+        self.meters[pid].enter(Activity.DATA, step)
+
+    def steps(self, pid: int, step: int, *, seconds: float = 1.0) -> None:
+        self.meters[pid].enter(Activity.COMPUTE)
+        self.passes(seconds)
+        self.accounts.stepped(pid, step)
+        self.meters[pid].enter(Activity.DATA, step)
+
+    @property
+    def books(self) -> dict[str, Any]:
+        found = self.accounts.to_json()
+        assert found is not None
+        assert abs(found["unattributedSeconds"]) <= 0.01 * found["wallSeconds"]
+        return found
+
+
+@pytest.fixture
+def launcher() -> Launcher:
+    return Launcher()
+
+
+def test_nothing_is_said_before_a_rank_told_its_books(launcher: Launcher) -> None:
+    launcher.passes(5)
+    assert launcher.accounts.to_json() is None
+
+
+def test_start_up_is_the_launchers_to_measure(launcher: Launcher) -> None:
+    launcher.passes(4)
+    launcher.starts(1)
+    launcher.steps(1, 1)
+    books = launcher.books
+    assert books["seconds"]["startup"] == pytest.approx(4.5)
+    assert books["seconds"]["productive"] == pytest.approx(1.0)
+    assert books["wallSeconds"] == pytest.approx(5.5)
+
+
+def test_waiting_for_workers_is_idle(launcher: Launcher) -> None:
+    launcher.passes(1)
+    launcher.accounts.phase(Phase.WAITING)
+    launcher.passes(30)
+    launcher.accounts.phase(Phase.FORMING)
+    launcher.passes(2)
+    launcher.starts(1)
+    assert launcher.books["seconds"]["idle"] == pytest.approx(30)
+    assert launcher.books["seconds"]["startup"] == pytest.approx(1 + 2 + 0.5)
+
+
+def test_a_killed_ranks_place_is_accounted_until_another_holds_it(launcher: Launcher) -> None:
+    launcher.starts(1)
+    for step in range(1, 4):
+        launcher.steps(1, step)
+    launcher.meters[1].enter(Activity.COMPUTE)
+    launcher.passes(0.7)
+    launcher.accounts.ended(1, hung=False)
+    launcher.passes(3)
+    launcher.starts(2)
+    launcher.steps(2, 4)
+    seconds = launcher.books["seconds"]
+    assert seconds["recompute"] == pytest.approx(0.7)
+    assert seconds["restart"] == pytest.approx(3 + 0.5)  # its own start is part of the recovery
+    assert seconds["startup"] == pytest.approx(0.5)
+    assert seconds["productive"] == pytest.approx(4)
+
+
+def test_what_a_hung_rank_did_until_it_was_ended_is_detection(launcher: Launcher) -> None:
+    launcher.starts(1)
+    launcher.steps(1, 1)
+    launcher.meters[1].enter(Activity.COMPUTE)
+    launcher.passes(6)
+    launcher.accounts.ended(1, hung=True)
+    assert launcher.books["seconds"]["detection"] == pytest.approx(6)
+
+
+def test_a_survivors_time_between_worlds_is_restart(launcher: Launcher) -> None:
+    launcher.starts(1)
+    launcher.steps(1, 1)
+    launcher.meters[1].enter(Activity.PARKED)
+    launcher.passes(0.2)
+    launcher.accounts.phase(Phase.AWAITING_FENCE)
+    launcher.passes(10)
+    launcher.accounts.phase(Phase.FORMING)
+    launcher.enters(1, step=1)
+    launcher.steps(1, 2)
+    seconds = launcher.books["seconds"]
+    assert (seconds["restart"], seconds["idle"]) == (pytest.approx(0.2 + 0.5), pytest.approx(10))
+
+
+def test_a_rank_that_is_done_costs_nothing_more(launcher: Launcher) -> None:
+    launcher.starts(1)
+    launcher.steps(1, 1)
+    launcher.meters[1].enter(Activity.DONE, 1)
+    before = launcher.books["wallSeconds"]
+    launcher.passes(60)
+    launcher.accounts.ended(1, hung=False)
+    assert launcher.books["wallSeconds"] == before
+
+
+def test_places_add_up(launcher: Launcher) -> None:
+    launcher.passes(2)
+    launcher.starts(1, 0)
+    launcher.starts(2, 1)
+    launcher.passes(1)
+    assert launcher.books["wallSeconds"] == pytest.approx(2 * 4)
+    assert launcher.books["seconds"]["startup"] == pytest.approx(2.5 + 3.0)
+
+
+def test_standing_by_is_counted_apart(launcher: Launcher) -> None:
+    launcher.accounts.standby(9)
+    launcher.passes(8)
+    launcher.starts(1)
+    launcher.accounts.hello(9, 1)
+    assert launcher.books["standbySeconds"] == pytest.approx(8.5)
+
+
+def test_a_recovery_is_told_in_phases_that_add_up(launcher: Launcher) -> None:
+    launcher.starts(1)
+    launcher.steps(1, 1)
+    launcher.passes(0.3)
+    launcher.accounts.failed("Infrastructure", 1)
+    launcher.passes(0.2)
+    launcher.enters(1, step=1, syncs=0.1)
+    launcher.passes(0.4)
+    recovery = launcher.accounts.stepped(1, 2)
+    assert recovery is not None
+    assert recovery.seconds == pytest.approx({"detection": 0.3, "restart": 0.2, "sync": 0.1, "step": 0.4})
+    assert {known["phase"] for known in launcher.books["recoveries"]} == set(recovery.seconds)
+
+
+def test_a_second_failure_before_the_next_step_prolongs_the_recovery(launcher: Launcher) -> None:
+    launcher.starts(1)
+    launcher.steps(1, 1)
+    launcher.accounts.failed("OOM", 1)
+    launcher.enters(1, step=1)
+    launcher.accounts.failed("Infrastructure", 1)
+    launcher.enters(1, step=1)
+    recovery = launcher.accounts.stepped(1, 2)
+    assert recovery is not None
+    assert (recovery.cause, launcher.accounts.failures) == ("OOM", 2)
+    assert recovery.seconds["restart"] == pytest.approx(0.5)
+
+
+def test_steps_that_no_state_has_any_more_are_lost_once(launcher: Launcher) -> None:
+    launcher.starts(1)
+    for step in range(1, 6):
+        launcher.steps(1, step)
+    launcher.meters[1].enter(Activity.PARKED)
+    launcher.enters(1, step=2)
+    launcher.accounts.restored(2)  # so says another rank
+    books = launcher.books
+    assert (books["steps"], books["lostSteps"], launcher.accounts.highest) == (5, 3, 5)

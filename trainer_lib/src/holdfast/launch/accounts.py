@@ -1,0 +1,305 @@
+"""The launcher's books: every second of every rank that it is there for. Pure: the clock is a parameter.
+
+A rank tells its own time in a world (`accounting.Ledger`); this module measures the rest by stopwatches of its own:
+from the launcher's start to a place's first world (`startup`), between worlds (`restart`), without the workers that a
+world needs (`idle`), and what a process that was killed could not tell any more. What the two do not add up to in the
+wall time, which is measured apart, is `unattributed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from holdfast.accounting import Books, Clock, Histogram, Spent, Timer, mtbf
+from holdfast.activity import Activity
+from holdfast.constants import Phase
+
+_WAITS_FOR_OTHERS: Final = frozenset({Phase.WAITING, Phase.AWAITING_FENCE})
+
+
+class Seat:
+    """One place for a rank in this launcher, whoever holds it."""
+
+    def __init__(self, clock: Clock, *, idle: bool) -> None:
+        self._clock = clock
+        self._idle = idle
+        self.wall = Timer(clock)
+        self.books = Books()
+        self.pid: int | None = None  # in a world
+        self.trained = False
+        self.open = 0.0
+        self._outside = {spent: Timer(clock) for spent in (Spent.STARTUP, Spent.RESTART, Spent.IDLE)}
+        self._heard = Timer(clock)
+        self._arrived = False
+        self._stepped_at: float | None = None
+        self.wall.start()
+        self._wait()
+
+    def copy(self) -> Seat:
+        """Another seat with the same past: it was empty as long as this one."""
+        twin = Seat(self._clock, idle=self._idle)
+        twin.wall = self.wall.copy()
+        twin._outside = {spent: timer.copy() for spent, timer in self._outside.items()}
+        return twin
+
+    @property
+    def silent(self) -> float:
+        """Seconds in a world that nobody has told of yet."""
+        return self._heard.stretch
+
+    def view(self) -> Books:
+        """All that is booked until now."""
+        return self.books.plus(Books({spent: timer.seconds for spent, timer in self._outside.items()}))
+
+    def waits(self, *, idle: bool) -> None:
+        """Whether a world is wanting for workers, which is what an empty place then waits for."""
+        self._idle = idle
+        if self._waiting:
+            self._wait()
+
+    def enter(self, pid: int) -> None:
+        """A process holds this place in a world from now on."""
+        self._end_wait()
+        self.wall.start()
+        self.pid, self._arrived = pid, False
+        self._hear(0.0)
+
+    def told(self, spent: Books, report: Mapping[str, Any]) -> None:
+        """What the process added to its books."""
+        self.books = self.books.plus(spent)
+        self.trained = self.trained or spent[Spent.PRODUCTIVE] > 0 or float(report["open"]) > 0
+        self._arrived = True
+        self._hear(float(report["open"]))
+        if report["activity"] == Activity.PARKED:
+            self.leave()
+        elif report["activity"] == Activity.DONE:
+            self._forget()
+            self.wall.stop()
+
+    def stepped(self) -> None:
+        """The process committed a step."""
+        self._stepped_at = self._heard.stretch
+
+    def lost(self, *, hung: bool) -> None:
+        """The process ended before it could tell its last stretch. All after its last step was for nothing."""
+        useful = 0.0 if self._stepped_at is None else self._stepped_at + self.open
+        wasted = self.silent + self.open - useful
+        self.books.book(Spent.PRODUCTIVE, useful)
+        if not self._arrived:
+            self.books.book(self._between, wasted)
+        else:
+            self.books.book(Spent.DETECTION if hung else Spent.RECOMPUTE, wasted)
+        self.leave()
+
+    def leave(self) -> None:
+        """Nobody of a world is here any more."""
+        self._forget()
+        self._wait()
+
+    # Inside
+
+    @property
+    def _between(self) -> Spent:
+        return Spent.RESTART if self.trained else Spent.STARTUP
+
+    @property
+    def _waiting(self) -> bool:
+        return any(timer.running for timer in self._outside.values())
+
+    def _hear(self, still_open: float) -> None:
+        self._heard.stop()
+        self._heard.start()
+        self._stepped_at, self.open = None, still_open
+
+    def _forget(self) -> None:
+        self._heard.stop()
+        self.pid, self.open, self._stepped_at = None, 0.0, None
+
+    def _wait(self) -> None:
+        spent = Spent.IDLE if self._idle else self._between
+        if not self._outside[spent].running:
+            self._end_wait()
+            self._outside[spent].start()
+
+    def _end_wait(self) -> None:
+        for timer in self._outside.values():
+            timer.stop()
+
+
+@dataclass(kw_only=True)
+class _Process:
+    """What was last heard of a process that speaks."""
+
+    books: Books = field(default_factory=Books)
+    replaces: bool = False  # its start is part of a recovery
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovery:
+    """From the last progress before a failure to the first step after it, in phases."""
+
+    cause: str
+    seconds: Mapping[str, float]
+
+
+@dataclass(kw_only=True)
+class _Failed:
+    cause: str
+    progress: float
+    detected: float
+    entered: float | None = None
+    restored: float | None = None
+
+
+class Accounts:
+    """The books of all ranks of one launcher."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._exposure = Timer(clock)
+        self._exposure.start()
+        self._empty = Seat(clock, idle=False)
+        self._seats: dict[int, Seat] = {}
+        self._processes: dict[int, _Process] = {}
+        self._standbys: dict[int, Timer] = {}
+        self._standby = 0.0
+        self._progress = clock()
+        self._failed: _Failed | None = None
+        self._recoveries: dict[tuple[str, str], Histogram] = {}
+        self._spoken = False
+        self._step: int | None = None
+        self.highest = 0
+        self.steps = 0
+        self.lost_steps = 0
+        self.failures = 0
+
+    # What happens
+
+    def phase(self, phase: Phase) -> None:
+        """What the launcher does now."""
+        for seat in (self._empty, *self._seats.values()):
+            seat.waits(idle=phase in _WAITS_FOR_OTHERS)
+
+    def standby(self, pid: int) -> None:
+        """A process runs the script and waits for a world."""
+        timer = self._standbys[pid] = Timer(self._clock)
+        timer.start()
+
+    def hello(self, pid: int, local_rank: int) -> None:
+        """A process entered a world at this place."""
+        self._end_standby(pid)
+        before = self._seat(pid)
+        if before is not None:  # it lives, and tells its time there itself
+            before.leave()
+        seat = self._seats.setdefault(local_rank, self._empty.copy())
+        if seat.pid is not None:
+            seat.lost(hung=False)
+        self._processes.setdefault(pid, _Process(replaces=seat.trained))
+        seat.enter(pid)
+        if self._failed is not None:
+            self._failed.entered = self._clock()
+
+    def account(self, pid: int, report: Mapping[str, Any]) -> None:
+        """A process tells its books."""
+        process = self._processes.setdefault(pid, _Process())
+        books = Books(report["seconds"])
+        added, process.books = books.since(process.books), books
+        seat = self._seat(pid)
+        if seat is None:
+            return
+        self._spoken = True
+        seat.told(_again(added) if process.replaces else added, report)
+
+    def restored(self, step: int) -> None:
+        """A rank has its state; steps that were committed beyond it are lost."""
+        if self._step is not None and step < self._step:
+            self.lost_steps += self._step - step
+        self._step = step
+        if self._failed is not None:
+            self._failed.restored = self._clock()
+
+    def stepped(self, pid: int, step: int) -> Recovery | None:
+        """A rank committed a step; the first one after a failure ends the recovery."""
+        seat = self._seat(pid)
+        if seat is not None:
+            seat.stepped()
+        if step == self._step:
+            return None
+        self.steps += 1
+        self._step, self._progress = step, self._clock()
+        self.highest = max(self.highest, step)
+        return self._recovered()
+
+    def failed(self, cause: str, reached: int | None = None) -> None:
+        """An attempt failed, here or elsewhere. One that fails before it made a step prolongs the recovery."""
+        self.failures += 1
+        self.highest = max(self.highest, reached or 0)
+        if self._failed is None:
+            self._failed = _Failed(cause=cause, progress=self._progress, detected=self._clock())
+
+    def ended(self, pid: int, *, hung: bool) -> None:
+        """A process is no more; `hung`: this launcher had to end it."""
+        self._end_standby(pid)
+        seat = self._seat(pid)
+        if seat is not None:
+            seat.lost(hung=hung)
+        self._processes.pop(pid, None)
+
+    # What is known
+
+    def to_json(self) -> dict[str, Any] | None:
+        """`accounting` of the status; None until a rank has told its books."""
+        if not self._spoken:
+            return None
+        seats = list(self._seats.values())
+        books = Books()
+        for seat in seats:
+            books = books.plus(seat.view())
+        wall = sum(seat.wall.seconds for seat in seats)
+        pending = sum(seat.silent + seat.open for seat in seats)
+        return {
+            "wallSeconds": round(wall, 6),
+            "pendingSeconds": round(pending, 6),
+            "unattributedSeconds": round(wall - pending - books.total, 6),
+            "standbySeconds": round(self._standby + sum(timer.seconds for timer in self._standbys.values()), 6),
+            "seconds": books.to_json(),
+            "steps": self.steps,
+            "lostSteps": self.lost_steps,
+            "failures": self.failures,
+            "mtbfSeconds": round(mtbf(self.failures, self._exposure.seconds), 3),
+            "recoveries": [
+                {"phase": phase, "cause": cause, **known.to_json()}
+                for (phase, cause), known in sorted(self._recoveries.items())
+            ],
+        }
+
+    # Inside
+
+    def _recovered(self) -> Recovery | None:
+        failed, now = self._failed, self._clock()
+        if failed is None or failed.entered is None:
+            return None
+        restored = max(failed.entered, failed.restored or failed.entered)
+        marks = (failed.progress, failed.detected, failed.entered, restored, now)
+        names = ("detection", "restart", "sync", "step")
+        seconds = {name: marks[i + 1] - marks[i] for i, name in enumerate(names)}
+        for name, value in seconds.items():
+            self._recoveries.setdefault((name, failed.cause), Histogram()).observe(value)
+        self._failed = None
+        return Recovery(cause=failed.cause, seconds=seconds)
+
+    def _seat(self, pid: int) -> Seat | None:
+        return next((seat for seat in self._seats.values() if seat.pid == pid), None)
+
+    def _end_standby(self, pid: int) -> None:
+        timer = self._standbys.pop(pid, None)
+        if timer is not None:
+            self._standby += timer.seconds
+
+
+def _again(books: Books) -> Books:
+    """The start of a process that takes another's place is part of a recovery."""
+    entering = Books({Spent.STARTUP: books[Spent.STARTUP]})
+    return books.since(entering).plus(Books({Spent.RESTART: books[Spent.STARTUP]}))
