@@ -29,6 +29,8 @@ class Launcher:
         self.enters(pid, place)
 
     def enters(self, pid: int, place: int = 0, *, step: int = 0, syncs: float = 0.5) -> None:
+        if self.meters[pid].activity not in (Activity.STARTUP, Activity.PARKED):
+            self.meters[pid].enter(Activity.PARKED)
         self.meters[pid].enter(Activity.SYNC, step)
         self.accounts.hello(pid, place)
         self.passes(syncs)
