@@ -149,13 +149,14 @@ class OneLauncher(Job):
     def begin(self) -> None:
         self._launcher("launcher", "--nproc-per-node", "2", *self.options)
 
-    def _launcher(self, name: str, *options: str) -> subprocess.Popen[bytes]:
+    def _launcher(self, name: str, *options: str, **environ: str) -> subprocess.Popen[bytes]:
         script = str(HERE / "with_holdfast.py")
         command = ["run", "--max-restarts", "1000", "--checkpoint-interval", "100", *options]
         return self.launch(
             name,
             *(sys.executable, "-m", "holdfast", *command, "--", sys.executable, script),
             HOLDFAST_CHECKPOINT_DIR=str(self.folder / "checkpoints"),
+            **environ,
         )
 
 
@@ -172,7 +173,10 @@ class ThreeLaunchers(OneLauncher):
 
     def begin(self) -> None:
         self._port = free_port()
-        for number in range(self.full):
+        self._member(0)  # the first owns the endpoint, and must not be the one that is lost
+        status = self.folder / "run-0" / "status.json"
+        self.wait_for(status.exists, "the first launcher", seconds=30)
+        for number in range(1, self.full):
             self._member(number)
 
     def revive(self) -> None:
@@ -185,7 +189,10 @@ class ThreeLaunchers(OneLauncher):
 
     def _member(self, number: int) -> None:
         endpoint = f"127.0.0.1:{self._port}"
-        self._launcher(f"launcher-{number}", "--nnodes", "2:3", "--rdzv-endpoint", endpoint)
+        run_dir = self.folder / f"run-{number}"
+        shutil.rmtree(run_dir, ignore_errors=True)
+        options = ("--nnodes", "2:3", "--rdzv-endpoint", endpoint)
+        self._launcher(f"launcher-{number}", *options, HOLDFAST_RUN_DIR=str(run_dir))
 
 
 class Torchrun(Job):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from holdfast.constants import ExitCode
-from holdfast.environment import Environment, read_environment
+from holdfast.environment import Environment, process_environment, read_environment
 from holdfast.errors import HoldfastError, UsageError
 
 _UNUSED = {
@@ -55,9 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; returns its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        options = parse(words)
-        environment = read_environment()
-        return _run(options, environment)
+        if words and words[0] in _OTHER_VERBS:
+            return _OTHER_VERBS[words[0]](words[1:])
+        return _run(parse(words), read_environment())
     except UsageError as error:
         print(error, file=sys.stderr)
         return int(ExitCode.USAGE)
@@ -70,6 +70,18 @@ def _run(options: RunOptions, environment: Environment) -> int:
     from holdfast.launch.run import launch
 
     return asyncio.run(launch(options, environment))
+
+
+def _demo(words: Sequence[str]) -> int:
+    parser = _Parser(prog="holdfast demo", description=_DEMO_HELP, allow_abbrev=False)
+    parser.parse_args(words)
+    from holdfast.demo.play import play
+
+    return play(process_environment())
+
+
+_DEMO_HELP = "train with three launchers on this host, break it on purpose, print the story and a table"
+_OTHER_VERBS: dict[str, Callable[[Sequence[str]], int]] = {"demo": _demo}
 
 
 def parse(words: Sequence[str]) -> RunOptions:
@@ -123,6 +135,7 @@ def _refuse_unused(words: Sequence[str]) -> None:
 def _parser() -> _Parser:
     top = _Parser(prog="holdfast", description="Fault-tolerant training launcher.", allow_abbrev=False)
     verbs = top.add_subparsers(dest="verb", required=True, metavar="COMMAND")
+    verbs.add_parser("demo", help=_DEMO_HELP)
     run = verbs.add_parser(
         "run",
         help="run a training script and keep it running",

@@ -58,6 +58,11 @@ class Environment:
         return self.run_dir is not None and bool(self.pod_uid)
 
 
+def process_environment() -> dict[str, str]:
+    """All of it, to be handed on to a child process."""
+    return dict(os.environ)
+
+
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     """Read and check every variable that this package knows."""
     source = os.environ if environ is None else environ

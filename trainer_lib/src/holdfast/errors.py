@@ -7,6 +7,8 @@ HoldfastError
 ├── NonFiniteError           loss or gradients were not finite too many steps in a row
 ├── PeerLostError            a collective failed: another rank is gone
 ├── InvariantError           a rule that keeps the state right would be broken: a defect of Holdfast
+├── DemoError                something that the demo waits for did not happen
+├── ChaosError               `holdfast chaos` was asked to raise this in the script
 ├── CheckpointError          a checkpoint cannot be written or read
 │   ├── DamagedError         ... because its bytes are not those that were written
 │   ├── UnknownFormatError   ... because another program or a newer release wrote it
@@ -50,6 +52,14 @@ class PeerLostError(HoldfastError):
 
 class InvariantError(HoldfastError):
     """A rule that keeps the state right would be broken: a defect of Holdfast, and nothing was changed."""
+
+
+class DemoError(HoldfastError):
+    """Something that the demo waits for did not happen."""
+
+
+class ChaosError(HoldfastError):
+    """`holdfast chaos` was asked to raise this in the script."""
 
 
 class CheckpointError(HoldfastError):
