@@ -57,17 +57,20 @@ class Process:
 
 @dataclass(eq=False)
 class Attempt:
-    """A world, and what its members launched. `base` is the state that its verdict names."""
+    """A world, and what its members launched. `base` is the state that its verdict names.
+
+    A member may have left before the last one showed its standing: what counts is what it was when it `shown` it.
+    """
 
     pair: Pair
     members: tuple[Process, ...]
-    shown: dict[Process, Standing] = field(default_factory=dict)
+    shown: dict[Process, Process] = field(default_factory=dict)
     averaged: dict[int, set[Process]] = field(default_factory=dict)
     votes: dict[int, set[Process]] = field(default_factory=dict)
     verdict: Verdict | None = None
     base: State = ()
-    held: frozenset[Averages] = frozenset()
     lived_through: frozenset[Pair] = frozenset()
+    committed: set[Averages] = field(default_factory=set)
 
     @property
     def voted(self) -> bool:
@@ -82,8 +85,6 @@ class Steps:
         self.weakened = weakened
         self.processes: list[Process] = []
         self.attempts: dict[Pair, Attempt] = {}
-        self.applied: set[Averages] = set()
-        self.returned: set[Averages] = set()
         for _ in range(ranks):
             self.new_process()
 
@@ -109,21 +110,20 @@ class Steps:
         """A member leaves every lower attempt and shows its standing."""
         if process.alive and process in attempt.members and (process.attempt or Pair(0, 0)) < attempt.pair:
             process.attempt, process.broken = attempt.pair, False
-            attempt.shown[process] = process.standing
+            attempt.shown[process] = replace(process)
             if len(attempt.shown) == len(attempt.members):
                 self._decide(attempt)
 
     def _decide(self, attempt: Attempt) -> None:
-        attempt.verdict = verdict = resolve([self._weak(attempt.shown[member]) for member in attempt.members])
-        states = {self._after(attempt.members[rank], verdict) for rank in verdict.survivors}
+        shown = [attempt.shown[member] for member in attempt.members]
+        attempt.verdict = verdict = resolve([self._weak(one.standing) for one in shown])
+        states = {self._after(shown[rank], verdict) for rank in verdict.survivors}
         if len(states) > 1:
             raise ViolationError(f"survivors of {attempt.pair} have different states: {states}")
         attempt.base = states.pop() if states else ()
         if len(attempt.base) != verdict.step:
             raise ViolationError(f"{attempt.pair} goes on from step {verdict.step} with {attempt.base}")
-        kept = {member.kept for member in attempt.members if member.kept is not None}
-        attempt.held = frozenset(kept.union(*(member.state for member in attempt.members)))
-        attempt.lived_through = frozenset().union(*(member.attempts for member in attempt.members))
+        attempt.lived_through = frozenset().union(*(one.attempts for one in shown))
 
     def _weak(self, standing: Standing) -> Standing:
         if self.weakened.synced_mark:
@@ -229,7 +229,8 @@ class Steps:
     def _commit(self, process: Process) -> None:
         if process.kept is None:
             raise ViolationError(f"process {process.number} has nothing to apply")
-        self.returned.add(process.kept)
+        attempt = self.attempts[process.kept[0]]
+        attempt.committed |= {*attempt.base, process.kept}
         self._apply(process, process.kept)
         process.standing, process.kept = committed(process.standing), None
 
@@ -239,7 +240,6 @@ class Steps:
                 f"process {process.number} applies {averages} twice or out of order: {process.state}"
             )
         process.state = (*process.state, averages)
-        self.applied.add(averages)
 
     def _prepared(self, process: Process) -> bool:
         doubt = process.standing.doubt
@@ -268,17 +268,17 @@ class Steps:
                     self._same(process, other)
 
     def _nothing_lost(self, attempt: Attempt) -> None:
-        for averages in self.applied - set(attempt.base):
-            held = averages in attempt.held if averages not in self.returned else averages[0] in attempt.lived_through
-            if averages[0] < attempt.pair and held and not self._overtaken(averages, attempt):
-                raise ViolationError(f"{averages} was applied, and {attempt.pair} goes on without it: {attempt.base}")
+        """What a vote returned for in an attempt, every world has that one of its members lived through."""
+        for pair in attempt.lived_through:
+            lost = self.attempts[pair].committed - set(attempt.base)
+            for averages in lost if pair < attempt.pair else ():
+                if not self._overtaken(averages, pair, attempt.pair):
+                    raise ViolationError(f"{averages} is committed, and {attempt.pair} goes on without it")
 
-    def _overtaken(self, averages: Averages, attempt: Attempt) -> bool:
+    def _overtaken(self, averages: Averages, after: Pair, before: Pair) -> bool:
         """Whether a world without any of its holders has gone on from before it, and voted since."""
-        return any(
-            averages[0] < other.pair < attempt.pair and other.voted and averages not in other.base
-            for other in self.attempts.values()
-        )
+        between = (other for other in self.attempts.values() if after < other.pair < before)
+        return any(other.voted and averages not in other.base for other in between)
 
     @staticmethod
     def _same(one: Process, other: Process) -> None:

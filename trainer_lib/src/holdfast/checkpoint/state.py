@@ -205,6 +205,11 @@ def _unmark(mark: str, value: Any, tensor: Callable[[str], torch.Tensor]) -> Any
     raise StateError(f"a checkpoint holds a value marked {mark!r}, which this release does not know")
 
 
+def empty(spec: TensorSpec) -> torch.Tensor:
+    """A tensor of its own memory, for bytes to come."""
+    return torch.empty(spec.shape, dtype=_TORCH[spec.dtype])
+
+
 def assemble(record: TensorRecord, chunk: Callable[[str, int, int], memoryview]) -> torch.Tensor:
     """A tensor of its own memory, put together from its chunks."""
     target = torch.empty(record.shape, dtype=_TORCH[record.dtype])
