@@ -56,6 +56,24 @@ NCCL_ENVIRONMENT: Final = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
 }
 
+# What torchrun tells a process of its place in the world, beside TORCHELASTIC_* and the names of our own.
+PLACE_VARIABLES: Final = frozenset(
+    {
+        "RANK",
+        "LOCAL_RANK",
+        "GROUP_RANK",
+        "ROLE_RANK",
+        "ROLE_NAME",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_WORLD_SIZE",
+        "ROLE_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    }
+)
+PLACE_PREFIXES: Final = ("HOLDFAST_", "TORCHELASTIC_")
+
 # Exit code of a rank process that lost its peers or its launcher, after it said so. Nobody's script is to blame.
 EXIT_PEER_LOST: Final = 76
 

@@ -17,11 +17,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import IO, cast
 
 from holdfast.errors import SpawnError
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _TAIL_LINES = 40
 _TAIL_LINE_BYTES = 2000
 _PIECE_BYTES = 1 << 16
@@ -33,6 +35,9 @@ _LAST_WORDS_SECONDS = 0.02
 
 # PyDLL keeps the interpreter's lock: between fork and exec nothing else may run.
 _prctl = ctypes.PyDLL(None).prctl
+
+# Of this whole process, as children are.
+_unreaped: set[int] = set()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,30 +55,39 @@ class ProcessExit:
         return 128 - self.returncode if self.returncode < 0 else self.returncode
 
 
-class ChildProcess:
-    """A running child. `on_exit` is called once, on the event loop, when the child and its group are gone."""
+class Origin(StrEnum):
+    """How a process came to be, slowest first."""
 
-    def __init__(
-        self,
-        *,
-        argv: Sequence[str],
-        environ: Mapping[str, str],
-        on_exit: Callable[[ProcessExit], None],
-        prefix: str = "",
-        pass_fds: Sequence[int] = (),
-    ) -> None:
+    FRESH = "fresh"  # a new interpreter
+    ZYGOTE = "zygote"  # forked when it was needed
+    WARM = "warm"  # stood by
+
+
+class Child:
+    """A running child of ours, leader of its own process group.
+
+    `on_exit` is called once, on the event loop, when the child and its group are gone.
+    """
+
+    def __init__(self, *, pid: int, wait: Callable[[], int], on_exit: Callable[[ProcessExit], None]) -> None:
+        self.pid = pid
+        self.origin = Origin.FRESH
+        self.on_exit: Callable[[ProcessExit], None] | None = on_exit
+        self.reaped = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._on_exit = on_exit
+        self._wait = wait
         self._sent: set[int] = set()
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._pumps: list[threading.Thread] = []
-        self._popen = _start(argv, environ, piped_stdout=bool(prefix), pass_fds=pass_fds)
-        self.pid = self._popen.pid
-        self.reaped = asyncio.Event()
-        self._pidfd = os.pidfd_open(self.pid)
+        self._pidfd = os.pidfd_open(pid)
+        _unreaped.add(pid)
         self._loop.add_reader(self._pidfd, self._ended)
-        self._pump(self._popen.stderr, 2, prefix, self._tail)
-        self._pump(self._popen.stdout, 1, prefix, None)
+
+    @classmethod
+    def adopted(cls, pid: int, *, on_exit: Callable[[ProcessExit], None]) -> Child:
+        """A process that became our child when its parent ended; raises `OSError` if it is none of ours."""
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return cls(pid=pid, wait=lambda: _status(pid), on_exit=on_exit)
 
     @property
     def alive(self) -> bool:
@@ -91,10 +105,17 @@ class ChildProcess:
         """End the whole group now."""
         self.send(signal.SIGKILL)
 
-    def _pump(self, source: IO[bytes] | None, target: int, prefix: str, tail: deque[str] | None) -> None:
+    def dismiss(self) -> None:
+        """End the whole group now, and tell nobody."""
+        self.on_exit = None
+        self.kill()
+
+    def pump(self, source: IO[bytes] | None, target: int | None, prefix: str = "", *, keep: bool = False) -> None:
+        """Copy what the child writes to a descriptor of ours, or nowhere; `keep` its end for the exit report."""
         if source is None:
             return
         reader = cast(io.BufferedReader, source)
+        tail = self._tail if keep else None
         thread = threading.Thread(target=_copy, args=(reader, target, prefix, tail), daemon=True)
         thread.start()
         self._pumps.append(thread)
@@ -104,14 +125,16 @@ class ChildProcess:
         os.close(self._pidfd)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
-        returncode = self._popen.wait()
+        returncode = self._wait()
+        _unreaped.discard(self.pid)
         self.reaped.set()
-        self._loop.create_task(self._report(returncode))
+        if self.on_exit is not None:
+            self._loop.create_task(self._report(returncode, self.on_exit))
 
-    async def _report(self, returncode: int) -> None:
+    async def _report(self, returncode: int, on_exit: Callable[[ProcessExit], None]) -> None:
         await asyncio.to_thread(_join, self._pumps)
         await asyncio.sleep(_LAST_WORDS_SECONDS)
-        self._on_exit(
+        on_exit(
             ProcessExit(
                 pid=self.pid,
                 returncode=returncode,
@@ -121,16 +144,54 @@ class ChildProcess:
         )
 
 
+class ChildProcess(Child):
+    """A program that we start. `quiet`: what it writes is kept for the exit report and shown to nobody."""
+
+    def __init__(
+        self,
+        *,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        on_exit: Callable[[ProcessExit], None],
+        prefix: str = "",
+        pass_fds: Sequence[int] = (),
+        quiet: bool = False,
+    ) -> None:
+        popen = _start(argv, environ, piped_stdout=bool(prefix) or quiet, pass_fds=pass_fds)
+        super().__init__(pid=popen.pid, wait=popen.wait, on_exit=on_exit)
+        self.pump(popen.stderr, None if quiet else 2, prefix, keep=True)
+        self.pump(popen.stdout, None if quiet else 1, prefix)
+
+
+def is_child(pid: int) -> bool:
+    """Whether this process has a `Child` of that id whose status is not taken yet."""
+    return pid in _unreaped
+
+
+def die_with(parent: int) -> None:
+    """End with the parent, also if it is gone already. Safe between fork and exec."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
+
+
+def adopt_orphans(wanted: bool) -> None:
+    """Become the parent of processes below us whose own parent ends; PID 1 is that anyway."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)
+
+
+def _status(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
 def _start(
     argv: Sequence[str], environ: Mapping[str, str], *, piped_stdout: bool, pass_fds: Sequence[int]
 ) -> subprocess.Popen[bytes]:
     parent = os.getpid()
 
-    def die_with_parent() -> None:
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    def before_exec() -> None:
         os.nice(_NICE)
-        if os.getppid() != parent:  # the launcher died before the line above
-            os._exit(1)
+        die_with(parent)
 
     try:
         return subprocess.Popen(
@@ -141,18 +202,19 @@ def _start(
             stderr=subprocess.PIPE,
             process_group=0,
             pass_fds=pass_fds,
-            preexec_fn=die_with_parent,  # noqa: PLW1509  (three calls into libc, prepared before the fork)
+            preexec_fn=before_exec,  # noqa: PLW1509  (three calls into libc, prepared before the fork)
         )
     except OSError as error:
         raise SpawnError(f"cannot start {argv[0]!r}: {error.strerror}; give a program after '--'") from error
 
 
-def _copy(source: io.BufferedReader, target: int, prefix: str, tail: deque[str] | None) -> None:
+def _copy(source: io.BufferedReader, target: int | None, prefix: str, tail: deque[str] | None) -> None:
     """Copy on a thread of its own: a slow reader of our output must not stop the event loop."""
     mark, rest = prefix.encode(), b""
     with source, contextlib.suppress(OSError, ValueError):
         while piece := source.readline(_PIECE_BYTES) if mark else source.read1(_PIECE_BYTES):
-            _write_all(target, mark + piece)
+            if target is not None:
+                _write_all(target, mark + piece)
             if tail is not None:
                 *lines, rest = (rest + piece).split(b"\n")
                 tail.extend(_readable(line) for line in lines)

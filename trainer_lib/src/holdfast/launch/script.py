@@ -14,14 +14,12 @@ from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+from holdfast.constants import PLACE_PREFIXES, PLACE_VARIABLES
+
 _PYTHON = re.compile(r"python(\d+(\.\d+)*)?t?")
 _FLAGS = frozenset("bBdEIOPqRsSuv")  # options of the interpreter that stand alone
 _VALUED = frozenset("WX")
 _SURFACE = frozenset({"init", "Trainer"})
-# What torchrun tells a process; a script that reads one by itself must not start before its world is known.
-_PLACE = frozenset(
-    {"RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-)
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 _MAX_FILES = 1000
 
@@ -114,12 +112,20 @@ def speaks(argv: Sequence[str]) -> bool:
 
 
 def reads_place(argv: Sequence[str]) -> bool:
-    """Whether the main script itself names what torchrun tells a process, such as LOCAL_RANK."""
+    """Whether the main script itself names what torchrun tells a process, such as LOCAL_RANK.
+
+    Such a script must not start before its world is known.
+    """
     tree = _main_tree(argv)
     return tree is not None and any(
-        isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in _PLACE
+        isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in PLACE_VARIABLES
         for node in ast.walk(tree)
     )
+
+
+def of_place(variable: str) -> bool:
+    """Whether a variable of the environment tells a process its place; all others are the same for all ranks."""
+    return variable in PLACE_VARIABLES or variable.startswith(PLACE_PREFIXES)
 
 
 def imports(source: str | bytes) -> tuple[Import, ...]:
@@ -267,7 +273,7 @@ class _Walk:
             yield wanted
 
     def _is_installed(self, top: str) -> bool:
-        if top in sys.stdlib_module_names:
+        if top == "holdfast" or top in sys.stdlib_module_names:
             return True
         spec = PathFinder.find_spec(top, self.path)
         places = [] if spec is None else [spec.origin or "", *(spec.submodule_search_locations or ())]
