@@ -57,6 +57,16 @@ def test_a_deleted_pod_is_replaced_under_a_new_name_and_counts_as_interruption(t
     assert trained.counted == ["Interruption"]
 
 
+def test_a_leaver_that_heard_of_the_world_after_it_is_counted_once(trained: Any) -> None:
+    uid = trained.uid("gpt-w1")
+    trained.delete(uid)
+    _, last = trained.heard[uid]
+    last["launcher"]["started"] = {"generation": 1, "attempt": 2}  # its peers told it before it was gone
+    trained.run(90, until=lambda: "gpt-w3" in trained.world_names())
+    trained.run(30)
+    assert trained.counted == ["Interruption"]
+
+
 def test_a_killed_launcher_counts_as_infrastructure_once(trained: Any) -> None:
     trained.end("gpt-w1", 137)
     trained.run(60, until=lambda: "gpt-w3" in trained.world_names())

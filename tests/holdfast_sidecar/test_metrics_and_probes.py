@@ -52,6 +52,36 @@ def test_the_launchers_state_is_exported(metrics, heartbeat, run_dir, golden, cl
     assert found["holdfast_launcher_silent_seconds"] == 60
 
 
+def test_the_launchers_books_are_exported(metrics, heartbeat, run_dir, golden):
+    (run_dir / "status.json").write_text(json.dumps(golden("status.json")))
+    heartbeat.poll()
+    found = samples(metrics)
+    assert found["holdfast_goodput_ratio"] == pytest.approx(100 / 119.5)
+    assert found["holdfast_productive_seconds_total"] == 100
+    assert found["holdfast_rank_seconds_total"] == 120
+    assert found["holdfast_standby_seconds_total"] == 12
+    badput = {name: value for name, value in found.items() if name.startswith("holdfast_badput_seconds_total")}
+    assert badput.pop("holdfast_badput_seconds_total{cause=idle}") == 6
+    assert sum(badput.values()) + 6 + 100 == pytest.approx(119.5)
+    assert not any("productive" in name for name in badput)
+    labels = "cause=Infrastructure,phase=restart"
+    assert found[f"holdfast_recovery_seconds_count{{{labels}}}"] == 1
+    assert found[f"holdfast_recovery_seconds_sum{{{labels}}}"] == 0.15
+    assert found["holdfast_recovery_seconds_bucket{cause=Infrastructure,le=0.1,phase=restart}"] == 0
+    assert found["holdfast_recovery_seconds_bucket{cause=Infrastructure,le=+Inf,phase=restart}"] == 1
+    assert found["holdfast_training_steps_total"] == 412
+    assert found["holdfast_lost_steps_total"] == 12
+    assert found["holdfast_mtbf_estimate_seconds"] == 43260
+
+
+def test_a_launcher_without_books_has_no_metrics_of_them(metrics, heartbeat, run_dir, golden):
+    (run_dir / "status.json").write_text(json.dumps({**golden("status.json"), "accounting": None}))
+    heartbeat.poll()
+    found = samples(metrics)
+    assert found["holdfast_step"] == 412
+    assert not any("badput" in name or "goodput" in name for name in found)
+
+
 def test_what_happens_is_counted(metrics, golden, clock):
     metrics.report(ok=True)
     metrics.report(ok=False)
@@ -75,6 +105,9 @@ def test_what_happens_is_counted(metrics, golden, clock):
         '{"version": 1, "ranks": 5, "checkpoints": [], "phase": 3, "committedStep": "x", "loss": true}',
         '{"version": 1, "ranks": [3, {"step": null}], "checkpoints": {"shared": 4, "local": {"time": "soon"}}}',
         '{"version": 1, "phase": "\\ud800\\n\\"", "checkpoints": {"\\ud800": {"step": 1}}}',
+        '{"version": 1, "accounting": {"seconds": {"data": "x", "idle": true, "\\ud800": -1}, "recoveries": [3]}}',
+        '{"version": 1, "accounting": {"seconds": [], "recoveries": {"count": 1}, "wallSeconds": null}}',
+        '{"version": 1, "accounting": {"recoveries": [{"count": 1, "sum": 1, "buckets": [[1], 2, ["a", 1]]}]}}',
         '{"version": 1, "loss": NaN, "throughput": 1e999, "committedStep": 1' + "0" * 400 + "}",
     ],
 )

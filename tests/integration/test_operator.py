@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from typing import Any
 
 import pytest
 from kubernetes import client, watch
+from urllib3.exceptions import HTTPError
 
 SELECTOR = "holdfast.dev/job-name=gpt"
 
@@ -15,12 +17,17 @@ SELECTOR = "holdfast.dev/job-name=gpt"
 def test_a_job_is_gated_placed_published_and_ready(stage: Any) -> None:
     stage.nodes(3)
     born: list[Any] = []
-    stream = watch.Watch()
 
     def look() -> None:
         listed = stage.core.list_namespaced_pod
-        events = stream.stream(listed, stage.namespace, label_selector=SELECTOR, timeout_seconds=120)
-        born.extend(event["object"] for event in events if event["type"] == "ADDED")
+        events = watch.Watch().stream(listed, stage.namespace, label_selector=SELECTOR, timeout_seconds=120)
+        # A watch that outlives a failed test ends with its server.
+        with contextlib.suppress(HTTPError):
+            for event in events:
+                if event["type"] == "ADDED":
+                    born.append(event["object"])
+                if len(born) == 3:
+                    break
 
     looker = threading.Thread(target=look, daemon=True)
     looker.start()
@@ -35,7 +42,6 @@ def test_a_job_is_gated_placed_published_and_ready(stage: Any) -> None:
     active = stage.wait(lambda: stage.status()["membership"].get("active"), "the world is recorded as started")
     assert active == {"generation": 1, "attempt": 1}
     stage.wait(lambda: len(born) == 3, "the births of three pods were seen")
-    stream.stop()
     for pod in born:
         assert [gate.name for gate in pod.spec.scheduling_gates] == ["holdfast.dev/gang"]
     for pod in stage.pods():
@@ -130,7 +136,10 @@ def test_a_job_of_two_waits_for_the_operators_word_and_goes_on(stage: Any) -> No
     stage.lose("gpt-w1", player)
     stage.wait(lambda: recovered(stage, ["gpt-w0", "gpt-w2"]), "the replacement trains")
     assert [world[:2] for world in player.worlds] == [(1, 1), (2, 1)]
-    assert len(incidents(stage)) == 1
+    # The new world is what reports the loss, and a moment without a world is not shown as a failure: Ready held on.
+    stage.wait(lambda: incidents(stage), "the loss is counted")
+    assert incidents(stage) == [("Infrastructure", "gpt-w1")]
+    assert stage.status()["restartCount"] == 1
 
 
 def test_a_script_that_fails_ends_the_job_with_the_tracebacks_last_lines(stage: Any) -> None:

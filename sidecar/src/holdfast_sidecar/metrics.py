@@ -9,7 +9,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from holdfast_sidecar import __version__
+from holdfast_sidecar import __version__, accounting
 from holdfast_sidecar.clock import Clock
 from holdfast_sidecar.contract import Document, Notice, parse_time
 from holdfast_sidecar.errors import MalformedError
@@ -119,6 +119,7 @@ def _launcher(status: Document, now: datetime) -> Iterator[Metric]:
         yield family
     yield from _world(status.get("world"))
     yield from _checkpoints(status.get("checkpoints"), now)
+    yield from accounting.metrics(status.get("accounting"))
 
 
 def _world(world: object) -> Iterator[Metric]:

@@ -60,7 +60,8 @@ class Cluster:
         earlier run left half-way under this name is removed first, and with `replace` a cluster that runs as well.
         """
         clusters = state_dir or settings().clusters
-        with locked(clusters / f"{name}.lock", what=f"cluster '{name}'"):
+        lock = clusters / f"{name}.lock"
+        with locked(lock, what=f"cluster '{name}'"):
             _clear_the_way(clusters / name, replace=replace)
             state = _reserve(clusters / name, nodes, node_monitor_grace_seconds)
             cluster = cls(state=state)
@@ -68,6 +69,7 @@ class Cluster:
                 cluster._start(images)
             except BaseException:
                 removal.remove(state)
+                lock.unlink()  # while it is held: who waits for it sees that, and takes a new one
                 raise
             state.complete_file.touch()
         return cluster

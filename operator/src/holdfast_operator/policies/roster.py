@@ -89,8 +89,9 @@ def _seen_in(draft: Draft, worker: Worker) -> Worker:
     """The highest world that it was in, by its own word and that of others; and when it was first ready."""
     pairs: list[Pair] = [worker.pair] if worker.pair else []
     own = draft.seen.report(worker.pod_uid)
-    if own is not None and own.started is not None:
-        pairs.append(own.started)
+    if own is not None and own.started is not None and own.accepted is not None:
+        # Launchers tell each other what has started: one that leaves may know of the world that goes on without it.
+        pairs.append(min(own.started, own.accepted))
     if own is not None and own.ready and worker.ready_at is None:
         worker = replace(worker, ready_at=draft.now)
     worlds = [report.world for report in draft.seen.reports if report.world is not None]

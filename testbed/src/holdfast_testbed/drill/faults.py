@@ -177,8 +177,9 @@ def kill_all_and_damage(stage: Stage) -> None:
     operator = stage.operator()
     stage.cluster.signal(operator, signal.SIGSTOP)
     stage.say("the operator is stopped (SIGSTOP)")
-    for pod in stage.workers():
-        stage.cluster.signal(stage.launcher(pod), signal.SIGKILL)
+    # All are found before the first dies: a survivor that has time to notice is a second incident.
+    for launcher in [stage.launcher(pod) for pod in stage.workers()]:
+        stage.cluster.signal(launcher, signal.SIGKILL)
     stage.say("SIGKILL to every launcher: nothing of the job is left running")
     commit = newest_commit(stage.checkpoints)
     flip_one_bit(commit / "rank-0.safetensors")
