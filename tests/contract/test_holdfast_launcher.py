@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,13 @@ from holdfast.errors import DocumentError, VersionError
 from holdfast.launch.accounts import Accounts
 from holdfast.launch.agent_socket import AgentSocket, RankMessage
 from holdfast.launch.events import How
-from holdfast.launch.local import Progress
+from holdfast.launch.local import Progress, Wish
 from holdfast.launch.membership import Membership
 from holdfast.launch.messages import Failure, Incident, Priority, Remedy, World
-from holdfast.launch.rank_env import RankPlace
+from holdfast.launch.rank import Rank
+from holdfast.launch.rank_env import RankPlace, world_message
 from holdfast.launch.report import Identity, status
 from holdfast.launch.state import Attempt, Master, Peer, State
-from holdfast.launch.supervisor import Rank
 from holdfast.launch.termination import Ending
 from holdfast.launch.touchfile import TouchFile
 from holdfast.worlds import Claim, Pair
@@ -74,8 +75,6 @@ def state() -> State:
 
 def _with_lost_member(known: Membership) -> Membership:
     """The golden status reports a lost member that the golden membership no longer lists."""
-    from dataclasses import replace
-
     return replace(known, members=(*known.members, replace(known.members[0], index=3, pod_uid="uid-w2")))
 
 
@@ -86,7 +85,7 @@ class _Running:
 
 def rank() -> Rank:
     place = RankPlace(local_rank=0, local_world_size=1, group_rank=0, group_world_size=3)
-    made = Rank(place=place, pair=Pair(2, 1), error_file=Path("x"), started_at=0.0, phase="step", step=412)
+    made = Rank(slot=0, local_rank=0, place=place, pair=Pair(2, 1), started_at=0.0, phase="step", step=412)
     made.process = _Running()  # type: ignore[assignment]
     return made
 
@@ -178,6 +177,25 @@ def test_the_touch_file_is_read_and_acknowledged(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "emergency_checkpoint.ack").read_text()) == ack
 
 
+def test_a_place_in_a_world_is_said_as_it_is_agreed() -> None:
+    said = world_message(
+        RankPlace(local_rank=0, local_world_size=1, group_rank=0, group_world_size=3),
+        replace(world(), pair=Pair(2, 2)),
+        Master(host="10.244.0.7", port=40123),
+        membership(),
+        Path("/var/run/holdfast/errors/2.2/rank-0.json"),
+    )
+    assert said == next(body for body in golden("agent_socket.json")["launcher"] if body["type"] == "world")
+
+
+def test_a_wish_is_said_as_it_is_agreed() -> None:
+    said = {body["type"]: body for body in golden("agent_socket.json")["launcher"]}
+    pair = Pair(2, 1)
+    quiesce = Wish(type="quiesce", pair=pair, id="grow-2.1", reason="a worker joins", commit=False)
+    assert quiesce.to_json() == said["quiesce"]
+    assert Wish(type="checkpoint", pair=pair, id="touch-1", reason="touch-file").to_json() == said["checkpoint"]
+
+
 def test_every_message_of_a_rank_is_understood(tmp_path: Path) -> None:
     import asyncio
 
@@ -197,4 +215,4 @@ def test_every_message_of_a_rank_is_understood(tmp_path: Path) -> None:
 
     heard = asyncio.run(play())
     assert [message.type for message in heard] == [body["type"] for body in golden("agent_socket.json")["rank"]]
-    assert {(message.rank, message.pair) for message in heard} == {(0, Pair(2, 1))}
+    assert {(message.connection.slot, message.connection.rank) for message in heard} == {(3, 0)}

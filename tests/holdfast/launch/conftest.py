@@ -44,6 +44,7 @@ class Pod:
         self.termination_log.touch()
         self._environ = {
             "PATH": os.environ["PATH"],
+            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
             "HOLDFAST_RUN_DIR": str(self.run_dir),
             "HOLDFAST_POD_UID": self.uid,
             "HOLDFAST_POD_NAME": name,

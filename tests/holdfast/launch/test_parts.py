@@ -241,7 +241,7 @@ def test_a_rank_that_sends_a_line_nested_beyond_reason_is_disconnected_and_other
         heard: list[int] = []
         unhandled: list[dict[str, object]] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, told: unhandled.append(told))
-        agent = AgentSocket(tmp_path / "agent.sock", lambda message: heard.append(message.rank))
+        agent = AgentSocket(tmp_path / "agent.sock", lambda message: heard.append(message.connection.rank))
         await agent.start()
         reader, writer = await asyncio.open_unix_connection(tmp_path / "agent.sock")
         writer.write(b"[" * 200_000 + b"\n")

@@ -23,7 +23,12 @@ class Host:
     def __init__(self, folder: Path, name: str, *words: str, **environ: str) -> None:
         self.log = folder / f"{name}.log"
         self.run_dir = folder / f"run-{name}"
-        base = {"PATH": os.environ["PATH"], "TEST_DIR": str(folder), "HOLDFAST_RUN_DIR": str(self.run_dir)}
+        base = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+            "TEST_DIR": str(folder),
+            "HOLDFAST_RUN_DIR": str(self.run_dir),
+        }
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "holdfast", "run", *words], env=base | environ, stdout=log, stderr=log

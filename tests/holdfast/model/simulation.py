@@ -247,7 +247,7 @@ class Simulation:
                 pod.local.append(events.StoreOpened(pair=action.pair, master=Master(host=pod.uid, port=1)))
             case events.StartRanks():
                 self._start_ranks(pod, action.world)
-            case events.KillRanks():
+            case events.StopRanks():
                 pod.local.append(events.RanksEnded(pair=action.pair))
             case events.QuiesceRanks():
                 if pod.training is not None and pod.training.world.pair == action.pair:

@@ -6,7 +6,6 @@ Nothing here decides who may train; `core.step` does. This module owns the movin
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
@@ -19,7 +18,7 @@ from typing import Any
 
 from holdfast.constants import AGENT_SOCKET_FILE, CONTROL_PORT, STORE_PORT, TIMELINE_FILE, Cause, ExitCode
 from holdfast.errors import DocumentError, StoreError
-from holdfast.launch import core, messages, report, termination
+from holdfast.launch import core, messages, report, script, termination
 from holdfast.launch import events as e
 from holdfast.launch.agent_socket import AgentSocket, RankMessage
 from holdfast.launch.chronicle import Chronicle
@@ -47,6 +46,10 @@ _TICKS_ALIVE = 5
 _POLL_SECONDS = 0.05
 _PLAIN_GRACE_SECONDS = 2.0
 _LEAVE_SECONDS = 5.0
+# Who coordinates now, and who would if that one were lost.
+_WARM_STORES = 2
+# Without a world for so long, the script is started to stand by.
+_IDLE_SECONDS = 0.5
 # A deadline that has passed while we still run leaves this much to say goodbye.
 _LEAST_DRAIN_SECONDS = 1.0
 
@@ -65,12 +68,14 @@ class AgentConfig:
     termination_log: Path | None = None
     membership_from_file: bool = True
     timeline: Path | None = None  # in the run directory if not given
+    stand_by: bool = False  # start the script before its world is known
 
 
 class Agent:
     """One launcher."""
 
     def __init__(self, config: AgentConfig, context: LogContext) -> None:
+        argv = config.command.argv
         self._config = config
         self._context = context
         self._me = config.identity.pod_uid
@@ -84,6 +89,8 @@ class Agent:
         self._ending: Ending | None = None
         self._exit: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._signals = 0
+        self._stands_by = config.stand_by and script.speaks(argv) and not script.reads_place(argv)
+        self._idle_since: float | None = None
         self.listening = asyncio.Event()
         self._touch = TouchFile(config.run_dir)
         timeline = Timeline(config.timeline or config.run_dir / TIMELINE_FILE, self.now)
@@ -93,7 +100,6 @@ class Agent:
             feed=self.feed,
             now=self.now,
             place=(config.identity.pod, config.identity.node),
-            socket=self._socket,
             touch=self._touch,
             chronicle=self._chronicle,
         )
@@ -143,6 +149,8 @@ class Agent:
         port = await self._control.start(self._config.host or None, self._config.control_port)
         _log.info("launcher started", extra={"fields": {"control": port, "pid": os.getpid()}})
         self._chronicle.begin(pod=self._config.identity.pod, job=self._context.fields.get("job"))
+        if self._stands_by:
+            self._local.await_standbys()
         self.feed(e.Ready())
         self.listening.set()
         work = [self._tick(), self._watch_touch_file()]
@@ -178,6 +186,9 @@ class Agent:
             self.feed(e.Tick())
             if self._reaper is not None:
                 self._reaper.reap()
+            self._stand_by()
+            if self._state.attempt is not None and self._state.attempt.step is not None:
+                self._keep_store_warm()
             if (ticks := ticks + 1) % _TICKS_ALIVE == 0:
                 self._status.alive()
             await asyncio.sleep(_TICK_SECONDS)
@@ -192,18 +203,11 @@ class Agent:
         self._status.flush()
         fields = {"code": ending.code, "reason": ending.reason}
         _log.info("launcher leaves: %s", ending.message or ending.reason, extra={"fields": fields})
-        await self._end_ranks()
+        await self._supervisor.close(self._grace(0.0))
         await self._control.close()
         await self._socket.close()
         self._store.close()
         self._status.flush()
-
-    async def _end_ranks(self) -> None:
-        pair = self._supervisor.pair
-        if pair is not None and self._supervisor.pids:
-            done = self._supervisor.kill(pair, self._grace(0.0))
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(done, _LEAVE_SECONDS)
 
     def _finish(self, ending: Ending) -> None:
         if not self._exit.done():
@@ -279,8 +283,26 @@ class Agent:
             heartbeat=membership.rules.heartbeat,
             dead_after=membership.rules.dead_after,
         )
-        if membership.members and membership.members[0].pod_uid == self._me:
+        if self._state.attempt is None:
+            self._keep_store_warm()
+
+    def _keep_store_warm(self) -> None:
+        """Never while a world forms: importing torch would cost it time."""
+        known = [self._state.membership, self._state.world]
+        first = {member.pod_uid for group in known if group is not None for member in group.members[:_WARM_STORES]}
+        if self._me in first:
             self._store.warm()
+
+    def _stand_by(self) -> None:
+        """Waiting for a world for longer than a moment: let the script get ready meanwhile."""
+        state = self._state
+        busy = state.attempt is not None or state.ranks is not None
+        if busy or state.membership is None or state.drain is not None or state.leaving is not None:
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = self.now()
+        elif self._stands_by and self.now() >= self._idle_since + _IDLE_SECONDS:
+            self._local.stand_by(state.membership)
 
     def see_membership(self, document: dict[str, Any]) -> None:
         """Take a membership document, from the file or from the endpoint's part of this program."""
@@ -361,10 +383,10 @@ class Agent:
                 self._open_store(pair)
             case e.StartRanks(world=world, master=master):
                 self._start_ranks(world, master)
-            case e.KillRanks(pair=pair, grace=grace):
-                self._supervisor.kill(pair, self._grace(grace))
-            case e.QuiesceRanks(pair=pair, id=wish, reason=reason):
-                self._local.quiesce(pair, wish, reason)
+            case e.StopRanks(pair=pair, reason=reason, grace=grace):
+                self._local.stop(pair, reason, self._grace(grace))
+            case e.QuiesceRanks(pair=pair, id=wish, reason=reason, commit=commit):
+                self._local.quiesce(pair, wish, reason, commit=commit)
             case e.RequestCheckpoint(pair=pair, id=wish, reason=reason):
                 self._local.checkpoint(pair, wish, reason)
             case e.Note(phase=phase, message=text):

@@ -1,7 +1,7 @@
 """The Unix socket between the launcher and its own rank processes: JSON objects, one a line.
 
-Each connection belongs to the rank and the pair that its `hello` names. What a process of an older attempt says
-is for its owner to drop: every message is handed on with the pair of its connection.
+A connection belongs to one process for its life. Each `hello` moves it into another attempt, and what follows is of
+that attempt: every message is handed on with the pair of its connection, and what is old is for its owner to drop.
 """
 
 from __future__ import annotations
@@ -16,32 +16,70 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.constants import MAX_LINE_BYTES
-from holdfast.errors import UsageError
+from holdfast.errors import DocumentError, UsageError
 from holdfast.worlds import Pair
 
 _MAX_PATH_BYTES = 107
+_GREETINGS = frozenset({"hello", "standby"})
 _log = logging.getLogger("holdfast.launch.agent_socket")
+
+
+class Connection:
+    """One rank process at the other end, and who it said it is."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self.slot: int | None = None  # None: a release that cannot be kept between attempts
+        self.pid = 0
+        self.pair: Pair | None = None
+        self.rank: int | None = None
+        self.over = asyncio.Event()  # everything that it said has been heard
+
+    @property
+    def open(self) -> bool:
+        """Whether it can still be told something."""
+        return not self.over.is_set() and not self._writer.is_closing()
+
+    def send(self, message: Mapping[str, Any]) -> bool:
+        """Tell it; says whether it may be heard."""
+        if not self.open:
+            return False
+        self._writer.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+        return True
+
+    def greet(self, body: Mapping[str, Any]) -> None:
+        """Take in a `standby`, or a `hello` to an attempt."""
+        slot = body.get("slot")
+        self.slot, self.pid = None if slot is None else int(slot), int(body["pid"])
+        if body["type"] == "hello":
+            self.pair, self.rank = Pair.from_json(body), int(body["rank"])
+
+    def close(self) -> None:
+        """Hang up."""
+        self._writer.close()
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankMessage:
-    """One message of a rank process, tagged with the attempt for which the process was started."""
+    """One message of a rank process, tagged with the attempt in which its connection is."""
 
-    rank: int
-    local_rank: int
-    pid: int
-    pair: Pair
+    connection: Connection
+    pair: Pair | None
     type: str
     body: Mapping[str, Any]
 
+    def __str__(self) -> str:
+        who = self.connection.slot if self.connection.rank is None else f"of rank {self.connection.rank}"
+        return f"{self.type} from the process {who}"
+
 
 class AgentSocket:
-    """Serves `agent.sock`; one live connection a rank."""
+    """Serves `agent.sock`."""
 
     def __init__(self, path: Path, on_message: Callable[[RankMessage], None]) -> None:
         self._path = path
         self._on_message = on_message
-        self._writers: dict[tuple[Pair, int], asyncio.StreamWriter] = {}
+        self._connections: set[Connection] = set()
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
@@ -55,59 +93,32 @@ class AgentSocket:
         """Stop listening and end every connection."""
         if self._server is not None:
             self._server.close()
-        for writer in list(self._writers.values()):
-            writer.close()
+        for connection in list(self._connections):
+            connection.close()
         self._path.unlink(missing_ok=True)
 
-    def greeted(self, pair: Pair) -> set[int]:
-        """The ranks of this attempt that speak to us: those that run Holdfast's loop."""
-        return {rank for known, rank in self._writers if known == pair}
-
-    def send(self, pair: Pair, message: Mapping[str, Any], *, rank: int | None = None) -> int:
-        """Send to one rank of an attempt, or to all; returns how many were reached."""
-        line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
-        reached = 0
-        for (known, number), writer in list(self._writers.items()):
-            if known == pair and rank in (None, number) and not writer.is_closing():
-                writer.write(line)
-                reached += 1
-        return reached
-
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        key: tuple[Pair, int] | None = None
+        connection = Connection(writer)
+        self._connections.add(connection)
         try:
-            hello = await _read(reader)
-            if hello is None or hello.get("type") != "hello":
+            body = await _read(reader)
+            if body is None or body.get("type") not in _GREETINGS:
                 return
-            tag = _tag(hello)
-            key = (tag.pair, tag.rank)
-            self._writers[key] = writer
-            self._on_message(tag)
-            while (body := await _read(reader)) is not None:
-                self._on_message(_message(tag, body))
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            while body is not None:
+                self._take(connection, body)
+                body = await _read(reader)
+        except (ValueError, KeyError, TypeError, RecursionError, DocumentError) as error:
             _log.warning("a rank process sent what this launcher cannot read: %r; its connection is closed", error)
         finally:
-            if key is not None and self._writers.get(key) is writer:
-                del self._writers[key]
-            writer.close()
+            self._connections.discard(connection)
+            connection.over.set()
+            connection.close()
 
-
-def _tag(hello: Mapping[str, Any]) -> RankMessage:
-    return RankMessage(
-        rank=int(hello["rank"]),
-        local_rank=int(hello["localRank"]),
-        pid=int(hello["pid"]),
-        pair=Pair.from_json(hello),
-        type="hello",
-        body=hello,
-    )
-
-
-def _message(tag: RankMessage, body: Mapping[str, Any]) -> RankMessage:
-    return RankMessage(
-        rank=tag.rank, local_rank=tag.local_rank, pid=tag.pid, pair=tag.pair, type=str(body["type"]), body=body
-    )
+    def _take(self, connection: Connection, body: Mapping[str, Any]) -> None:
+        kind = str(body["type"])
+        if kind in _GREETINGS:
+            connection.greet(body)
+        self._on_message(RankMessage(connection=connection, pair=connection.pair, type=kind, body=body))
 
 
 async def _read(reader: asyncio.StreamReader) -> Mapping[str, Any] | None:

@@ -112,6 +112,21 @@ def peer_lost(rank: int, message: str, place: Place, *, step: int | None) -> Fai
     )
 
 
+def hung(rank: int, message: str, place: Place, *, cause: Cause, step: int | None) -> Failure:
+    """It does not answer, and is killed for that."""
+    return Failure(
+        cause=cause,
+        reason="Hung",
+        message=message,
+        priority=Priority.KILLED,
+        at=place.at,
+        pod=place.pod,
+        node=place.node,
+        rank=rank,
+        step=step,
+    )
+
+
 def raised(
     rank: int, exception: str, traceback: tuple[str, ...], place: Place, *, step: int | None = None
 ) -> Failure:

@@ -11,7 +11,9 @@ The seam to the shell (`agent.py` and what it uses) is this small:
   late, never altered. After `PeerUp` again, nothing of the earlier channel arrives.
 - Events of ranks carry the pair for which the process was started (the connection's tag). Those of another pair
   than the present attempt's are dropped here.
-- `KillRanks` is answered by `RanksEnded` when every process of that pair and lower is reaped; never before.
+- `StopRanks` is answered by `RanksEnded` when no local rank can vote in that pair or a lower one any more: its
+  process is reaped, or said `left` for it and keeps its state in memory. Never before. So a process may outlive its
+  attempt, and "no ranks of a lower pair are left" below means: none that could vote.
 - A script that does not speak (`hello` never said): feed `Entered` when its processes are spawned, `LocalDone` when
   all ended with 0, and answer `QuiesceRanks` with `Quiesced` at once, since it cannot make an agreed commit.
 - `status.json` is made of the state: `accepted`, `started`, `world`, `phase`, `message`, `incidents`, `foreign`,
@@ -115,6 +117,10 @@ def _ready(turn: Turn, _: events.Ready) -> None:
     turn.set(ready=True)
 
 
+def _prepared(turn: Turn, event: events.Prepared) -> None:
+    turn.set(prepared=event.prepared)
+
+
 def _tick(turn: Turn, _: events.Tick) -> None:
     """Time is in `now`."""
 
@@ -213,19 +219,19 @@ def _local_done(turn: Turn, event: events.LocalDone) -> None:
     if _is_present(turn, event.pair):
         turn.set_attempt(done=True, entered=True)
     if turn.state.ranks == event.pair:
-        turn.set(ranks=None, killing=False)
+        turn.set(ranks=None, stopping=False)
 
 
 def _ranks_ended(turn: Turn, event: events.RanksEnded) -> None:
     ranks = turn.state.ranks
     if ranks is not None and ranks <= event.pair:
-        turn.set(ranks=None, killing=False)
+        turn.set(ranks=None, stopping=False)
 
 
 def _foreign_claims(turn: Turn, event: events.ForeignClaims) -> None:
     ending.stop_for(turn, event.claims)
     if _is_present(turn, event.pair):
-        ending.close_attempt(turn)  # its ranks wait to be ended, also when we know the claims by now
+        ending.close_attempt(turn, ending.FOREIGN)  # its ranks wait to be ended, also when we know the claims by now
 
 
 def _checkpoint_asked(turn: Turn, event: events.CheckpointAsked) -> None:
@@ -376,6 +382,7 @@ def _present(turn: Turn) -> Hello:
         world=attempt.world if attempt is not None and not attempt.failures else None,
         left=state.last,
         ready=state.ready and state.leaving is None,
+        prepared=state.prepared,
         draining=state.drain is not None,
         notice=ending.notice(turn),
         done=attempt is not None and attempt.done,
@@ -434,6 +441,7 @@ def check_invariants(before: State, after: State, actions: list[Action]) -> None
 _HANDLERS: Final[dict[type[Any], Callable[[Turn, Any], None]]] = {
     events.Ready: _ready,
     events.Tick: _tick,
+    events.Prepared: _prepared,
     events.MembershipSeen: _membership_seen,
     events.PeerUp: _peer_up,
     events.PeerDown: _peer_down,

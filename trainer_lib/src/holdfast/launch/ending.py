@@ -33,6 +33,8 @@ from .turn import Turn
 
 LINGER = 2.0
 REMEMBERED = 1000
+FOREIGN = "there are claims that the membership does not know"
+_AGREED = "all ranks agreed to end the attempt"
 
 
 # Failures
@@ -92,7 +94,7 @@ def _end(turn: Turn, attempt: Attempt, root: Failure) -> None:
     _back_off(turn, attempt, root)
     incident = Incident(pair=pair, failure=root, action=Remedy.WAIT, detected=root.at or turn.now)
     adopt_incident(turn, incident)
-    close_attempt(turn)
+    close_attempt(turn, root.message)
     if _speaks(turn, attempt):
         _give_up_if_spent(turn, incident)
 
@@ -105,12 +107,12 @@ def _back_off(turn: Turn, attempt: Attempt, root: Failure) -> None:
     turn.set(fruitless=fruitless, not_before=turn.now + (pause if blamed or fruitless else 0.0))
 
 
-def close_attempt(turn: Turn) -> None:
-    """The attempt is over here, for whatever reason: its ranks must end."""
+def close_attempt(turn: Turn, reason: str) -> None:
+    """The attempt is over here, for whatever reason: its ranks must leave it."""
     if turn.attempt is not None:
         world = turn.attempt.world
         turn.set(attempt=None, last=world.pair, last_world=world, confirmed=None, confirmations=frozenset())
-    turn.kill_ranks()
+    turn.stop_ranks(reason)
 
 
 def adopt_incident(turn: Turn, incident: Incident) -> None:
@@ -211,7 +213,7 @@ def stop_for(turn: Turn, claims: tuple[Claim, ...]) -> None:
     foreign = _unknown(turn, (*turn.state.foreign, *claims))
     turn.set(foreign=foreign)
     if foreign and turn.attempt is not None:
-        close_attempt(turn)
+        close_attempt(turn, FOREIGN)
 
 
 def _unknown(turn: Turn, claims: tuple[Claim, ...]) -> tuple[Claim, ...]:
@@ -237,7 +239,7 @@ def begin_drain(turn: Turn, event: DrainAsked) -> None:
     attempt = turn.attempt
     if attempt is not None and _has_something_to_lose(attempt) and attempt.quiesce is None:
         turn.set_attempt(quiesce=Quiesce(id=event.id, reason=event.reason, until=until))
-        turn.do(QuiesceRanks(pair=attempt.world.pair, id=event.id, reason=event.reason))
+        turn.do(QuiesceRanks(pair=attempt.world.pair, id=event.id, reason=event.reason, commit=True))
 
 
 def _has_something_to_lose(attempt: Attempt) -> bool:
@@ -310,9 +312,9 @@ def settle_quiesced(turn: Turn) -> None:
         drained = _drain_failure(turn, attempt)
         if drained is not None:
             adopt_incident(turn, _drained(attempt, replace(drained, step=attempt.step), turn.now))
-        close_attempt(turn)
+        close_attempt(turn, _AGREED)
     elif turn.now >= attempt.quiesced_at + turn.rules.accept_deadline:
-        close_attempt(turn)
+        close_attempt(turn, _AGREED)
 
 
 def _drained(attempt: Attempt, failure: Failure, now: float) -> Incident:
@@ -415,8 +417,8 @@ def settle_leaving(turn: Turn) -> None:
     if leaving is None or turn.state.exit is not None or leave_at is None:
         return
     if turn.attempt is not None and (leaving.code != ExitCode.COMPLETE):
-        close_attempt(turn)
-    turn.kill_ranks()
+        close_attempt(turn, leaving.message)
+    turn.stop_ranks(leaving.message)
     if turn.state.ranks is None and (turn.now >= leave_at or not any(turn.up(uid) for uid in turn.state.peers)):
         turn.broadcast(Leaving(code=leaving.code))
         turn.do(leaving)

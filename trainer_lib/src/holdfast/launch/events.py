@@ -35,6 +35,13 @@ class Tick:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """Whether this launcher's ranks could enter a world at once; false while processes that stand by get ready."""
+
+    prepared: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class MembershipSeen:
     """`membership.json` changed."""
 
@@ -107,8 +114,8 @@ class RankFailed:
 
 @dataclass(frozen=True, kw_only=True)
 class Quiesced:
-    """All local ranks of the pair made their last step, and its commit is durable. Also when nobody here asked:
-    another launcher's request reaches all ranks."""
+    """All local ranks of the pair made their last step; if a commit was asked for, it is durable. Also when nobody
+    here asked: another launcher's request reaches all ranks."""
 
     pair: Pair
 
@@ -125,7 +132,8 @@ class LocalDone:
 
 @dataclass(frozen=True, kw_only=True)
 class RanksEnded:
-    """No process of any local rank of this pair or a lower one is left: killed and reaped."""
+    """No local rank can vote in this pair or a lower one any more: its process is reaped, or *released*: it said
+    `left` and keeps its state in memory."""
 
     pair: Pair
 
@@ -165,6 +173,7 @@ class DrainAsked:
 Event = (
     Ready
     | Tick
+    | Prepared
     | MembershipSeen
     | PeerUp
     | PeerDown
@@ -203,27 +212,32 @@ class OpenStore:
 
 @dataclass(frozen=True, kw_only=True)
 class StartRanks:
-    """Start the local rank processes of this world. No older ones are left."""
+    """Fill this launcher's places in the world, first with the ranks that were kept. None votes in an older one."""
 
     world: World
     master: Master
 
 
 @dataclass(frozen=True, kw_only=True)
-class KillRanks:
-    """SIGKILL and reap all local ranks of this pair and lower ones; answer `RanksEnded`. `grace`: SIGTERM first."""
+class StopRanks:
+    """Let no local rank vote in an attempt up to this pair any more; answer `RanksEnded`. A rank that says so in time
+    keeps its state in memory, for the next `StartRanks`; any other is killed. `grace`: SIGTERM first, to a script
+    without Holdfast's loop."""
 
     pair: Pair
+    reason: str
     grace: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuiesceRanks:
-    """Ask the local ranks for an agreed commit and no step after it; answer `Quiesced` when all said so."""
+    """Ask the local ranks to end their attempt at a step on which all agree; answer `Quiesced` when all said so.
+    `commit`: that step is committed to the checkpoints. Else only if some rank cannot keep its state in memory."""
 
     pair: Pair
     id: str
     reason: str
+    commit: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,4 +269,4 @@ class Note:
     message: str
 
 
-Action = Send | OpenStore | StartRanks | KillRanks | QuiesceRanks | RequestCheckpoint | Exit | Note
+Action = Send | OpenStore | StartRanks | StopRanks | QuiesceRanks | RequestCheckpoint | Exit | Note

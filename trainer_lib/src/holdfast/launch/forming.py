@@ -99,6 +99,7 @@ def _grow(turn: Turn, membership: Membership, running: World) -> Waiting:
     if {m.pod_uid for m in keep} != running.uids or not _my_turn(turn, membership, usable):
         return waiting
     newcomers = [member for member in usable if member.pod_uid not in running.uids and _settled(turn, member)]
+    newcomers = [member for member in newcomers if _prepared(turn, member)]
     together = tuple(member for member in usable if member in keep or member in newcomers)
     if not newcomers or turn.now < turn.state.retry_at or _worth_waiting(turn, membership, together):
         return waiting
@@ -163,6 +164,16 @@ def _settled(turn: Turn, member: Member) -> bool:
     """A newcomer's channel has held for a moment: a flapping link must not cost the others their time."""
     peer = turn.state.peers.get(member.pod_uid)
     return peer is None or turn.now >= peer.since + turn.rules.dead_after
+
+
+def _prepared(turn: Turn, member: Member) -> bool:
+    """A newcomer's ranks get ready while the others train; but nobody waits for ever for one that does not."""
+    if member.pod_uid == turn.state.me:
+        return turn.state.prepared or turn.now >= turn.state.seen_at + turn.rules.startup_deadline
+    peer, hello = turn.state.peers.get(member.pod_uid), turn.hello(member.pod_uid)
+    if peer is None or hello is None:
+        return False
+    return hello.prepared or turn.now >= peer.since + turn.rules.startup_deadline
 
 
 def _in_steps(membership: Membership, keep: list[Member], newcomers: list[Member]) -> tuple[Member, ...]:
@@ -375,7 +386,7 @@ def _quiesce(turn: Turn, request: str, reason: str) -> None:
     if attempt is not None and attempt.quiesce is None:
         until = turn.now + turn.rules.checkpoint_deadline
         turn.set_attempt(quiesce=Quiesce(id=request, reason=reason, until=until))
-        turn.do(QuiesceRanks(pair=attempt.world.pair, id=request, reason=reason))
+        turn.do(QuiesceRanks(pair=attempt.world.pair, id=request, reason=reason, commit=False))
 
 
 def accept(turn: Turn) -> None:
@@ -404,7 +415,7 @@ def _promise(turn: Turn) -> None:
         return
     if pending.incident is not None:
         adopt_incident(turn, pending.incident)
-    close_attempt(turn)
+    close_attempt(turn, f"{pending.world.pair} follows")
     turn.set(
         accepted=pending.world.pair,
         accepted_world=pending.world,
@@ -455,7 +466,7 @@ def enter(turn: Turn, start: Start) -> None:
     turn.set(
         attempt=Attempt(world=world, master=start.master, since=turn.now, started_sent=turn.now),
         ranks=world.pair,
-        killing=False,
+        stopping=False,
         idle_since=None,
         confirmed=None,
         confirmations=frozenset(),

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.constants import Cause
 from holdfast.errors import DocumentError
 from holdfast.launch import causes
-from holdfast.launch.agent_socket import AgentSocket, RankMessage
+from holdfast.launch.agent_socket import RankMessage
 from holdfast.launch.causes import Place, RankEnd
 from holdfast.launch.chronicle import Chronicle
 from holdfast.launch.events import (
@@ -19,6 +20,7 @@ from holdfast.launch.events import (
     Event,
     ForeignClaims,
     LocalDone,
+    Prepared,
     Quiesced,
     RankFailed,
     RanksEnded,
@@ -26,7 +28,8 @@ from holdfast.launch.events import (
 )
 from holdfast.launch.membership import Membership
 from holdfast.launch.messages import Failure, Master, Priority, World
-from holdfast.launch.supervisor import Rank, Supervisor
+from holdfast.launch.rank import Rank
+from holdfast.launch.supervisor import Supervisor
 from holdfast.launch.touchfile import TouchFile
 from holdfast.worlds import Claim, Pair
 
@@ -56,10 +59,12 @@ class Wish:
     pair: Pair
     id: str
     reason: str
+    commit: bool = True
 
-    def to_json(self) -> dict[str, str]:
+    def to_json(self) -> dict[str, Any]:
         """Wire form."""
-        return {"type": self.type, "id": self.id, "reason": self.reason}
+        commit = {"commit": self.commit} if self.type == "quiesce" else {}
+        return {"type": self.type, "id": self.id, "reason": self.reason, **commit}
 
 
 class LocalRanks:
@@ -71,18 +76,20 @@ class LocalRanks:
         feed: Callable[[Event], None],
         now: Callable[[], float],
         place: tuple[str, str],
-        socket: AgentSocket,
         touch: TouchFile,
         chronicle: Chronicle,
     ) -> None:
         self._feed = feed
         self._now = now
         self._pod, self._node = place
-        self._socket = socket
         self._touch = touch
         self._chronicle = chronicle
         self._restored = 0
-        self._reported: set[int] = set()
+        self._reported: set[int] = set()  # slots whose failure in this attempt was told
+        self._quiesced = False
+        self._stopping = False
+        self._prepared = True
+        self._may_stand_by = True
         self._wishes: list[Wish] = []
         self._unanswered: dict[str, float] = {}
         self._timers: list[asyncio.TimerHandle] = []
@@ -96,6 +103,8 @@ class LocalRanks:
         """Start this launcher's ranks of a world."""
         self._restored = 0
         self._reported = set()
+        self._quiesced = self._stopping = False
+        self._may_stand_by = True
         self._wishes = []
         self._cancel_timers()
         self._membership = membership
@@ -103,10 +112,43 @@ class LocalRanks:
         if not self.supervisor.speaks_holdfast:
             wait = min(_PLAIN_AFTER_SECONDS, membership.rules.startup_deadline / 2)
             self._later(wait, lambda: self._enter_plain(world.pair))
+        self.tell_prepared()
 
-    def quiesce(self, pair: Pair, wish_id: str, reason: str) -> None:
-        """Ask for an agreed commit and no step after it; a script without the loop is asked to end (SIGTERM)."""
-        self._wish(Wish(type="quiesce", pair=pair, id=wish_id, reason=reason))
+    def await_standbys(self) -> None:
+        """Processes will stand by: until they do, this launcher is not prepared."""
+        self._prepared = False
+        self._feed(Prepared(prepared=False))
+
+    def stand_by(self, membership: Membership) -> None:
+        """Nobody forms a world soon: let processes get ready for the next one."""
+        if self._may_stand_by:
+            self.supervisor.stand_by(membership)
+        self.tell_prepared()
+
+    def tell_prepared(self) -> None:
+        """Tell the core whether this launcher's ranks could enter a world at once."""
+        prepared = all(rank.ready for rank in self.supervisor.standbys)
+        if prepared is not self._prepared:
+            self._prepared = prepared
+            self._feed(Prepared(prepared=prepared))
+
+    def stop(self, pair: Pair, reason: str, grace: float) -> None:
+        """Let no local rank vote up to this pair any more."""
+        self._stopping = True
+        self.supervisor.stop(pair, reason, grace)
+
+    def hung(self, slot: int, message: str, cause: Cause = Cause.INFRASTRUCTURE) -> None:
+        """A process does not answer and never will, says who watches it: it is killed, and its attempt ends."""
+        rank = self.supervisor.rank(slot)
+        if rank is None or not rank.alive:
+            return
+        if rank.pair is not None and not rank.parked:
+            self._fail(rank, causes.hung(rank.number, message, self._place(), cause=cause, step=rank.step))
+        self.supervisor.kill(rank)
+
+    def quiesce(self, pair: Pair, wish_id: str, reason: str, *, commit: bool) -> None:
+        """Ask for an agreed end of the attempt; a script without the loop is asked to end (SIGTERM)."""
+        self._wish(Wish(type="quiesce", pair=pair, id=wish_id, reason=reason, commit=commit))
         if not self.supervisor.speaks_holdfast and self.supervisor.ranks:
             age = asyncio.get_running_loop().time() - self.supervisor.ranks[0].started_at
             self._later(max(0.0, _PLAIN_AFTER_SECONDS - age), lambda: self._terminate_plain(pair))
@@ -130,15 +172,21 @@ class LocalRanks:
     def heard(self, message: RankMessage) -> None:
         """A message of a rank process; what is not of the present attempt is dropped."""
         try:
-            self._chronicle.heard(message.pid, message.type, message.body)
+            self._chronicle.heard(message.connection.pid, message.type, message.body)
             rank = self.supervisor.hear(message)
             if rank is not None:
                 self._react(rank, message)
         except (KeyError, TypeError, ValueError, DocumentError) as error:
-            _log.warning("rank %d sent a %s that cannot be read: %r", message.rank, message.type, error)
+            _log.warning("%s cannot be read: %r", message, error)
 
     def _react(self, rank: Rank, message: RankMessage) -> None:
-        body, pair = message.body, message.pair
+        if message.type in ("standby", "ready"):
+            self.tell_prepared()
+        elif rank.pair is not None:
+            self._react_in(rank.pair, rank, message)
+
+    def _react_in(self, pair: Pair, rank: Rank, message: RankMessage) -> None:
+        body = message.body
         match message.type:
             case "hello":
                 self._greet(rank)
@@ -156,12 +204,14 @@ class LocalRanks:
                 self._saved(pair, body)
             case "peerLost":
                 text = str(body["message"])
-                self._fail(rank, causes.peer_lost(message.rank, text, self._place(), step=rank.step))
+                self._fail(rank, causes.peer_lost(rank.number, text, self._place(), step=rank.step))
             case "exception":
                 self._fail(
                     rank,
-                    causes.raised(message.rank, rank.exception, rank.traceback, self._place(), step=rank.step),
+                    causes.raised(rank.number, rank.exception, rank.traceback, self._place(), step=rank.step),
                 )
+            case "left":
+                self._left(rank)
             case "quiesced" | "done":
                 self._check_quiesced(pair)
             case _:
@@ -169,20 +219,20 @@ class LocalRanks:
 
     def _greet(self, rank: Rank) -> None:
         membership = self._membership
-        if membership is None:
+        if membership is None or rank.pair is None:
             return
         claims = {claim.pair: claim for claim in membership.claims} | self.progress.claims
         welcome = {
             "type": "welcome",
+            **rank.pair.to_json(),
             "claims": [claims[pair].to_json() for pair in sorted(claims)],
             "settings": membership.document.get("settings", {}),
             "reached": self._chronicle.accounts.highest,
         }
-        number = rank.place.rank
-        self._socket.send(rank.pair, welcome, rank=number)
+        rank.send(welcome)
         for wish in self._wishes:
             if wish.pair == rank.pair:
-                self._socket.send(rank.pair, wish.to_json(), rank=number)
+                rank.send(wish.to_json())
         if all(other.greeted for other in self.supervisor.ranks):
             self._feed(Entered(pair=rank.pair))
 
@@ -224,19 +274,29 @@ class LocalRanks:
 
     # How they end
 
-    def rank_ended(self, pair: Pair, end: RankEnd) -> None:
-        """A rank process ended."""
-        self._chronicle.ended(end.pid, hung=end.ended_by_us)
+    def rank_ended(self, rank: Rank, end: RankEnd) -> None:
+        """A process ended while it was in an attempt."""
+        pair = rank.pair
+        if pair is None or pair != self.supervisor.pair:
+            return
         failure = causes.judge(end, self._place())
         if failure is not None:
-            reported = end.rank in self._reported and failure.priority >= Priority.EXCEPTION
-            if pair == self.supervisor.pair and not reported:
-                self._tell(end.rank, pair, failure)
+            if rank.slot not in self._reported or failure.priority < Priority.EXCEPTION:
+                self._tell(rank, pair, failure)
             return
         self._check_quiesced(pair)
-        ranks = self.supervisor.ranks
-        if end.ended_well and pair == self.supervisor.pair and all(rank.ended_well for rank in ranks):
+        if end.ended_well and all(other.ended_well for other in self.supervisor.ranks):
             self._feed(LocalDone(pair=pair))
+
+    def process_ended(self, pid: int, *, killed: bool) -> None:
+        """A process is gone, whatever it was to us."""
+        self._chronicle.ended(pid, hung=killed)
+
+    def standby_ended(self) -> None:
+        """A process ended before its world was known: the next is started, and judged, when there is a world."""
+        _log.warning("a process that stood by ended; another is started when there is a world for it")
+        self._may_stand_by = False
+        self.tell_prepared()
 
     def cannot_start(self, pair: Pair, program: str, message: str) -> None:
         """The command cannot be started."""
@@ -251,23 +311,34 @@ class LocalRanks:
 
     def _wish(self, wish: Wish) -> None:
         self._wishes.append(wish)
-        self._socket.send(wish.pair, wish.to_json())
+        for rank in self.supervisor.ranks:
+            if rank.greeted and rank.pair == wish.pair:
+                rank.send(wish.to_json())
+
+    def _left(self, rank: Rank) -> None:
+        """It leaves by itself: its attempt cannot go on, unless that was agreed."""
+        if not self._stopping and not rank.quiesced:
+            text = "it left the attempt by itself"
+            self._fail(rank, causes.peer_lost(rank.number, text, self._place(), step=rank.step))
 
     def _fail(self, rank: Rank, failure: Failure) -> None:
-        if rank.place.rank not in self._reported:
-            self._tell(rank.place.rank, rank.pair, failure)
+        if rank.slot not in self._reported and rank.pair is not None:
+            self._tell(rank, rank.pair, failure)
 
-    def _tell(self, rank: int, pair: Pair, failure: Failure) -> None:
-        self._reported.add(rank)
-        fields = {"cause": failure.cause, "reason": failure.reason, "rank": rank}
+    def _tell(self, rank: Rank, pair: Pair, failure: Failure) -> None:
+        self._reported.add(rank.slot)
+        fields = {"cause": failure.cause, "reason": failure.reason, "rank": rank.number}
         _log.warning("%s", failure.message, extra={"fields": fields})
         self._feed(RankFailed(pair=pair, failure=failure))
 
     def _check_quiesced(self, pair: Pair) -> None:
-        wished = any(wish.type == "quiesce" and wish.pair == pair for wish in self._wishes)
+        """All made their last step. Nobody here may have asked: another launcher's wish reaches all ranks."""
         ranks = self.supervisor.ranks
-        if wished and self.supervisor.pair == pair and all(r.quiesced or r.done or r.ended for r in ranks):
-            self._wishes = [wish for wish in self._wishes if wish.type != "quiesce"]
+        asked = any(wish.type == "quiesce" and wish.pair == pair for wish in self._wishes)
+        if self._quiesced or self.supervisor.pair != pair or not (asked or any(rank.quiesced for rank in ranks)):
+            return
+        if all(rank.quiesced or rank.done or rank.ended for rank in ranks):
+            self._quiesced = True
             self._feed(Quiesced(pair=pair))
 
     def _terminate_plain(self, pair: Pair) -> None:

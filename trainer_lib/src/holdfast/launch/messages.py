@@ -202,6 +202,7 @@ class Hello:
 
     `failure` is what ended (or, while `draining`, will end) the sender's attempt `failed`; `left` is the last attempt
     that is over for it. `notice` says that the sender drains because its whole node goes.
+    `prepared`: its ranks could enter a world at once.
     """
 
     type: ClassVar[str] = "hello"
@@ -213,6 +214,7 @@ class Hello:
     world: World | None = None
     left: Pair | None = None
     ready: bool = False
+    prepared: bool = True
     draining: bool = False
     notice: Notice | None = None
     done: bool = False

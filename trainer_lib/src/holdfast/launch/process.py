@@ -30,8 +30,6 @@ _PIECE_BYTES = 1 << 16
 _DRAIN_SECONDS = 0.5
 # Children use every core they get; the launcher needs little, but that little in time for its heartbeats.
 _NICE = 5
-# What a child wrote to a socket before it ended must be read before its end is judged.
-_LAST_WORDS_SECONDS = 0.02
 
 # PyDLL keeps the interpreter's lock: between fork and exec nothing else may run.
 _prctl = ctypes.PyDLL(None).prctl
@@ -132,8 +130,8 @@ class Child:
             self._loop.create_task(self._report(returncode, self.on_exit))
 
     async def _report(self, returncode: int, on_exit: Callable[[ProcessExit], None]) -> None:
-        await asyncio.to_thread(_join, self._pumps)
-        await asyncio.sleep(_LAST_WORDS_SECONDS)
+        if returncode != -signal.SIGKILL:  # who was killed had no time for last words
+            await asyncio.to_thread(_join, self._pumps)
         on_exit(
             ProcessExit(
                 pid=self.pid,

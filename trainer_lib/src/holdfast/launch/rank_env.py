@@ -5,11 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Final
 
 from holdfast import constants as c
 from holdfast.constants import Cause
 from holdfast.launch.membership import Membership
 from holdfast.launch.messages import Master, World
+
+_OF_A_PLACE: Final = frozenset(
+    {
+        *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME"),
+        *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+        *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT"),
+        *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_ERROR_FILE"),
+        *(c.ENV_GENERATION, c.ENV_ATTEMPT, c.ENV_PUBLICATION),
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,20 +65,66 @@ def rank_environ(
     membership: Membership,
     run_dir: Path,
     error_file: Path,
+    slot: int,
 ) -> dict[str, str]:
     """The environment of one rank process; what the user set and torchrun would keep is kept."""
-    environ = {**base, **_torchrun(place, world, master, membership, error_file)}
-    if place.local_world_size > 1:
-        environ.setdefault("OMP_NUM_THREADS", "1")
-    environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
-    environ.setdefault("PYTHONUNBUFFERED", "1")
-    environ.update(_own(world, membership, run_dir))
+    environ = {**base, **torchrun_variables(place, world, master, membership, error_file)}
+    _defaults(environ, place.local_world_size)
+    environ.update(_own(membership, run_dir, slot))
+    environ.update(
+        {
+            c.ENV_GENERATION: str(world.pair.generation),
+            c.ENV_ATTEMPT: str(world.pair.attempt),
+            c.ENV_PUBLICATION: world.publication,
+        }
+    )
     return environ
 
 
-def _torchrun(
+def standby_environ(
+    base: Mapping[str, str], membership: Membership, run_dir: Path, *, slot: int, processes: int
+) -> dict[str, str]:
+    """The environment of a process whose world is not known yet: nothing of a place is in it."""
+    environ = {name: value for name, value in base.items() if name not in _OF_A_PLACE}
+    _defaults(environ, processes)
+    environ.update(_own(membership, run_dir, slot))
+    environ[c.ENV_STANDBY] = "1"
+    return environ
+
+
+def world_message(
+    place: RankPlace, world: World, master: Master, membership: Membership, error_file: Path
+) -> dict[str, Any]:
+    """The place of a process that lives already, as the agent socket says it."""
+    return {
+        "type": "world",
+        **world.pair.to_json(),
+        "publication": world.publication,
+        "rank": place.rank,
+        "localRank": place.local_rank,
+        "worldSize": place.world_size,
+        "localWorldSize": place.local_world_size,
+        "groupRank": place.group_rank,
+        "groupWorldSize": place.group_world_size,
+        "masterHost": master.host,
+        "masterPort": master.port,
+        "jobUID": membership.job_uid,
+        "runID": _run_id(membership),
+        "torchrun": torchrun_variables(place, world, master, membership, error_file),
+    }
+
+
+def _defaults(environ: dict[str, str], processes: int) -> None:
+    if processes > 1:
+        environ.setdefault("OMP_NUM_THREADS", "1")
+    environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    environ.setdefault("PYTHONUNBUFFERED", "1")
+
+
+def torchrun_variables(
     place: RankPlace, world: World, master: Master, membership: Membership, error_file: Path
 ) -> dict[str, str]:
+    """What torchrun sets for one rank."""
     return {
         "RANK": str(place.rank),
         "LOCAL_RANK": str(place.local_rank),
@@ -88,13 +145,11 @@ def _torchrun(
     }
 
 
-def _own(world: World, membership: Membership, run_dir: Path) -> dict[str, str]:
+def _own(membership: Membership, run_dir: Path, slot: int) -> dict[str, str]:
     checkpoint = membership.document.get("settings", {}).get("checkpoint", {})
     values = {
         c.ENV_AGENT_SOCKET: str(run_dir / c.AGENT_SOCKET_FILE),
-        c.ENV_GENERATION: str(world.pair.generation),
-        c.ENV_ATTEMPT: str(world.pair.attempt),
-        c.ENV_PUBLICATION: world.publication,
+        c.ENV_SLOT: str(slot),
         c.ENV_JOB_UID: membership.job_uid,
         c.ENV_RUN_ID: _run_id(membership),
         c.ENV_CHECKPOINT_INTERVAL: str(checkpoint.get("interval", "")),

@@ -10,8 +10,8 @@ from holdfast.constants import PROTOCOL_VERSION
 from holdfast.launch import core
 from holdfast.launch.local import Progress
 from holdfast.launch.messages import Incident, World
+from holdfast.launch.rank import Rank
 from holdfast.launch.state import State
-from holdfast.launch.supervisor import Rank
 from holdfast.launch.termination import Ending, redact
 from holdfast.logs import rfc3339
 from holdfast.worlds import Pair

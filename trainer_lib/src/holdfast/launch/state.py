@@ -93,6 +93,7 @@ class State:
 
     me: str
     ready: bool = False
+    prepared: bool = True
     membership: Membership | None = None
     seen_at: float = 0.0
     conflict: int | None = None
@@ -102,7 +103,7 @@ class State:
     peers: Mapping[str, Peer] = field(default_factory=dict)
     attempt: Attempt | None = None
     ranks: Pair | None = None
-    killing: bool = False
+    stopping: bool = False
     pending: Pending | None = None
     proposal: Proposal | None = None
     refused: Pair | None = None

@@ -1,18 +1,24 @@
-"""The local rank processes of one attempt at a time: start them, hear them, stop them, say how they ended."""
+"""The local rank processes: start them, hear them, take them from world to world, stop them, say how they ended.
+
+Invariant: `all_ended(pair)` is said only when no process of ours can vote in an attempt up to that pair: each was
+reaped, or said `left` for it and waits in memory (it is *kept*). Whoever does not say so in time is killed. A kept
+process takes its place in the next world again; places that nobody keeps get new processes.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import shutil
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from holdfast.constants import MAX_TEXT, RankPhase
+from holdfast.constants import MAX_TEXT
 from holdfast.errors import DocumentError, SpawnError
 from holdfast.launch.agent_socket import RankMessage
 from holdfast.launch.causes import RankEnd
@@ -20,66 +26,36 @@ from holdfast.launch.files import read_json
 from holdfast.launch.membership import Membership
 from holdfast.launch.messages import Master, World
 from holdfast.launch.oom import OomCounter
-from holdfast.launch.process import ChildProcess, ProcessExit
-from holdfast.launch.rank_env import RankPlace, places, rank_environ
+from holdfast.launch.process import Child, ChildProcess, ProcessExit
+from holdfast.launch.rank import Rank, Spawner
+from holdfast.launch.rank_env import RankPlace, places, rank_environ, standby_environ, world_message
 from holdfast.launch.termination import last_lines
 from holdfast.worlds import Pair
 
 _log = logging.getLogger("holdfast.launch.supervisor")
+# Who was asked to leave an attempt and has not said `left` by then hangs, and is killed.
+FENCE_SECONDS = 0.3
+# What a process wrote to its socket before it ended must be read before its end is judged.
+_LAST_WORDS_SECONDS = 0.02
 
 
 class RankListener(Protocol):
     """Who hears of the ranks."""
 
-    def rank_ended(self, pair: Pair, end: RankEnd) -> None:
-        """A rank process ended, for whatever reason."""
+    def rank_ended(self, rank: Rank, end: RankEnd) -> None:
+        """A process ended while it was in an attempt, for whatever reason."""
+
+    def process_ended(self, pid: int, *, killed: bool) -> None:
+        """A process is gone, whatever it was to us; `killed`: by us."""
+
+    def standby_ended(self) -> None:
+        """A process ended that had no world yet."""
 
     def cannot_start(self, pair: Pair, program: str, message: str) -> None:
         """The command cannot be started."""
 
     def all_ended(self, pair: Pair) -> None:
-        """Nothing of this pair or a lower one is left, after `kill` asked for it."""
-
-
-@dataclass(kw_only=True)
-class Rank:
-    """One rank process and what it said."""
-
-    place: RankPlace
-    pair: Pair
-    error_file: Path
-    started_at: float
-    process: ChildProcess | None = None
-    phase: str = RankPhase.STARTUP
-    step: int = 0
-    greeted: bool = False
-    done: bool = False
-    quiesced: bool = False
-    ended: bool = False
-    ended_well: bool = False
-    peer_lost: str = ""
-    exception: str = ""
-    traceback: tuple[str, ...] = ()
-
-    @property
-    def pid(self) -> int:
-        """The process id, 0 before the start."""
-        return 0 if self.process is None else self.process.pid
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process runs."""
-        return self.process is not None and self.process.alive
-
-    def to_status(self) -> dict[str, Any]:
-        """Wire form in `status.json`."""
-        return {
-            "rank": self.place.rank,
-            "localRank": self.place.local_rank,
-            "pid": self.pid,
-            "phase": str(self.phase),
-            "step": self.step,
-        }
+        """Nothing here can vote in this pair or a lower one any more, after `stop` asked for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,68 +68,129 @@ class Command:
     prefix_output: bool = False
 
 
-class Supervisor:
-    """Owns the rank processes. At most one attempt's processes live at a time."""
+class FreshInterpreter:
+    """Starts the command as it is."""
 
-    def __init__(self, *, command: Command, run_dir: Path, me: str, listener: RankListener) -> None:
+    def __init__(self, command: Command) -> None:
+        self._argv = command.argv
+
+    def spawn(self, *, environ: Mapping[str, str], prefix: str, on_exit: Callable[[ProcessExit], None]) -> Child:
+        """Start one."""
+        return ChildProcess(argv=self._argv, environ=environ, prefix=prefix, on_exit=on_exit)
+
+
+class Supervisor:
+    """Owns the rank processes."""
+
+    def __init__(
+        self, *, command: Command, run_dir: Path, me: str, listener: RankListener, spawner: Spawner | None = None
+    ) -> None:
         self._command = command
         self._run_dir = run_dir
         self._me = me
         self._listener = listener
+        self._spawner = spawner or FreshInterpreter(command)
         self._oom = OomCounter()
-        self._ending: asyncio.Task[None] | None = None
-        self._ranks: list[Rank] = []
+        self._slots = itertools.count()
+        self._ranks: dict[int, Rank] = {}
+        self._stopping: list[Pair] = []
+        self._tasks: set[asyncio.Task[None]] = set()
         self.pair: Pair | None = None
         self.speaks_holdfast = False  # sticky: this script has the loop
 
     @property
     def ranks(self) -> Sequence[Rank]:
-        """The ranks of the current attempt."""
-        return self._ranks
+        """The ranks of the current attempt, by their place."""
+        here = [rank for rank in self._ranks.values() if rank.pair is not None and rank.pair == self.pair]
+        return sorted((rank for rank in here if not rank.forgotten), key=lambda rank: rank.local_rank)
+
+    @property
+    def standbys(self) -> Sequence[Rank]:
+        """Processes that wait for their first world."""
+        return [rank for rank in self._ranks.values() if rank.pair is None and rank.alive and not rank.forgotten]
 
     @property
     def pids(self) -> frozenset[int]:
         """Processes that are not reaped yet."""
-        return frozenset(rank.pid for rank in self._ranks if rank.alive)
+        return frozenset(rank.pid for rank in self._ranks.values() if rank.alive)
+
+    def rank(self, slot: int) -> Rank | None:
+        """The process of a slot, if it is still ours."""
+        rank = self._ranks.get(slot)
+        return None if rank is None or rank.forgotten else rank
+
+    # Worlds
 
     def start(self, world: World, master: Master, membership: Membership) -> None:
-        """Start the ranks of a world; no older ones are left."""
+        """Fill this launcher's places in a world: first with who was kept, then with new processes."""
         self.pair = world.pair
-        self._ranks = []
         errors = self._fresh_error_dir(world.pair)
-        processes = self._command.processes or membership.rules.processes_per_worker
-        for place in places(world, self._me, processes):
-            rank = Rank(
-                place=place,
-                pair=world.pair,
-                error_file=errors / f"rank-{place.rank}.json",
-                started_at=asyncio.get_running_loop().time(),
+        self._ranks = {slot: rank for slot, rank in self._ranks.items() if rank.alive or not rank.ended}
+        kept = {rank.local_rank: rank for rank in self._ranks.values() if rank.kept}
+        for place in places(world, self._me, self._processes(membership)):
+            rank = kept.get(place.local_rank)
+            error_file = errors / f"rank-{place.rank}.json"
+            if rank is not None:
+                rank.take(place, world.pair, error_file)
+                rank.move(world_message(place, world, master, membership, error_file))
+            elif not self._start(place, world, master, membership, error_file):
+                return
+        for rank in self._ranks.values():
+            if rank.parked:
+                self._forget(rank)
+
+    def stand_by(self, membership: Membership) -> None:
+        """Start processes for the places that nobody keeps, before their world is known."""
+        held = {rank.local_rank for rank in self._ranks.values() if rank.kept}
+        processes = self._processes(membership)
+        for local_rank in sorted(set(range(processes)) - held):
+            rank = self._new(local_rank)
+            environ = standby_environ(
+                self._command.environ, membership, self._run_dir, slot=rank.slot, processes=processes
             )
-            environ = rank_environ(
-                self._command.environ,
-                place=place,
-                world=world,
-                master=master,
-                membership=membership,
-                run_dir=self._run_dir,
-                error_file=rank.error_file,
-            )
-            if not self._launch(rank, environ):
+            try:
+                self._launch(rank, environ, f"[{local_rank}] ")
+            except SpawnError as error:  # said again, and reported, when a world needs the process
+                _log.warning("%s", error)
+                self._listener.standby_ended()
                 return
 
-    def _launch(self, rank: Rank, environ: Mapping[str, str]) -> bool:
+    def _processes(self, membership: Membership) -> int:
+        return self._command.processes or membership.rules.processes_per_worker
+
+    def _start(
+        self, place: RankPlace, world: World, master: Master, membership: Membership, error_file: Path
+    ) -> bool:
+        rank = self._new(place.local_rank)
+        rank.take(place, world.pair, error_file)
+        environ = rank_environ(
+            self._command.environ,
+            place=place,
+            world=world,
+            master=master,
+            membership=membership,
+            run_dir=self._run_dir,
+            error_file=error_file,
+            slot=rank.slot,
+        )
         try:
-            rank.process = ChildProcess(
-                argv=self._command.argv,
-                environ=environ,
-                prefix=f"[{rank.place.rank}] " if self._command.prefix_output else "",
-                on_exit=lambda ended: self._ended(rank, ended),
-            )
+            self._launch(rank, environ, f"[{place.rank}] ")
         except SpawnError as error:
-            self._listener.cannot_start(rank.pair, self._command.argv[0], str(error))
+            self._listener.cannot_start(world.pair, self._command.argv[0], str(error))
             return False
-        self._ranks.append(rank)
         return True
+
+    def _new(self, local_rank: int) -> Rank:
+        return Rank(slot=next(self._slots), local_rank=local_rank, started_at=asyncio.get_running_loop().time())
+
+    def _launch(self, rank: Rank, environ: Mapping[str, str], prefix: str) -> None:
+        rank.process = self._spawner.spawn(
+            environ=environ,
+            prefix=prefix if self._command.prefix_output else "",
+            on_exit=lambda ended: self._do(self._hear_out(rank, ended)),
+        )
+        self._ranks[rank.slot] = rank
+        self._do(self._watch(rank.process))
 
     def _fresh_error_dir(self, pair: Pair) -> Path:
         root = self._run_dir / "errors"
@@ -162,14 +199,29 @@ class Supervisor:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
+    # What they say
+
     def hear(self, message: RankMessage) -> Rank | None:
         """Note what a rank said; None if it is not of the present attempt."""
-        rank = next((rank for rank in self._ranks if rank.place.rank == message.rank), None)
-        if rank is None or message.pair != rank.pair:
+        rank = self._find(message)
+        if rank is None:
             return None
-        _note(rank, message)
-        self.speaks_holdfast |= rank.greeted
-        return rank
+        present = rank.hear(message)
+        self.speaks_holdfast = True
+        if message.type == "left":
+            if message.body["keep"] is not True:
+                self._forget(rank)
+            self._settle()
+        return rank if present or message.type in ("standby", "ready") else None
+
+    def _find(self, message: RankMessage) -> Rank | None:
+        slot = message.connection.slot
+        if slot is not None:
+            return self.rank(slot)
+        number, pair = message.connection.rank, message.pair
+        return next((rank for rank in self.ranks if rank.number == number and rank.pair == pair), None)
+
+    # Stopping
 
     def terminate(self, ranks: Sequence[Rank]) -> None:
         """Ask processes to end by themselves (SIGTERM)."""
@@ -177,71 +229,116 @@ class Supervisor:
             if rank.process is not None:
                 rank.process.send(signal.SIGTERM)
 
-    def kill(self, pair: Pair, grace: float) -> asyncio.Task[None]:
-        """End all processes of this pair and lower ones; `all_ended` follows."""
-        self._ending = asyncio.get_running_loop().create_task(self._end(pair, grace, self._ending))
-        return self._ending
+    def kill(self, rank: Rank) -> None:
+        """End a process now; what its end means is judged as of any other."""
+        if rank.process is not None:
+            rank.process.kill()
 
-    async def _end(self, pair: Pair, grace: float, previous: asyncio.Task[None] | None) -> None:
-        if previous is not None:
-            await previous
-        doomed = [rank.process for rank in self._ranks if rank.process is not None and rank.pair <= pair]
-        waiting = asyncio.gather(*(process.reaped.wait() for process in doomed))
-        if grace > 0 and doomed:
-            for process in doomed:
-                process.send(signal.SIGTERM)
-            await asyncio.wait([waiting], timeout=grace)
-        for process in doomed:
-            process.kill()
-        await waiting
-        self._listener.all_ended(pair)
+    def stop(self, pair: Pair, reason: str, grace: float) -> None:
+        """Let no process vote up to this pair any more; `all_ended` follows. Scripts without the loop end, after
+        `grace` since SIGTERM."""
+        self._stopping.append(pair)
+        for rank in [rank for rank in self._ranks.values() if rank.may_vote(pair)]:
+            if rank.can_leave:
+                rank.send({"type": "leave", **pair.to_json(), "reason": reason[:MAX_TEXT]})
+                self._later(FENCE_SECONDS, rank, pair)
+            elif grace > 0 and not rank.speaks:
+                self.terminate([rank])
+                self._later(grace, rank, pair)
+            else:
+                self.kill(rank)
+        self._settle()
+
+    async def close(self, grace: float) -> None:
+        """End every process; scripts without the loop get SIGTERM first."""
+        alive = [rank for rank in self._ranks.values() if rank.alive]
+        gone = asyncio.gather(*(rank.process.reaped.wait() for rank in alive if rank.process is not None))
+        if grace > 0 and alive and not self.speaks_holdfast:
+            self.terminate(alive)
+            await asyncio.wait([gone], timeout=grace)
+        for rank in alive:
+            self.kill(rank)
+        await gone
+
+    def _later(self, seconds: float, rank: Rank, pair: Pair) -> None:
+        def fence() -> None:
+            if rank.may_vote(pair):
+                if rank.speaks:
+                    _log.warning("rank %d did not leave %s in time and is killed", rank.number, rank.pair)
+                self.kill(rank)
+
+        asyncio.get_running_loop().call_later(seconds, fence)
+
+    def _settle(self) -> None:
+        """Say `all_ended` of every pair in which nobody can vote any more."""
+        for pair in list(self._stopping):
+            if not any(rank.may_vote(pair) for rank in self._ranks.values()):
+                self._stopping.remove(pair)
+                self._listener.all_ended(pair)
+
+    def _forget(self, rank: Rank) -> None:
+        """It is of no more use: its end is nobody's concern."""
+        rank.forgotten = True
+        self.kill(rank)
+
+    # How they end
+
+    async def _watch(self, process: Child) -> None:
+        await process.reaped.wait()
+        self._settle()
+
+    async def _hear_out(self, rank: Rank, ended: ProcessExit) -> None:
+        """Judge an end when everything that the process said has been heard."""
+        if rank.connection is not None:
+            try:
+                await asyncio.wait_for(rank.connection.over.wait(), _LAST_WORDS_SECONDS)
+            except TimeoutError:
+                _log.debug("something holds the connection of rank %d open", rank.number)
+        elif ended.returncode != -signal.SIGKILL:  # it may have said hello a moment ago
+            await asyncio.sleep(_LAST_WORDS_SECONDS)
+        self._ended(rank, ended)
 
     def _ended(self, rank: Rank, ended: ProcessExit) -> None:
         rank.ended = True
+        self._listener.process_ended(ended.pid, killed=signal.SIGKILL in ended.sent)
+        if rank.forgotten or rank.parked:
+            del self._ranks[rank.slot]
+            if rank.pair is None and not rank.forgotten:
+                self._listener.standby_ended()
+            return
         end = self._describe(rank, ended)
         rank.ended_well = end.ended_well
-        self._listener.rank_ended(rank.pair, end)
+        self._listener.rank_ended(rank, end)
 
     def _describe(self, rank: Rank, ended: ProcessExit) -> RankEnd:
         exception, traceback = rank.exception, rank.traceback
-        if not exception and ended.returncode != 0:
+        if not exception and ended.returncode != 0 and rank.error_file is not None:
             exception, traceback = _recorded(rank.error_file)
         return RankEnd(
-            rank=rank.place.rank,
+            rank=rank.number,
             pid=ended.pid,
             returncode=ended.returncode,
             sent=ended.sent,
             oom=ended.returncode == -signal.SIGKILL and self._oom.grew(),
-            greeted=rank.greeted,
+            greeted=rank.speaks,
             done=rank.done,
             peer_lost=rank.peer_lost,
             exception=exception,
             traceback=traceback or last_lines(ended.stderr_tail),
-            step=rank.step if rank.greeted else None,
+            step=rank.step if rank.speaks else None,
         )
 
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
 
-def _note(rank: Rank, message: RankMessage) -> None:
-    body = message.body
-    rank.greeted = True
-    match message.type:
-        case "phase":
-            rank.phase, rank.step = str(body["phase"]), int(body["step"])
-        case "step":
-            rank.phase, rank.step = RankPhase.STEP, int(body["step"])
-        case "restored":
-            rank.step = int(body["step"])
-        case "quiesced":
-            rank.quiesced = True
-        case "peerLost":
-            rank.peer_lost = str(body["message"])
-        case "exception":
-            rank.exception = f"{body['name']}: {body['message']}"
-            rank.traceback = last_lines([str(line) for line in body["traceback"]])
-        case "done":
-            rank.done, rank.phase, rank.step = True, RankPhase.DONE, int(body["step"])
-        case _:
-            pass
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            context = {"message": "a rank process could not be followed", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
 
 
 def _recorded(error_file: Path) -> tuple[str, tuple[str, ...]]:

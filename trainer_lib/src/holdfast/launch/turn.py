@@ -8,7 +8,7 @@ from typing import Any
 from holdfast.constants import Cause
 from holdfast.worlds import Pair, highest
 
-from .events import Action, KillRanks, Send
+from .events import Action, Send, StopRanks
 from .membership import Member, Membership, Rules
 from .messages import Failure, Hello, Message, Priority, Refuse
 from .rules import NOTHING, Weakened
@@ -55,11 +55,11 @@ class Turn:
         """Decline a proposal."""
         self.send(to, Refuse(pair=pair, reason=reason, highest=self.state.accepted))
 
-    def kill_ranks(self) -> None:
-        """End the local ranks, once."""
-        if self.state.ranks is not None and not self.state.killing:
-            self.set(killing=True)
-            self.do(KillRanks(pair=self.state.ranks))
+    def stop_ranks(self, reason: str) -> None:
+        """Let the local ranks leave their attempt, once."""
+        if self.state.ranks is not None and not self.state.stopping:
+            self.set(stopping=True)
+            self.do(StopRanks(pair=self.state.ranks, reason=reason))
 
     # What is known
 

@@ -1,0 +1,88 @@
+"""A rank that outlives attempts, without torch: a step every 10 ms, its step count kept in memory.
+
+What it does, it writes to `TEST_DIR/said-<slot>` as JSON lines. `STUBBORN` slots never say `left`, `TORN` ones say
+that they cannot go on. Started to stand by, it waits for its world. The loop never calls holdfast.init().
+"""
+
+import json
+import os
+import pathlib
+import socket
+import sys
+import time
+import types
+
+slot = int(os.environ["HOLDFAST_SLOT"])
+story = (pathlib.Path(os.environ["TEST_DIR"]) / f"said-{slot}").open("a")
+wall = socket.socket(socket.AF_UNIX)
+wall.connect(os.environ["HOLDFAST_AGENT_SOCKET"])
+wall.settimeout(0.01)
+stubborn, torn = (os.environ.get(name, "").split(",") for name in ("STUBBORN", "TORN"))
+last_step = int(os.environ.get("STEPS", "1000000"))
+me = types.SimpleNamespace(pair=None, left=(0, 0), step=0, quiesced=False)
+
+
+def say(kind, **body):
+    wall.sendall(json.dumps({"type": kind, **body}).encode() + b"\n")
+    note(kind, **body)
+
+
+def note(kind, **body):
+    story.write(json.dumps({"type": kind, "at": time.time(), "pid": os.getpid(), **body}) + "\n")
+    story.flush()
+
+
+def pair_of(body):
+    return {"generation": int(body["generation"]), "attempt": int(body["attempt"])}
+
+
+def number(named):
+    return (named["generation"], named["attempt"])
+
+
+def enter(named, rank, local_rank):
+    me.pair, me.quiesced = named, False
+    say("hello", slot=slot, rank=rank, localRank=local_rank, pid=os.getpid(), **me.pair)
+
+
+def leave(named):
+    me.left = max(me.left, number(named))
+    if str(slot) not in stubborn:
+        say("left", **named, step=me.step, inDoubt=False, keep=str(slot) not in torn)
+
+
+def handle(order):
+    if order["type"] not in ("step", "phase"):
+        note("heard", what=order)
+    if order["type"] == "leave":
+        leave(pair_of(order))
+    elif order["type"] == "world":
+        enter(pair_of(order), order["rank"], order["localRank"])
+    elif order["type"] == "welcome" and "generation" in order and pair_of(order) == me.pair:
+        say("restored", step=me.step, fromPair=None, quarantined=[], source="memory" if me.step else "none")
+    elif order["type"] == "quiesce":
+        me.quiesced = True
+        say("quiesced", step=me.step)
+
+
+if os.environ.get("HOLDFAST_STANDBY"):
+    say("standby", slot=slot, pid=os.getpid())
+    say("ready")
+else:
+    named = {"generation": int(os.environ["HOLDFAST_GENERATION"]), "attempt": int(os.environ["HOLDFAST_ATTEMPT"])}
+    enter(named, int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"]))
+rest = b""
+while me.step < last_step:
+    try:
+        data = wall.recv(65536)
+        if not data:
+            sys.exit(76)
+        rest += data
+    except TimeoutError:
+        if me.pair is not None and number(me.pair) > me.left and not me.quiesced:
+            me.step += 1
+            say("step", step=me.step, loss=2.0, samples=8, seconds=0.01)
+    *whole, rest = rest.split(b"\n")
+    for line in whole:
+        handle(json.loads(line))
+say("done", step=me.step)

@@ -1,0 +1,117 @@
+"""A rank that is told to leave keeps its process and its state, and takes its place in the next world."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+Wait = Callable[..., Any]
+
+
+def story(cluster: Any, slot: int) -> list[dict[str, Any]]:
+    """What the process of a slot (of the only launcher) said and heard."""
+    file = cluster.shared / f"said-{slot}"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def said(cluster: Any, slot: int, kind: str) -> list[dict[str, Any]]:
+    return [line for line in story(cluster, slot) if line["type"] == kind]
+
+
+def training(cluster: Any, wait_for: Wait, processes: int = 2, **environ: str) -> Any:
+    """One launcher whose ranks make steps."""
+    cluster.settings["processesPerWorker"] = processes
+    (pod,) = cluster.start("a", script="keeps.py", **environ)
+    cluster.publish(1, "a")
+    wait_for(lambda: pod.step > 3 and len(pod.ranks) == processes, lambda: f"it trains {cluster.tail()}")
+    return pod
+
+
+def in_world(pod: Any, attempt: int) -> Callable[[], bool]:
+    """Whether that attempt has made a step."""
+    return lambda: (
+        pod.world == (1, attempt)
+        and bool([i for i in pod.status["incidents"] if i["attempt"] == attempt - 1 and i["resumedTime"]])
+    )
+
+
+def test_the_survivor_keeps_its_process_and_its_place_and_the_dead_is_replaced(cluster: Any, wait_for: Wait) -> None:
+    pod = training(cluster, wait_for)
+    before = {rank["localRank"]: rank["pid"] for rank in pod.ranks}
+    os.kill(before[0], signal.SIGKILL)
+    wait_for(in_world(pod, 2), lambda: f"the next attempt {cluster.tail()}")
+    after = {rank["localRank"]: rank["pid"] for rank in pod.ranks}
+    assert after[1] == before[1]
+    assert after[0] != before[0]
+    (world,) = [line["what"] for line in said(cluster, 1, "heard") if line["what"]["type"] == "world"]
+    assert (world["attempt"], world["rank"], world["torchrun"]["LOCAL_RANK"]) == (2, 1, "1")
+    (incident,) = pod.status["incidents"]
+    assert (incident["cause"], incident["reason"]) == ("Infrastructure", "RankKilled")
+
+
+def test_a_rank_that_does_not_leave_is_killed_and_replaced(cluster: Any, wait_for: Wait) -> None:
+    pod = training(cluster, wait_for, STUBBORN="1")
+    before = {rank["localRank"]: rank["pid"] for rank in pod.ranks}
+    os.kill(before[0], signal.SIGKILL)
+    wait_for(in_world(pod, 2), lambda: f"the next attempt {cluster.tail()}")
+    after = {rank["localRank"]: rank["pid"] for rank in pod.ranks}
+    assert not set(after.values()) & set(before.values())
+    assert len(pod.status["incidents"]) == 1
+
+
+def test_a_rank_that_cannot_go_on_is_replaced(cluster: Any, wait_for: Wait) -> None:
+    pod = training(cluster, wait_for, TORN="1")
+    before = {rank["localRank"]: rank["pid"] for rank in pod.ranks}
+    os.kill(before[0], signal.SIGKILL)
+    wait_for(in_world(pod, 2), lambda: f"the next attempt {cluster.tail()}")
+    assert not {rank["pid"] for rank in pod.ranks} & set(before.values())
+    assert len(pod.status["incidents"]) == 1
+
+
+def test_who_dies_while_it_waits_is_only_replaced(cluster: Any, wait_for: Wait) -> None:
+    cluster.settings["backoff"] = {"initialSeconds": 1.0, "maxSeconds": 1.0}
+    pod = training(cluster, wait_for, processes=3)
+    pids = {rank["localRank"]: rank["pid"] for rank in pod.ranks}
+    os.kill(pids[2], signal.SIGABRT)  # the script's own fault: a pause before the next attempt
+    wait_for(lambda: said(cluster, 0, "left"), "they left")
+    os.kill(pids[0], signal.SIGKILL)
+    wait_for(in_world(pod, 2), lambda: f"the next attempt {cluster.tail()}")
+    after = {rank["localRank"]: rank["pid"] for rank in pod.ranks}
+    assert after[1] == pids[1]
+    assert len(pod.status["incidents"]) == 1
+
+
+def test_the_launcher_leaves_no_process_behind(cluster: Any, wait_for: Wait) -> None:
+    pod = training(cluster, wait_for)
+    pids = [rank["pid"] for rank in pod.ranks]
+    pod.process.send_signal(signal.SIGTERM)
+    assert pod.wait() == 75
+    for pid in pids:
+        wait_for(lambda pid=pid: not _runs(pid), f"{pid} is gone")
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_growth_stops_the_others_without_ending_them(cluster: Any, wait_for: Wait) -> None:
+    (a,) = cluster.start("a", script="keeps.py")
+    cluster.publish(1, "a")
+    wait_for(lambda: a.step > 3, "one trains")
+    pids = [rank["pid"] for rank in a.ranks]
+    cluster.start("b", script="keeps.py")
+    cluster.publish(2, "a", "b", previous=[{"generation": 1, "publication": "p1", "members": ["uid-a"]}])
+    cluster.await_world(2, "a", "b")
+    reached = a.step
+    wait_for(lambda: a.step > reached + 3, "both train")
+    assert [rank["pid"] for rank in a.ranks] == pids
+    (wish,) = [line["what"] for line in said(cluster, 0, "heard") if line["what"]["type"] == "quiesce"]
+    assert wish["commit"] is False
+    assert a.status["incidents"] == []
