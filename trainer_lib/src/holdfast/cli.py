@@ -66,6 +66,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(ExitCode.LAUNCHER_FAULT)
 
 
+def _timeline(words: Sequence[str]) -> int:
+    from holdfast import timeline_view
+
+    return timeline_view.main(words)
+
+
 def _run(options: RunOptions, environment: Environment) -> int:
     from holdfast.launch.run import launch
 
@@ -81,7 +87,7 @@ def _demo(words: Sequence[str]) -> int:
 
 
 _DEMO_HELP = "train with three launchers on this host, break it on purpose, print the story and a table"
-_OTHER_VERBS: dict[str, Callable[[Sequence[str]], int]] = {"demo": _demo}
+_OTHER_VERBS: dict[str, Callable[[Sequence[str]], int]] = {"demo": _demo, "timeline": _timeline}
 
 
 def parse(words: Sequence[str]) -> RunOptions:
@@ -136,6 +142,7 @@ def _parser() -> _Parser:
     top = _Parser(prog="holdfast", description="Fault-tolerant training launcher.", allow_abbrev=False)
     verbs = top.add_subparsers(dest="verb", required=True, metavar="COMMAND")
     verbs.add_parser("demo", help=_DEMO_HELP)
+    verbs.add_parser("timeline", help="show what happened in a run, here or as a picture")
     run = verbs.add_parser(
         "run",
         help="run a training script and keep it running",

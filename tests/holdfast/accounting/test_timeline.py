@@ -1,0 +1,197 @@
+"""The timeline: what a launcher writes, and what `holdfast timeline` makes of it, whatever became of the file."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import timeline_view
+from holdfast.cli import parse
+from holdfast.constants import Cause
+from holdfast.errors import UsageError
+from holdfast.launch.chronicle import Chronicle
+from holdfast.launch.messages import Failure, Priority
+from holdfast.launch.state import State
+from holdfast.launch.timeline import Timeline, rotated
+from holdfast.worlds import Pair
+
+ACCOUNT = {"activity": "data", "wall": 1.0, "open": 0.0, "seconds": {"productive": 1.0}}
+
+
+class Run:
+    """A launcher's chronicle with one rank, on a clock of its own."""
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        self.now = 1_769_860_800.0
+        self.path = path
+        self.chronicle = Chronicle(lambda: self.now, Timeline(path, lambda: self.now, **options))
+        self.chronicle.begin(pod="gpt-w0", job="gpt")
+        self.enters()
+
+    def enters(self) -> None:
+        self.chronicle.heard(31, "hello", {"localRank": 0})
+        self.chronicle.heard(31, "account", ACCOUNT)
+        self.chronicle.heard(31, "restored", {"step": 0})
+
+    def steps(self, first: int, last: int, *, seconds: float = 0.25, world: int = 3) -> None:
+        for step in range(first, last + 1):
+            self.now += seconds
+            body = {
+                "step": step,
+                "loss": 5.0 / step,
+                "samples": 64,
+                "seconds": seconds,
+                "lr": 0.1,
+                "worldSize": world,
+            }
+            self.chronicle.heard(31, "step", body)
+            self.chronicle.heard(31, "step", body)  # another rank says the same
+
+    def fails(self, message: str = "rank 1 (pid 31) was ended by SIGKILL") -> None:
+        failure = Failure(
+            cause=Cause.INFRASTRUCTURE, reason="RankKilled", message=message, priority=Priority.KILLED, step=8
+        )
+        state = State(me="uid-w0")
+        self.now += 0.02
+        self.chronicle.follow(state, State(me="uid-w0", failed=Pair(1, 1), failure=failure))
+        self.now += 0.1
+        self.enters()
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.path.read_text().splitlines()]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    made = Run(tmp_path / "timeline.jsonl")
+    made.steps(1, 8)
+    made.fails()
+    made.steps(9, 16, world=2)
+    made.chronicle.heard(31, "checkpoint", {"step": 16, "tier": "shared", "result": "Committed", "seconds": 0.1})
+    made.chronicle.close(0, "Complete")
+    return made
+
+
+def test_what_is_rare_is_written_always_and_steps_once_a_second(run: Run) -> None:
+    kinds = [line["kind"] for line in run.lines]
+    assert kinds == [
+        *("start", "step", "step", "failure", "recovery"),
+        *("step", "step", "checkpoint", "end"),
+    ]
+    steps = [line for line in run.lines if line["kind"] == "step"]
+    assert [(line["step"], line["worldSize"]) for line in steps] == [(1, 3), (5, 3), (9, 2), (13, 2)]
+    assert steps[0].keys() == {"t", "kind", "step", "loss", "worldSize", "lr", "samples", "seconds"}
+    (recovery,) = (line for line in run.lines if line["kind"] == "recovery")
+    assert sum(recovery["phases"].values()) == pytest.approx(0.02 + 0.1 + 0.25)
+
+
+def test_the_file_is_bounded_and_its_older_part_is_read_too(tmp_path: Path) -> None:
+    run = Run(tmp_path / "timeline.jsonl", max_bytes=4000)
+    run.steps(1, 300, seconds=1.0)
+    sizes = [path.stat().st_size for path in (run.path, rotated(run.path))]
+    assert max(sizes) <= 4000
+    story = timeline_view.read(run.path)
+    assert len(story.entries) > len(run.lines)
+    assert story.entries[-1]["step"] == 300
+
+
+def test_a_launcher_that_follows_a_killed_one_begins_a_line_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.jsonl"
+    path.write_text('{"t": 1.0, "kind": "start"}\n{"t": 2.0, "ki')
+    Run(path)
+    story = timeline_view.read(path)
+    assert (len(story.entries), story.skipped) == (2, 1)
+
+
+def test_a_file_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+    run = Run(tmp_path / "no such folder" / "timeline.jsonl")
+    run.steps(1, 3)
+    assert run.chronicle.accounts.steps == 3
+
+
+def test_the_terminal_shows_loss_world_size_failures_and_recoveries(run: Run) -> None:
+    shown = timeline_view.render(timeline_view.read(run.path))
+    assert "step 1 to 13, 1 failure" in shown
+    assert "5 → 0.3846" in shown
+    assert "3 → 2" in shown
+    assert "failure    Infrastructure RankKilled: rank 1 (pid 31) was ended by SIGKILL" in shown
+    assert "0.37 s after the last step (detection 0.02, restart 0.10, sync 0.00, step 0.25), at step 9" in shown
+    assert "× failure, o recovered" in shown
+
+
+@pytest.mark.parametrize(
+    ("line", "counted"),
+    [
+        ('{"t": 1769860801.0, "kind": "step", "step": 2, "lo', 1),
+        ('{"t": "soon", "kind": "step"}', 1),
+        ('{"t": true, "kind": "step"}', 1),
+        ('{"kind": "step"}', 1),
+        ("[1, 2]", 1),
+        ("[" * 100_000, 1),
+        ("\x00\x01", 1),
+        ('{"t": 1769860801.0, "kind": "of a later release"}', 0),
+        ('{"t": 1769860801.0, "kind": "step", "step": "x", "loss": null, "worldSize": []}', 0),
+        ('{"t": 1769860801.0, "kind": "step", "loss": NaN, "worldSize": Infinity}', 0),
+        ('{"t": 1769860801.0, "kind": "recovery", "phases": 3}', 0),
+        ('{"t": 1769860801.0, "kind": "failure"}', 0),
+    ],
+)
+def test_bad_lines_are_skipped_and_counted(run: Run, line: str, counted: int) -> None:
+    with run.path.open("a") as file:
+        file.write(line)
+    story = timeline_view.read(run.path)
+    assert story.skipped == counted
+    assert ("unreadable lines skipped" in timeline_view.render(story)) == bool(counted)
+
+
+def test_a_message_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    run = Run(tmp_path / "timeline.jsonl")
+    run.fails("\x1b[2J\r\x07gone")
+    assert "\x1b" not in timeline_view.render(timeline_view.read(run.path))
+
+
+def test_an_empty_file_shows_nothing_and_a_missing_one_is_named(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    assert timeline_view.render(timeline_view.read(empty)) == "nothing to show"
+    with pytest.raises(UsageError, match=r"missing\.jsonl cannot be read: No such file"):
+        timeline_view.read(tmp_path / "missing.jsonl")
+
+
+def test_without_matplotlib_a_picture_says_what_to_install(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(UsageError, match=r"pip install 'holdfast\[plot\]'"):
+        timeline_view.draw(timeline_view.read(run.path), tmp_path / "picture.png")
+
+
+def test_a_picture_is_drawn(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "picture.png"
+    timeline_view.draw(timeline_view.read(run.path), picture)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(UsageError, match="cannot be drawn"):
+        timeline_view.draw(timeline_view.read(run.path), tmp_path / "picture.what")
+
+
+def test_the_command_shows_a_file(run: Run) -> None:
+    command = [sys.executable, "-m", "holdfast", "timeline", str(run.path)]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "RankKilled" in shown.stdout
+    wrong = subprocess.run(command[:-1], capture_output=True, text=True, timeout=60)
+    assert wrong.returncode == 2
+    assert "FILE" in wrong.stderr
+
+
+def test_a_run_can_be_told_where_to_write_it() -> None:
+    assert parse(["run", "--", "python", "train.py"]).timeline is None
+    told = parse(["run", "--timeline", "run.jsonl", "--", "python", "train.py"]).timeline
+    assert told == Path.cwd() / "run.jsonl"
