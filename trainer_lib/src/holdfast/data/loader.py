@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -11,6 +11,8 @@ from torch.utils.data import default_collate
 
 from holdfast.data.audit import Audit
 from holdfast.data.cursor import Position, Share, micro_batches, sample_at, share_of
+from holdfast.elastic import Elasticity
+from holdfast.elastic import global_batch as scaled_batch
 from holdfast.errors import UsageError
 
 
@@ -35,7 +37,10 @@ class MicroBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Loader:
-    """The data of a job: a dataset, its order, and how steps are cut from it."""
+    """The data of a job: a dataset, its order, and how steps are cut from it.
+
+    `global_batch` is what the script asked for; `batch_at` is what a world of some size takes in one step.
+    """
 
     dataset: MapDataset
     size: int
@@ -43,10 +48,16 @@ class Loader:
     micro_batch: int
     collate: Callable[[list[Any]], Any]
     device: torch.device
+    elasticity: Elasticity = field(default_factory=Elasticity)
+
+    def batch_at(self, world_size: int) -> int:
+        """Samples of one global step in a world of this size."""
+        return scaled_batch(self.elasticity, self.global_batch, world_size)
 
     def parts(self, position: Position, *, rank: int, world_size: int) -> list[Share]:
         """This rank's micro-batches of the step at `position`; none if the world has more ranks than samples."""
-        share = share_of(cursor=position.cursor, batch=self.global_batch, rank=rank, world_size=world_size)
+        batch = self.batch_at(world_size)
+        share = share_of(cursor=position.cursor, batch=batch, rank=rank, world_size=world_size)
         return list(micro_batches(share, self.micro_batch))
 
     def fetch(self, part: Share, position: Position) -> MicroBatch:
@@ -66,6 +77,7 @@ def make_loader(
     micro_batch: int,
     device: torch.device,
     collate: Callable[[list[Any]], Any] | None = None,
+    elasticity: Elasticity | None = None,
 ) -> Loader:
     """Check the arguments of `job.batches`; UsageError says what to change."""
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
@@ -75,14 +87,17 @@ def make_loader(
         raise UsageError("job.batches was given an empty dataset: give one with at least one sample")
     if not 1 <= micro_batch <= global_batch:
         raise UsageError(f"micro_batch_size {micro_batch} is not between 1 and global_batch_size {global_batch}")
-    return Loader(
+    loader = Loader(
         dataset=dataset,
         size=size,
         global_batch=global_batch,
         micro_batch=micro_batch,
         collate=collate or default_collate,
         device=device,
+        elasticity=elasticity or Elasticity(),
     )
+    loader.batch_at(1)  # refuses what no world could share
+    return loader
 
 
 def fingerprint(dataset: MapDataset) -> str:
