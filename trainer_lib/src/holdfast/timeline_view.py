@@ -94,7 +94,7 @@ def render(story: Story) -> str:
         return f"nothing to show{_skipped(story)}"
     lines = [_heading(story)]
     lines += _strip("loss", story.loss, story)
-    lines += _strip("world", story.world, story)
+    lines += _strip("world", story.world, story, low=0.0)
     lines += _marks(story)
     lines += [_told(story, entry) for entry in story.entries if entry["kind"] in _SHOWN]
     return "\n".join(lines)
@@ -121,13 +121,14 @@ def _column(moment: float, length: float) -> int:
     return min(_WIDTH - 1, int(_WIDTH * moment / length)) if length > 0 else 0
 
 
-def _strip(name: str, series: Sequence[tuple[float, float]], story: Story) -> list[str]:
+def _strip(name: str, series: Sequence[tuple[float, float]], story: Story, *, low: float = math.inf) -> list[str]:
     """A number over time in one line; a column without a value keeps the last one."""
     finite = [(moment, value) for moment, value in series if math.isfinite(value)]
     if not finite:
         return []
     length = _length(story)
-    low, high = min(value for _, value in finite), max(value for _, value in finite)
+    values = [value for _, value in finite]
+    low, high = min(low, *values), max(values)
     columns = {_column(moment, length): value for moment, value in finite}
     cells, last = "", None
     for column in range(_WIDTH):
@@ -205,7 +206,8 @@ def draw(story: Story, output: Path) -> None:
     loss.set_ylabel("loss")
     world.step(*_columns(story.world), where="post")
     world.set_ylabel("ranks")
-    world.set_ylim(bottom=0)
+    world.set_ylim(0, 0.5 + max((size for _, size in story.world), default=0.5))
+    world.yaxis.get_major_locator().set_params(integer=True)
     world.set_xlabel("seconds")
     _mark(story, loss, label=True)
     _mark(story, world, label=False)
