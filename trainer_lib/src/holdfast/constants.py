@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from enum import IntEnum, StrEnum
 from typing import Final
 
@@ -14,6 +15,9 @@ TOUCH_FILE: Final = "emergency_checkpoint"
 TOUCH_ACK_FILE: Final = "emergency_checkpoint.ack"
 AGENT_SOCKET_FILE: Final = "agent.sock"
 TIMELINE_FILE: Final = "timeline.jsonl"
+BOARD_DIR: Final = "board"  # a page for each rank process, by its slot
+STACKS_SUFFIX: Final = ".stacks"
+STACKS_DIR: Final = "stacks"  # what hung ranks and their mates were doing
 
 TERMINATION_LOG: Final = "/dev/termination-log"
 
@@ -76,6 +80,10 @@ PLACE_PREFIXES: Final = ("HOLDFAST_", "TORCHELASTIC_")
 
 # Exit code of a rank process that lost its peers or its launcher, after it said so. Nobody's script is to blame.
 EXIT_PEER_LOST: Final = 76
+
+# Makes a rank process write the stacks of all its threads. Users' programs take SIGUSR1 and SIGUSR2, libraries the
+# first real-time signals; it is sent only to who said on its board that it takes it.
+STACKS_SIGNAL: Final = signal.SIGRTMIN + 11
 
 # The tier that all pods of a job see.
 SHARED_TIER: Final = "shared"

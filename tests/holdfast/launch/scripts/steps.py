@@ -1,0 +1,64 @@
+"""A rank without torch: makes steps and keeps its board, as told by its arguments, until something is the matter.
+
+steps.py FOLDER SLOT SECONDS FAULT: after thirty steps of so many seconds, `FAULT` happens.
+"""
+
+import ctypes
+import sys
+import time
+from pathlib import Path
+
+from holdfast.activity import Activity, Meter
+from holdfast.progress import Board
+
+STEPS = 30
+
+
+def hold_the_lock() -> None:
+    ctypes.PyDLL(None).sleep(3600)
+
+
+def spin() -> None:
+    while True:
+        pass
+
+
+def asleep_in_the_loss() -> None:
+    time.sleep(3600)
+
+
+def straggle(meter: Meter, step: int, seconds: float) -> None:
+    """Three times as slow, now and then."""
+    while True:
+        meter.enter(Activity.COMPUTE, step)
+        time.sleep(3 * seconds if step % 4 == 0 else seconds)
+        step += 1
+
+
+def main(folder: str, slot: str, seconds: str, fault: str) -> None:
+    meter = Meter(Board(Path(folder), int(slot)))
+    if fault == "straggle":
+        straggle(meter, 0, float(seconds))
+    for step in range(STEPS):
+        meter.enter(Activity.COMPUTE, step)
+        time.sleep(float(seconds))
+        meter.enter(Activity.AVERAGE)
+        meter.enter(Activity.VOTE)
+        meter.enter(Activity.APPLY)
+    meter.enter(Activity.COMPUTE, STEPS)
+    match fault:
+        case "wait":
+            meter.enter(Activity.AVERAGE)
+            time.sleep(3600)
+        case "vote":
+            meter.enter(Activity.VOTE)
+            time.sleep(3600)
+        case "lock":
+            hold_the_lock()
+        case "spin":
+            spin()
+        case "sleep":
+            asleep_in_the_loss()
+
+
+main(*sys.argv[1:])

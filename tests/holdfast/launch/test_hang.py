@@ -1,0 +1,207 @@
+"""Hangs of real processes: each is seen by its launcher's watch, and what everyone did is kept before the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from holdfast.constants import BOARD_DIR, STACKS_DIR, Cause
+from holdfast.launch import stacks
+from holdfast.launch.board import Boards
+from holdfast.launch.hang import HangWatch
+from holdfast.worlds import Pair
+
+SCRIPT = Path(__file__).parent / "scripts" / "steps.py"
+DEADLINE = 40.0
+
+
+@dataclass(frozen=True)
+class Process:
+    slot: int
+    number: int
+    popen: subprocess.Popen[bytes]
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+
+@dataclass
+class World:
+    """Ranks under one watch. Slots are not ranks: they count from ten."""
+
+    run_dir: Path
+    seconds: float = 0.03
+    ranks: list[Process] = field(default_factory=list)
+    verdicts: list[tuple[int, str, Cause]] = field(default_factory=list)
+
+    def start(self, *faults: str) -> None:
+        self.watch = HangWatch(self.run_dir, lambda *verdict: self.verdicts.append(verdict))
+        for rank, fault in enumerate(faults):
+            words = [sys.executable, str(SCRIPT), str(self.run_dir / BOARD_DIR), str(10 + rank), str(self.seconds)]
+            popen = subprocess.Popen([*words, fault], process_group=0)
+            self.ranks.append(Process(slot=10 + rank, number=rank, popen=popen))
+
+    def look(self, *, world_size: int | None = None) -> None:
+        self.watch.look(self.ranks, pair=Pair(1, 1), world_size=world_size or len(self.ranks))
+
+    async def look_until(self, condition: Callable[[], object], *, world_size: int | None = None) -> None:
+        end = time.monotonic() + DEADLINE
+        while not condition():
+            assert time.monotonic() < end, "it never came"
+            self.look(world_size=world_size)
+            await asyncio.sleep(0.1)
+
+    async def verdict(self, *, world_size: int | None = None) -> tuple[int, str, Cause]:
+        await self.look_until(lambda: self.verdicts, world_size=world_size)
+        return self.verdicts[0]
+
+    async def settle(self, slot: int, *, world_size: int = 3) -> None:
+        """Until this rank has made its steps and waits."""
+
+        def waits() -> bool:
+            reading = self.boards.read(slot)
+            return reading is not None and reading.made >= 30 and reading.activity.waiting
+
+        await self.look_until(waits, world_size=world_size)
+
+    @property
+    def boards(self) -> Boards:
+        return self.watch.boards
+
+    @property
+    def story(self) -> str:
+        (path,) = (self.run_dir / STACKS_DIR).iterdir()
+        return path.read_text()
+
+    def stop(self) -> None:
+        for rank in self.ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(rank.pid, signal.SIGKILL)
+            rank.popen.wait()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.stop()
+
+
+@pytest.mark.parametrize(
+    ("fault", "function"), [("sleep", "asleep_in_the_loss"), ("lock", "hold_the_lock"), ("spin", "spin")]
+)
+def test_a_rank_that_keeps_others_waiting_hangs_and_its_stacks_are_kept(
+    world: World, fault: str, function: str
+) -> None:
+    world.start("wait", fault)
+    slot, message, cause = asyncio.run(world.verdict())
+    assert (slot, cause) == (11, Cause.INFRASTRUCTURE)
+    assert message.startswith("rank 1 has been busy for ")
+    assert "in compute after step 30" in message
+    assert message.endswith("; waiting: rank 0 for its gradients")
+    story = world.story
+    assert message in story
+    assert f"in {function}" in story
+    assert "holdfast-beat" in story or "progress.py" in story  # every thread of it, not the main one alone
+    assert "== rank 0" in story  # and its mate's
+
+
+def test_a_stopped_rank_in_a_collective_hangs_and_has_no_stacks(world: World) -> None:
+    async def scene() -> tuple[int, str, Cause]:
+        world.start("wait", "wait")
+        await world.settle(10)
+        await world.settle(11)
+        os.kill(world.ranks[1].pid, signal.SIGSTOP)
+        return await world.verdict(world_size=3)
+
+    slot, message, _ = asyncio.run(scene())
+    assert slot == 11
+    assert message.startswith("rank 1 has shown no sign of life for ")
+    assert "in average after step 30" in message
+    assert message.endswith("; waiting: rank 0 for its gradients, and others")
+    assert "== rank 1" in world.story
+    assert "stopped" in world.story
+    assert "(it wrote no stacks)" in world.story
+
+
+def test_ranks_in_collectives_that_do_not_match_are_told_apart(world: World) -> None:
+    world.start("wait", "vote", "wait")
+    slot, message, _ = asyncio.run(world.verdict())
+    assert slot == 11
+    assert "has waited for" in message
+    assert "in vote after step 30" in message
+    assert message.endswith("; waiting: ranks 0, 2 for its gradients: each waits for the other")
+
+
+def test_who_hangs_elsewhere_is_not_blamed_on_those_who_wait_here(world: World) -> None:
+    async def scene() -> None:
+        world.start("wait", "wait")
+        await world.settle(10)
+        await world.settle(11)
+        since = world.boards.read(10).since  # type: ignore[union-attr]
+        await world.look_until(lambda: time.monotonic() > since + 2, world_size=3)
+
+    asyncio.run(scene())
+    assert world.verdicts == []
+
+
+def test_a_straggler_is_no_hang(world: World) -> None:
+    world.seconds = 0.3  # 4.5 medians are well above the least deadline
+
+    async def scene() -> None:
+        world.start("straggle")
+        await world.look_until(lambda: (seen := world.boards.read(10)) and seen.made > 8)
+
+    asyncio.run(scene())
+    assert world.verdicts == []
+
+
+def test_a_process_that_goes_on_while_its_stacks_are_taken_is_spared(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    async def wake_instead(sources: Sequence[stacks.Source]) -> list[stacks.Story]:
+        last = world.boards.read(11)
+        os.kill(world.ranks[1].pid, signal.SIGCONT)
+        while world.boards.read(11) == last:
+            await asyncio.sleep(0.01)
+        asked.extend(source.rank for source in sources)
+        return []
+
+    monkeypatch.setattr(stacks, "gather", wake_instead)
+
+    async def scene() -> None:
+        world.start("wait", "wait")
+        await world.settle(10)
+        await world.settle(11)
+        os.kill(world.ranks[1].pid, signal.SIGSTOP)
+        await world.look_until(lambda: asked, world_size=3)
+        world.look(world_size=3)
+
+    asyncio.run(scene())
+    assert asked == [0, 1]
+    assert world.verdicts == []
+
+
+def test_boards_of_the_dead_go(world: World) -> None:
+    world.start("sleep")
+    boards = Boards(world.run_dir)
+    assert boards.read(10) is None
+    (world.run_dir / BOARD_DIR / "10").write_bytes(b"short")
+    assert boards.read(10) is None
+    boards.keep_only([10])
+    assert (world.run_dir / BOARD_DIR / "10").exists()
+    boards.keep_only([])
+    assert list((world.run_dir / BOARD_DIR).iterdir()) == []
