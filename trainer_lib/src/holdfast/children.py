@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shutil
-import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from holdfast.errors import SpawnError
+from holdfast.launch.process import die_with
 
-_PR_SET_PDEATHSIG = 1
-# PyDLL keeps the interpreter's lock: between fork and exec nothing else may run.
-_prctl = ctypes.PyDLL(None).prctl
 # Removes the folder when the pipe to its owner closes, which also SIGKILL cannot prevent.
 _SWEEPER = 'cat >/dev/null; for n in 1 2 3 4 5 6 7 8 9 10; do rm -rf -- "$1" && exit; sleep 0.3; done'
 
@@ -31,11 +27,6 @@ def start(
     """Start a program in a session of its own; it writes to the log, or where this process writes."""
     parent = os.getpid()
 
-    def die_with_parent() -> None:
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # the parent died before the line above
-            os._exit(1)
-
     with contextlib.ExitStack() as stack:
         output = None if log is None else stack.enter_context(log.open("ab"))
         try:
@@ -46,7 +37,7 @@ def start(
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                preexec_fn=die_with_parent,  # noqa: PLW1509  (two calls into libc, prepared before the fork)
+                preexec_fn=lambda: die_with(parent),  # noqa: PLW1509  (two calls into libc, prepared before the fork)
             )
         except OSError as error:
             raise SpawnError(f"cannot start {argv[0]!r}: {error.strerror}") from error

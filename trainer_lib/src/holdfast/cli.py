@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import re
+import secrets
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from holdfast.chaos.plan import Kind, Plan, make_plan, read_fault, read_kinds, read_rate
 from holdfast.constants import ExitCode
 from holdfast.environment import Environment, process_environment, read_environment
 from holdfast.errors import HoldfastError, UsageError
@@ -86,8 +88,62 @@ def _demo(words: Sequence[str]) -> int:
     return play(process_environment())
 
 
+def _chaos(words: Sequence[str]) -> int:
+    plan, rest = parse_chaos(words)
+    from holdfast.chaos.run import run
+
+    return run(plan, rest, process_environment())
+
+
+def parse_chaos(words: Sequence[str]) -> tuple[Plan, list[str]]:
+    """The plan, and the words for `holdfast run`; raises `UsageError` that names the option and the mend."""
+    head, command = _split(words)
+    known, rest = _chaos_parser().parse_known_args(head)
+    if not command:
+        raise UsageError("holdfast chaos: nothing to run; end with '-- python train.py'")
+    specs = [(kind, text) for kind in Kind for text in getattr(known, str(kind)) or ()]
+    if not specs and not known.rate:
+        raise UsageError("holdfast chaos: nothing to do; give faults, such as --kill rank=1,step=50, or --rate 2/min")
+    parse(["run", *rest, "--", *command])
+    seed = secrets.randbelow(1 << 31) if known.seed is None else known.seed
+    plan = make_plan(seed=seed, specs=specs, per_second=known.rate, kinds=known.faults)
+    return plan, [*rest, "--", *command]
+
+
+def _chaos_parser() -> _Parser:
+    usage = "holdfast chaos [faults] [options of holdfast run] -- python train.py [arguments]"
+    parser = _Parser(prog="holdfast chaos", usage=usage, description=_CHAOS_HELP, allow_abbrev=False)
+    for kind in Kind:
+        text = _FAULT_HELP[kind]
+        parser.add_argument(f"--{kind}", type=_naming(_spec(kind)), action="append", metavar="SPEC", help=text)
+    parser.add_argument(
+        "--rate", type=_naming(read_rate), default=0.0, help="faults at random instants, such as 2/min"
+    )
+    parser.add_argument(
+        "--faults", type=_naming(read_kinds), default=(Kind.KILL,), help="those of --rate, such as kill,stop (kill)"
+    )
+    parser.add_argument("--seed", type=_naming(_count("--seed", least=0)), help="the same faults again (random)")
+    return parser
+
+
+def _spec(kind: Kind) -> Callable[[str], str]:
+    def checked(text: str) -> str:
+        read_fault(kind, text)
+        return text
+
+    return checked
+
+
+_CHAOS_HELP = "hurt a training on purpose, and say what it cost"
+_FAULT_HELP = {
+    Kind.KILL: "SIGKILL to a rank: rank=1,step=50[,at=vote]",
+    Kind.STOP: "SIGSTOP to a rank: rank=1,step=50[,at=average][,seconds=5]",
+    Kind.EXCEPTION: "an exception in the script: rank=1,step=50",
+    Kind.SLEEP: "the script sleeps: rank=1,step=50[,seconds=5]",
+    Kind.SLOW: "the script takes longer: rank=1,step=50,seconds=0.5[,steps=10]",
+}
 _DEMO_HELP = "train with three launchers on this host, break it on purpose, print the story and a table"
-_OTHER_VERBS: dict[str, Callable[[Sequence[str]], int]] = {"demo": _demo, "timeline": _timeline}
+_OTHER_VERBS: dict[str, Callable[[Sequence[str]], int]] = {"demo": _demo, "chaos": _chaos, "timeline": _timeline}
 
 
 def parse(words: Sequence[str]) -> RunOptions:
@@ -143,6 +199,7 @@ def _parser() -> _Parser:
     verbs = top.add_subparsers(dest="verb", required=True, metavar="COMMAND")
     verbs.add_parser("demo", help=_DEMO_HELP)
     verbs.add_parser("timeline", help="show what happened in a run, here or as a picture")
+    verbs.add_parser("chaos", help=_CHAOS_HELP)
     run = verbs.add_parser(
         "run",
         help="run a training script and keep it running",

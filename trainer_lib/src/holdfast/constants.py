@@ -51,6 +51,7 @@ ENV_RUN_ID: Final = "HOLDFAST_RUN_ID"
 ENV_CHECKPOINT_INTERVAL: Final = "HOLDFAST_CHECKPOINT_INTERVAL"
 ENV_CHECKPOINT_KEEP: Final = "HOLDFAST_CHECKPOINT_KEEP"
 ENV_RESUME: Final = "HOLDFAST_RESUME"
+ENV_CHAOS: Final = "HOLDFAST_CHAOS"  # the folder of a `holdfast chaos` that is at work
 
 # What torch's NCCL reads when a communicator is made: no thread of its own may end the process.
 NCCL_ENVIRONMENT: Final = {

@@ -50,6 +50,7 @@ class Environment:
     master_addr: str
     master_port: int | None
     agent_store: bool
+    chaos_dir: Path | None
     socket_interface: str
 
     @property
@@ -61,6 +62,11 @@ class Environment:
 def process_environment() -> dict[str, str]:
     """All of it, to be handed on to a child process."""
     return dict(os.environ)
+
+
+def place() -> tuple[int, int]:
+    """Rank and size of the world, which change in a process that goes from one to the next."""
+    return int(os.environ.get("RANK") or 0), int(os.environ.get("WORLD_SIZE") or 1)
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
@@ -98,6 +104,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         master_addr=source.get("MASTER_ADDR", ""),
         master_port=_optional_int(source, "MASTER_PORT"),
         agent_store=source.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        chaos_dir=_path(source, c.ENV_CHAOS),
         socket_interface=source.get("GLOO_SOCKET_IFNAME", ""),
     )
 

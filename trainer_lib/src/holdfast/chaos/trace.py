@@ -27,11 +27,35 @@ class Mark:
     loss: float | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Injection:
+    """One fault that happened, to a rank that had made `step` steps."""
+
+    number: int
+    kind: str
+    rank: int
+    pid: int
+    step: int
+    time: float
+    wall: float
+
+    @classmethod
+    def of(cls, number: int, kind: str, *, rank: int, pid: int, step: int) -> Injection:
+        """It happens now."""
+        return cls(number=number, kind=kind, rank=rank, pid=pid, step=step, time=time.monotonic(), wall=time.time())
+
+    def append_to(self, path: Path) -> None:
+        """Say so."""
+        file = _open(path)
+        _append(file, self)
+        os.close(file)
+
+
 class Recorder:
     """The side of a rank process."""
 
     def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._file = _open(path)
         self._began = time.monotonic()
 
     def begin(self) -> None:
@@ -43,7 +67,15 @@ class Recorder:
         mark = Mark(
             time=time.monotonic(), began=self._began, rank=rank, pid=os.getpid(), step=step, size=size, loss=loss
         )
-        os.write(self._file, json.dumps(asdict(mark)).encode() + b"\n")
+        _append(self._file, mark)
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _append(file: int, line: Mark | Injection) -> None:
+    os.write(file, json.dumps(asdict(line)).encode() + b"\n")
 
 
 class Lines:

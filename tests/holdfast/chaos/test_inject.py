@@ -1,0 +1,116 @@
+"""The rank's side: what is due is done once, by the right rank, and every step leaves a mark."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from holdfast.activity import Activity, Meter
+from holdfast.chaos.inject import Injector, listener, order_file
+from holdfast.chaos.plan import Fault, Kind
+from holdfast.chaos.trace import Lines, Trace
+from holdfast.environment import read_environment
+from holdfast.errors import ChaosError
+
+Make = Callable[..., Meter]
+
+
+@pytest.fixture
+def meter(tmp_path: Path) -> Make:
+    """A rank's meter with the listener of a `holdfast chaos` that has these faults to do."""
+
+    def make(*faults: Fault, rank: int = 0) -> Meter:
+        (tmp_path / "plan.json").write_text(json.dumps([fault.to_json() for fault in faults]))
+        return Meter(Injector(tmp_path, lambda: (rank, 2)))
+
+    return make
+
+
+def steps(meter: Meter, *numbers: int) -> None:
+    """The loop's activities for these steps."""
+    for number in numbers:
+        for activity in (Activity.DATA, Activity.COMPUTE, Activity.AVERAGE, Activity.VOTE, Activity.APPLY):
+            meter.enter(activity, number - 1)
+    meter.enter(Activity.DATA, numbers[-1])
+
+
+RAISE = Fault(number=1, kind=Kind.EXCEPTION, rank=0, step=3)
+
+
+def test_a_process_that_nobody_hurts_has_no_listener() -> None:
+    assert listener(read_environment({})) is None
+
+
+def test_a_process_under_chaos_finds_its_plan(tmp_path: Path, meter: Make) -> None:
+    meter(RAISE)
+    assert listener(read_environment({"HOLDFAST_CHAOS": str(tmp_path)})) is not None
+
+
+def test_every_step_leaves_a_mark(meter: Make, tmp_path: Path) -> None:
+    steps(meter(), 1, 2, 3)
+    trace = Trace(tmp_path / "trace")
+    trace.read()
+    assert [(mark.step, mark.rank, mark.size) for mark in trace.marks] == [(1, 0, 2), (2, 0, 2), (3, 0, 2)]
+    assert all(mark.began <= mark.time for mark in trace.marks)
+
+
+@pytest.mark.parametrize("how", [Activity.RESTORE, Activity.SYNC])
+def test_a_state_that_was_given_is_no_step_that_was_made(meter: Make, tmp_path: Path, how: Activity) -> None:
+    newcomer = meter()
+    newcomer.enter(how, 0)
+    steps(newcomer, 51)
+    trace = Trace(tmp_path / "trace")
+    trace.read()
+    assert [mark.step for mark in trace.marks] == [51]
+
+
+def test_an_exception_comes_at_its_step_and_once(meter: Make, tmp_path: Path) -> None:
+    first = meter(RAISE)
+    steps(first, 1, 2)
+    with pytest.raises(ChaosError, match="step 3"):
+        steps(first, 3)
+    steps(meter(RAISE), 3, 4)  # the one that takes its place
+    assert [line["kind"] for line in Lines(tmp_path / "injections").fresh()] == ["exception"]
+
+
+def test_other_ranks_are_left_alone(meter: Make) -> None:
+    steps(meter(RAISE, rank=1), 1, 2, 3, 4)
+
+
+@pytest.mark.parametrize("kind", [Kind.EXCEPTION, Kind.SLEEP])
+def test_an_order_is_obeyed_once(meter: Make, tmp_path: Path, kind: Kind) -> None:
+    ordered = meter()
+    order_file(tmp_path, os.getpid()).write_text(json.dumps(replace(RAISE, kind=kind, seconds=0.01).to_json()))
+    if kind is Kind.EXCEPTION:
+        with pytest.raises(ChaosError):
+            steps(ordered, 1)
+    steps(ordered, 1, 2)
+    assert [line["kind"] for line in Lines(tmp_path / "injections").fresh()] == [str(kind)]
+
+
+def test_a_slow_rank_is_slow_for_its_steps_only(meter: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("time.sleep", slept.append)
+    steps(meter(Fault(number=1, kind=Kind.SLOW, rank=0, step=2, seconds=0.5, steps=2)), 1, 2, 3, 4, 5)
+    assert slept == [0.5, 0.5]
+
+
+def test_a_killed_rank_has_said_so_before(tmp_path: Path) -> None:
+    fault = Fault(number=1, kind=Kind.KILL, rank=0, step=2, at=Activity.VOTE)
+    (tmp_path / "plan.json").write_text(json.dumps([fault.to_json()]))
+    program = (
+        "import pathlib, sys; from holdfast.chaos.inject import Injector; from holdfast.activity import Activity\n"
+        "one = Injector(pathlib.Path(sys.argv[1]), lambda: (0, 1))\n"
+        "for a in (Activity.COMPUTE, Activity.AVERAGE, Activity.VOTE): one.entered(a, 1)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program, str(tmp_path)], timeout=60)
+    assert ended.returncode == -signal.SIGKILL
+    assert [(line["kind"], line["step"]) for line in Lines(tmp_path / "injections").fresh()] == [("kill", 1)]
