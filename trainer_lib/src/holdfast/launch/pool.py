@@ -25,7 +25,7 @@ from holdfast.launch.zygote import BOOT, FORK, FORK_WARM, IS_READY, IS_UNSAFE, W
 
 _log = logging.getLogger("holdfast.launch.pool")
 # A fork takes milliseconds; the event loop waits for one no longer than peers can wait for a heartbeat.
-_FORK_SECONDS = 0.4
+_FORK_SECONDS = 0.3
 _MAX_FAILURES = 3
 _MESSAGE_BYTES = 1 << 16
 
@@ -69,8 +69,9 @@ class Pool:
 
     @property
     def can_fork(self) -> bool:
-        """Whether the zygote has loaded everything."""
-        return self._zygote is not None and self._zygote.ready
+        """Whether the zygote has loaded everything, and owes no process."""
+        owes = any(standing.child is None and standing.origin is Origin.ZYGOTE for standing in self._standing)
+        return self._zygote is not None and self._zygote.ready and not owes
 
     def spawn(self, *, environ: Mapping[str, str], prefix: str, on_exit: Callable[[ProcessExit], None]) -> Child:
         """Start a rank, the fastest way there is; raises `SpawnError`."""
@@ -87,6 +88,8 @@ class Pool:
         if self._script is None or self._environ is None:
             return
         try:
+            if self._zygote is not None and self._zygote.ready and not self.can_fork:
+                self._drop_zygote()
             if self._forks and self._zygote is None:
                 self._start_zygote(self._script)
             for _ in range(self._warm - len(self._standing)):
@@ -118,18 +121,19 @@ class Pool:
             yield standing
         if self.can_fork:
             with contextlib.suppress(OSError):
-                yield self._forked_now()
+                yield from self._forked_now()
 
-    def _forked_now(self) -> _Standing:
+    def _forked_now(self) -> Iterator[_Standing]:
         standing = self._fork(FORK, Origin.ZYGOTE)
-        self._forget(standing)
         standing.line.settimeout(_FORK_SECONDS)
         try:
             self._hear(standing, standing.line.recv(_MESSAGE_BYTES))
-        except TimeoutError:
-            _log.warning("the zygote does not answer: a new one takes its place")
-            self._drop_zygote()
-        return standing
+        except TimeoutError:  # it stands by if it comes after all; if not, the next refill replaces the zygote
+            standing.line.setblocking(False)
+            _log.warning("the zygote did not fork within %.1f s: a new interpreter starts", _FORK_SECONDS)
+            return
+        self._forget(standing)
+        yield standing
 
     # Making them
 
@@ -198,6 +202,7 @@ class Pool:
         elif message:
             with contextlib.suppress(OSError):  # it is dead and gone, and its line says so next
                 standing.child = Child.adopted(int(message), on_exit=self._standing_ended)
+                standing.ready = standing.origin is Origin.ZYGOTE  # it warms nothing
         else:
             self._forget(standing)
             standing.line.close()
@@ -219,7 +224,7 @@ class Pool:
         self.refill()
 
     def _zygote_ended(self, ended: ProcessExit) -> None:
-        was_ready = self.can_fork
+        was_ready = self._zygote is not None and self._zygote.ready
         self._drop_zygote()
         if ended.returncode != 0 and not was_ready:
             self._failed(ended)
