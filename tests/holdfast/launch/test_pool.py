@@ -61,8 +61,9 @@ class Bench:
 
     async def run(self, origin: Origin, **environ: str) -> ProcessExit:
         child, ended = self.start(**environ)
+        result = await ended
         assert child.origin == origin
-        return await ended
+        return result
 
     async def warm_up(self, ready: int = 1) -> None:
         self.pool.refill()
@@ -283,7 +284,7 @@ def test_a_kill_takes_the_whole_group(bench: Bench) -> None:
                 child.kill()
                 end = await ended
                 assert (end.returncode, end.sent) == (-signal.SIGKILL, {signal.SIGKILL})
-                assert gone(int(bench.out.read_text()))
+                await eventually(lambda: gone(int(bench.out.read_text())), "its child is gone too")
 
     run(scenario())
 

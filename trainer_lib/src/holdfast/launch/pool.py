@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
@@ -24,8 +24,8 @@ from holdfast.launch.warm import ORDER, READY
 from holdfast.launch.zygote import BOOT, FORK, FORK_WARM, IS_READY, IS_UNSAFE, WARM, ZYGOTE
 
 _log = logging.getLogger("holdfast.launch.pool")
-# A fork takes milliseconds; the event loop waits for one no longer than peers can wait for a heartbeat.
-_FORK_SECONDS = 0.3
+# A fork takes milliseconds; where it takes this long, the zygote is stopped or starved.
+_FORK_SECONDS = 1.0
 _MAX_FAILURES = 3
 _MESSAGE_BYTES = 1 << 16
 
@@ -39,14 +39,22 @@ class _Zygote:
     ready: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Order:
+    """What a process is to become, beside the script."""
+
+    environ: Mapping[str, str]
+    prefix: str
+
+
 @dataclass(kw_only=True, eq=False)
 class _Standing:
-    """A process without an order. Who it is, a forked one says itself."""
+    """A process without an order, or with one that it cannot hear yet. Who it is, a forked one says itself."""
 
     line: socket.socket
-    origin: Origin
     child: Child | None = None
     ready: bool = False
+    order: _Order | None = None
 
 
 class Pool:
@@ -69,18 +77,21 @@ class Pool:
 
     @property
     def can_fork(self) -> bool:
-        """Whether the zygote has loaded everything, and owes no process."""
-        owes = any(standing.child is None and standing.origin is Origin.ZYGOTE for standing in self._standing)
-        return self._zygote is not None and self._zygote.ready and not owes
+        """Whether the zygote has loaded everything."""
+        return self._zygote is not None and self._zygote.ready
 
     def spawn(self, *, environ: Mapping[str, str], prefix: str, on_exit: Callable[[ProcessExit], None]) -> Child:
-        """Start a rank, the fastest way there is; raises `SpawnError`."""
+        """Start a rank, the fastest way there is; raises `SpawnError`. A forked one has its `pid` a moment later."""
         self._learn(environ)
-        for standing in self._candidates():
-            child = _order(standing, environ, prefix)
-            if child is not None:
-                child.on_exit = on_exit
-                return child
+        order = _Order(environ=environ, prefix=prefix)
+        for standing in [standing for standing in self._standing if standing.ready]:
+            self._forget(standing)
+            if standing.child is not None and standing.child.alive and _send(standing, standing.child, order):
+                standing.child.on_exit, standing.child.origin = on_exit, Origin.WARM
+                return standing.child
+        if self.can_fork:
+            with contextlib.suppress(OSError):
+                return self._fork_for(order, on_exit)
         return ChildProcess(argv=self._argv, environ=environ, prefix=prefix, on_exit=on_exit)
 
     def refill(self) -> None:
@@ -88,13 +99,11 @@ class Pool:
         if self._script is None or self._environ is None:
             return
         try:
-            if self._zygote is not None and self._zygote.ready and not self.can_fork:
-                self._drop_zygote()
             if self._forks and self._zygote is None:
                 self._start_zygote(self._script)
-            for _ in range(self._warm - len(self._standing)):
+            for _ in range(self._warm - sum(standing.order is None for standing in self._standing)):
                 if self.can_fork:
-                    self._fork(FORK_WARM, Origin.WARM)
+                    self._stand(_Standing(line=self._fork(FORK_WARM)))
                 elif not self._forks:
                     self._start_warm(self._script)
         except (OSError, SpawnError) as error:
@@ -106,34 +115,12 @@ class Pool:
         self._drop()
         adopt_orphans(False)
 
-    # Whom a rank may come from
-
     def _learn(self, environ: Mapping[str, str]) -> None:
         """Libraries read the environment as they are loaded: what was loaded under another one is of no use."""
         common = {name: value for name, value in environ.items() if not of_place(name)}
         if self._environ is not None and self._environ != common:
             self._drop()
         self._environ = common
-
-    def _candidates(self) -> Iterator[_Standing]:
-        for standing in [standing for standing in self._standing if standing.ready]:
-            self._forget(standing)
-            yield standing
-        if self.can_fork:
-            with contextlib.suppress(OSError):
-                yield from self._forked_now()
-
-    def _forked_now(self) -> Iterator[_Standing]:
-        standing = self._fork(FORK, Origin.ZYGOTE)
-        standing.line.settimeout(_FORK_SECONDS)
-        try:
-            self._hear(standing, standing.line.recv(_MESSAGE_BYTES))
-        except TimeoutError:  # it stands by if it comes after all; if not, the next refill replaces the zygote
-            standing.line.setblocking(False)
-            _log.warning("the zygote did not fork within %.1f s: a new interpreter starts", _FORK_SECONDS)
-            return
-        self._forget(standing)
-        yield standing
 
     # Making them
 
@@ -145,7 +132,7 @@ class Pool:
 
     def _start_warm(self, script: Script) -> None:
         line, child = self._interpreter(script, WARM, self._standing_ended)
-        self._stand(_Standing(line=line, origin=Origin.WARM, child=child))
+        self._stand(_Standing(line=line, child=child))
 
     def _interpreter(
         self, script: Script, role: str, on_exit: Callable[[ProcessExit], None]
@@ -166,7 +153,8 @@ class Pool:
                 raise
         return ours, child
 
-    def _fork(self, request: bytes, origin: Origin) -> _Standing:
+    def _fork(self, request: bytes) -> socket.socket:
+        """Ask for a process; returns its line."""
         if self._zygote is None:
             raise ConnectionError("there is no zygote")
         ours, theirs = _line()
@@ -176,12 +164,25 @@ class Pool:
             except OSError:
                 ours.close()
                 raise
-        return self._stand(_Standing(line=ours, origin=origin))
+        return ours
 
-    def _stand(self, standing: _Standing) -> _Standing:
+    def _fork_for(self, order: _Order, on_exit: Callable[[ProcessExit], None]) -> Child:
+        child = Child(on_exit)
+        child.origin = Origin.ZYGOTE
+        standing = _Standing(line=self._fork(FORK), child=child, order=order)
+        self._stand(standing)
+        asyncio.get_running_loop().call_later(_FORK_SECONDS, self._late, standing)
+        return child
+
+    def _late(self, standing: _Standing) -> None:
+        if standing in self._standing:
+            _log.warning("the zygote did not fork within %.1f s: a new interpreter starts", _FORK_SECONDS)
+            self._drop_zygote()
+            self._gone(standing)
+
+    def _stand(self, standing: _Standing) -> None:
         self._standing.append(standing)
         self._read(standing.line, lambda message: self._hear(standing, message))
-        return standing
 
     # What they say and how they end
 
@@ -201,11 +202,31 @@ class Pool:
             standing.ready = True
         elif message:
             with contextlib.suppress(OSError):  # it is dead and gone, and its line says so next
-                standing.child = Child.adopted(int(message), on_exit=self._standing_ended)
-                standing.ready = standing.origin is Origin.ZYGOTE  # it warms nothing
+                self._there(standing, int(message))
         else:
+            self._gone(standing)
+
+    def _there(self, standing: _Standing, pid: int) -> None:
+        if standing.child is None:
+            standing.child = Child(self._standing_ended)
+        standing.child.adopt(pid)
+        if standing.order is not None:
             self._forget(standing)
-            standing.line.close()
+            _send(standing, standing.child, standing.order)
+
+    def _gone(self, standing: _Standing) -> None:
+        """The line is closed. The end of a process that is known is heard of by itself."""
+        child, order = standing.child, standing.order
+        if child is not None and child.pid:
+            asyncio.get_running_loop().remove_reader(standing.line)
+            return
+        self._forget(standing)
+        standing.line.close()
+        if child is not None and order is not None:
+            try:
+                child.launch(argv=self._argv, environ=order.environ, prefix=order.prefix)
+            except SpawnError as error:
+                child.give_up(str(error))
 
     def _introduced(self, zygote: _Zygote, message: bytes) -> None:
         if not message:
@@ -231,7 +252,8 @@ class Pool:
 
     def _standing_ended(self, ended: ProcessExit) -> None:
         for standing in [s for s in self._standing if s.child is not None and s.child.pid == ended.pid]:
-            self._hear(standing, b"")
+            self._forget(standing)
+            standing.line.close()
             if not standing.ready:
                 self._failed(ended)
 
@@ -254,10 +276,11 @@ class Pool:
     def _drop(self) -> None:
         self._drop_zygote()
         for standing in list(self._standing):
-            self._forget(standing)
-            standing.line.close()  # one that has not said who it is ends by this
-            if standing.child is not None:
-                standing.child.dismiss()
+            if standing.order is None:
+                self._forget(standing)
+                standing.line.close()  # one that has not said who it is ends by this
+                if standing.child is not None:
+                    standing.child.dismiss()
 
     def _drop_zygote(self) -> None:
         zygote, self._zygote = self._zygote, None
@@ -274,23 +297,19 @@ def _line() -> tuple[socket.socket, socket.socket]:
     return ours, theirs
 
 
-def _order(standing: _Standing, environ: Mapping[str, str], prefix: str) -> Child | None:
-    """Tell a process what to become; None if it is gone."""
-    child = standing.child
+def _send(standing: _Standing, child: Child, order: _Order) -> bool:
+    """Tell a process what to become; it is ended if it does not hear."""
     with standing.line, contextlib.ExitStack() as kept:
-        if child is None or not child.alive:
-            return None
         errors, their_errors = _pipe(kept)
-        output, their_output = _pipe(kept) if prefix else (None, 1)
+        output, their_output = _pipe(kept) if order.prefix else (None, 1)
+        child.pump(errors, 2, order.prefix, keep=True)
+        child.pump(output, 1, order.prefix)
         try:
-            _send_order(standing.line, environ, their_output, their_errors)
+            _send_order(standing.line, order.environ, their_output, their_errors)
         except OSError:
-            child.dismiss()
-            return None
-        child.pump(errors, 2, prefix, keep=True)
-        child.pump(output, 1, prefix)
-    child.origin = standing.origin
-    return child
+            child.kill()
+            return False
+    return True
 
 
 def _pipe(kept: contextlib.ExitStack) -> tuple[IO[bytes], int]:

@@ -28,6 +28,7 @@ _TAIL_LINES = 40
 _TAIL_LINE_BYTES = 2000
 _PIECE_BYTES = 1 << 16
 _DRAIN_SECONDS = 0.5
+_NOT_STARTED = 127
 # Children use every core they get; the launcher needs little, but that little in time for its heartbeats.
 _NICE = 5
 
@@ -62,30 +63,55 @@ class Origin(StrEnum):
 
 
 class Child:
-    """A running child of ours, leader of its own process group.
+    """A child of ours, leader of its own process group; until it is there its `pid` is 0.
 
     `on_exit` is called once, on the event loop, when the child and its group are gone.
     """
 
-    def __init__(self, *, pid: int, wait: Callable[[], int], on_exit: Callable[[ProcessExit], None]) -> None:
-        self.pid = pid
+    def __init__(self, on_exit: Callable[[ProcessExit], None]) -> None:
+        self.pid = 0
         self.origin = Origin.FRESH
         self.on_exit: Callable[[ProcessExit], None] | None = on_exit
         self.reaped = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._wait = wait
         self._sent: set[int] = set()
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._pumps: list[threading.Thread] = []
+
+    def launch(
+        self,
+        *,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        prefix: str = "",
+        pass_fds: Sequence[int] = (),
+        quiet: bool = False,
+    ) -> None:
+        """Let it be a new program. `quiet`: what it writes is kept for the exit report and shown to nobody."""
+        popen = _start(argv, environ, piped_stdout=bool(prefix) or quiet, pass_fds=pass_fds)
+        self.origin = Origin.FRESH
+        self._attach(popen.pid, popen.wait)
+        self.pump(popen.stderr, None if quiet else 2, prefix, keep=True)
+        self.pump(popen.stdout, None if quiet else 1, prefix)
+
+    def adopt(self, pid: int) -> None:
+        """Let it be a process that became our child when its parent ended; raises `OSError` if it is none of ours."""
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        self._attach(pid, lambda: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+    def give_up(self, why: str) -> None:
+        """It never came to be; said as a shell says it."""
+        self._tail.append(why)
+        self._over(_NOT_STARTED)
+
+    def _attach(self, pid: int, wait: Callable[[], int]) -> None:
+        self.pid = pid
+        self._wait = wait
         self._pidfd = os.pidfd_open(pid)
         _unreaped.add(pid)
         self._loop.add_reader(self._pidfd, self._ended)
-
-    @classmethod
-    def adopted(cls, pid: int, *, on_exit: Callable[[ProcessExit], None]) -> Child:
-        """A process that became our child when its parent ended; raises `OSError` if it is none of ours."""
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        return cls(pid=pid, wait=lambda: _status(pid), on_exit=on_exit)
+        for number in self._sent:
+            self.send(number)
 
     @property
     def alive(self) -> bool:
@@ -95,9 +121,10 @@ class Child:
     def send(self, number: int) -> None:
         """Send a signal to the whole process group."""
         if self.alive:
-            self._sent.add(number)
+            self._sent |= {number}
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, number)
+                if self.pid:
+                    os.killpg(self.pid, number)
 
     def kill(self) -> None:
         """End the whole group now."""
@@ -125,6 +152,9 @@ class Child:
             os.killpg(self.pid, signal.SIGKILL)
         returncode = self._wait()
         _unreaped.discard(self.pid)
+        self._over(returncode)
+
+    def _over(self, returncode: int) -> None:
         self.reaped.set()
         if self.on_exit is not None:
             self._loop.create_task(self._report(returncode, self.on_exit))
@@ -143,7 +173,7 @@ class Child:
 
 
 class ChildProcess(Child):
-    """A program that we start. `quiet`: what it writes is kept for the exit report and shown to nobody."""
+    """A program that we start at once; raises `SpawnError`."""
 
     def __init__(
         self,
@@ -155,10 +185,8 @@ class ChildProcess(Child):
         pass_fds: Sequence[int] = (),
         quiet: bool = False,
     ) -> None:
-        popen = _start(argv, environ, piped_stdout=bool(prefix) or quiet, pass_fds=pass_fds)
-        super().__init__(pid=popen.pid, wait=popen.wait, on_exit=on_exit)
-        self.pump(popen.stderr, None if quiet else 2, prefix, keep=True)
-        self.pump(popen.stdout, None if quiet else 1, prefix)
+        super().__init__(on_exit)
+        self.launch(argv=argv, environ=environ, prefix=prefix, pass_fds=pass_fds, quiet=quiet)
 
 
 def is_child(pid: int) -> bool:
@@ -176,10 +204,6 @@ def die_with(parent: int) -> None:
 def adopt_orphans(wanted: bool) -> None:
     """Become the parent of processes below us whose own parent ends; PID 1 is that anyway."""
     _prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)
-
-
-def _status(pid: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def _start(
