@@ -56,12 +56,13 @@ class Pod:
             **environ,
         }
         self._command = command
+        self._warm = environ.get("WARM", "0")  # most tests need none, and each costs the machine an import of torch
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "holdfast", "run", "--", *self._command],
+                [sys.executable, "-m", "holdfast", "run", f"--warm-processes={self._warm}", "--", *self._command],
                 env=self._environ,
                 stdout=log,
                 stderr=log,

@@ -43,6 +43,7 @@ class RunOptions:
     checkpoint_keep: int
     resume: str
     prefix_output: bool
+    warm_processes: int = 1
     timeline: Path | None = None
 
 
@@ -173,6 +174,7 @@ def parse(words: Sequence[str]) -> RunOptions:
         checkpoint_keep=known.checkpoint_keep,
         resume=known.resume,
         prefix_output=known.prefix_output,
+        warm_processes=known.warm_processes,
         timeline=None if known.timeline is None else known.timeline.absolute(),
     )
 
@@ -225,6 +227,13 @@ def _parser() -> _Parser:
     _add(run, "--resume", _resume, "Always", "Always, or Never to begin afresh on a folder that has checkpoints")
     _add(run, "--timeline", Path, None, "FILE to which what happens is written, for 'holdfast timeline FILE'")
     run.add_argument("--standalone", action="store_true", help="one host, no rendezvous (the default)")
+    _add(
+        run,
+        "--warm-processes",
+        _count("--warm-processes", least=0),
+        1,
+        "processes that stand by, with everything imported, to take a lost rank's place; 0 also saves the zygote",
+    )
     run.add_argument(
         "--prefix-output", "--prefix_output", action="store_true", help="begin each line of a rank with [rank]"
     )

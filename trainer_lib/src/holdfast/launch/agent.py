@@ -29,7 +29,8 @@ from holdfast.launch.membership import Membership, Rules
 from holdfast.launch.membership_file import MembershipFile
 from holdfast.launch.memory import remembered
 from holdfast.launch.messages import Failure, Priority
-from holdfast.launch.process import Reaper
+from holdfast.launch.pool import Pool
+from holdfast.launch.process import Reaper, is_child
 from holdfast.launch.state import State
 from holdfast.launch.status_file import StatusFile
 from holdfast.launch.store import StoreHost
@@ -103,15 +104,16 @@ class Agent:
             touch=self._touch,
             chronicle=self._chronicle,
         )
+        self._pool = Pool(argv=argv, warm=config.command.warm)
         self._supervisor = Supervisor(
-            command=config.command, run_dir=config.run_dir, me=self._me, listener=self._local
+            command=config.command, run_dir=config.run_dir, me=self._me, listener=self._local, spawner=self._pool
         )
         self._local.supervisor = self._supervisor
         self._control = ControlChannel(me=self._me, listener=self)
         self._store = StoreHost(self._store_lost)
         self._status = StatusFile(config.run_dir, self._document)
         self._membership = MembershipFile(config.run_dir, self.see_membership)
-        self._reaper = Reaper(self._is_ours) if os.getpid() == 1 else None
+        self._reaper = Reaper(is_child)
 
     def now(self) -> float:
         """The core's clock: Unix time that never jumps."""
@@ -184,11 +186,8 @@ class Agent:
         ticks = 0
         while True:
             self.feed(e.Tick())
-            if self._reaper is not None:
-                self._reaper.reap()
+            self._reaper.reap()
             self._stand_by()
-            if self._state.attempt is not None and self._state.attempt.step is not None:
-                self._keep_store_warm()
             if (ticks := ticks + 1) % _TICKS_ALIVE == 0:
                 self._status.alive()
             await asyncio.sleep(_TICK_SECONDS)
@@ -203,6 +202,7 @@ class Agent:
         self._status.flush()
         fields = {"code": ending.code, "reason": ending.reason}
         _log.info("launcher leaves: %s", ending.message or ending.reason, extra={"fields": fields})
+        self._pool.close()
         await self._supervisor.close(self._grace(0.0))
         await self._control.close()
         await self._socket.close()
@@ -220,7 +220,7 @@ class Agent:
         loop.add_signal_handler(signal.SIGTERM, self._terminated)
         loop.add_signal_handler(signal.SIGINT, self._interrupted)
         loop.add_signal_handler(signal.SIGUSR1, self._checkpoint_signal)
-        if self._reaper is not None:
+        if os.getpid() == 1:
             loop.add_signal_handler(signal.SIGCHLD, self._reaper.reap)
 
     def _terminated(self) -> None:
@@ -259,7 +259,7 @@ class Agent:
         for action in decision.actions:
             self._do(action)
         if _transition(before, self._state):
-            self._status.flush()
+            self._status.soon()
         elif before is not self._state:
             self._status.changed()
 
@@ -271,6 +271,21 @@ class Agent:
             self._context.update(generation=pair.generation if pair else None, attempt=pair.attempt if pair else None)
         if after.membership is not before.membership or after.accepted_world is not before.accepted_world:
             self._connect()
+        if self._trains(after) and not self._trains(before):
+            self._make_ready()
+
+    def _trains(self, state: State) -> bool:
+        """A script without Holdfast's loop never shows a step."""
+        attempt = state.attempt
+        if attempt is None:
+            return False
+        return attempt.step is not None or (attempt.entered and not self._supervisor.speaks_holdfast)
+
+    def _make_ready(self) -> None:
+        """For the next failure. Not before a world has made its first step: that would cost it time."""
+        self._keep_store_warm()
+        if self._config.command.warm:
+            self._pool.refill()
 
     def _connect(self) -> None:
         membership = self._state.membership
@@ -412,9 +427,6 @@ class Agent:
             return wanted
         drain = self._state.drain
         return max(wanted, _PLAIN_GRACE_SECONDS if drain is None else drain.until - self.now())
-
-    def _is_ours(self, pid: int) -> bool:
-        return pid in self._supervisor.pids or pid == self._store.pid
 
     def _document(self) -> dict[str, Any]:
         return report.status(

@@ -52,6 +52,7 @@ def _command(options: RunOptions, *, processes: int) -> Command:
         processes=processes,
         environ=dict(os.environ),
         prefix_output=options.prefix_output,
+        warm=options.warm_processes,
     )
 
 

@@ -1,4 +1,4 @@
-"""Emits `status.json`: only what changed, at most about five times a second, and at once on a transition.
+"""Emits `status.json`: only what changed, at most about five times a second, and a moment after a transition.
 
 Between changes the file is touched, so that who reads it can tell a quiet launcher from a dead one.
 """
@@ -18,6 +18,8 @@ from holdfast.launch.files import write_json
 
 _log = logging.getLogger("holdfast.launch.status_file")
 _INTERVAL_SECONDS = 0.2
+# A failure is answered first, and written down then.
+_MOMENT_SECONDS = 0.01
 
 
 class StatusFile:
@@ -28,12 +30,18 @@ class StatusFile:
         self._build = build
         self._written: dict[str, Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._soon: asyncio.TimerHandle | None = None
         self._failed = False
 
     def changed(self) -> None:
         """Something changed that may wait for the next beat."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_INTERVAL_SECONDS, self.flush)
+
+    def soon(self) -> None:
+        """Something changed that must be seen."""
+        if self._soon is None:
+            self._soon = asyncio.get_running_loop().call_later(_MOMENT_SECONDS, self.flush)
 
     def alive(self) -> None:
         """Say that this launcher lives, without a change: the file's time is the sign of life."""
@@ -42,9 +50,10 @@ class StatusFile:
 
     def flush(self) -> None:
         """Write now, if there is something new."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for timer in (self._timer, self._soon):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._soon = None
         document = self._build()
         if document == self._written:
             return

@@ -66,6 +66,7 @@ class Command:
     processes: int
     environ: Mapping[str, str] = field(repr=False)
     prefix_output: bool = False
+    warm: int = 0  # processes that stand by for a rank
 
 
 class FreshInterpreter:
@@ -127,17 +128,19 @@ class Supervisor:
         errors = self._fresh_error_dir(world.pair)
         self._ranks = {slot: rank for slot, rank in self._ranks.items() if rank.alive or not rank.ended}
         kept = {rank.local_rank: rank for rank in self._ranks.values() if rank.kept}
-        for place in places(world, self._me, self._processes(membership)):
+        here = places(world, self._me, self._processes(membership))
+        for place in here:  # at once: starting a process takes longer
             rank = kept.get(place.local_rank)
-            error_file = errors / f"rank-{place.rank}.json"
             if rank is not None:
-                rank.take(place, world.pair, error_file)
-                rank.move(world_message(place, world, master, membership, error_file))
-            elif not self._start(place, world, master, membership, error_file):
-                return
+                rank.take(place, world.pair, errors / f"rank-{place.rank}.json")
+                rank.move(world_message(place, world, master, membership, errors / f"rank-{place.rank}.json"))
         for rank in self._ranks.values():
             if rank.parked:
                 self._forget(rank)
+        for place in here:
+            error_file = errors / f"rank-{place.rank}.json"
+            if place.local_rank not in kept and not self._start(place, world, master, membership, error_file):
+                return
 
     def stand_by(self, membership: Membership) -> None:
         """Start processes for the places that nobody keeps, before their world is known."""
