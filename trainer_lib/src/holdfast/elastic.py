@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from holdfast.checks import check_whole
 from holdfast.errors import UsageError
 
 ParamGroup = dict[str, Any]
@@ -65,9 +66,9 @@ class Elasticity:
     def __post_init__(self) -> None:
         _one_of("batch", self.batch, Batch)
         _one_of("learning_rate", self.learning_rate, Rule)
-        _whole("warmup_steps", self.warmup_steps, least=0)
+        check_whole("warmup_steps", self.warmup_steps, least=0)
         if self.reference_world_size is not None:
-            _whole("reference_world_size", self.reference_world_size, least=1)
+            check_whole("reference_world_size", self.reference_world_size, least=1)
         if self.batch == Batch.SCALED and self.reference_world_size is None:
             raise UsageError(
                 "batch is 'scaled' and reference_world_size is missing: "
@@ -211,8 +212,3 @@ def _one_of(field: str, value: Any, known: type[StrEnum]) -> None:
     if value not in list(known):
         names = " or ".join(repr(str(one)) for one in known)
         raise UsageError(f"{field} is {value!r}: give {names}")
-
-
-def _whole(field: str, value: Any, *, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UsageError(f"{field} is {value!r}: give a whole number of at least {least}")

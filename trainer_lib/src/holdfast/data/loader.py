@@ -9,11 +9,11 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import default_collate
 
+from holdfast.checks import check_batches
 from holdfast.data.audit import Audit
 from holdfast.data.cursor import Position, Share, micro_batches, sample_at, share_of
 from holdfast.elastic import Elasticity
 from holdfast.elastic import global_batch as scaled_batch
-from holdfast.errors import UsageError
 
 
 class MapDataset(Protocol):
@@ -80,16 +80,10 @@ def make_loader(
     elasticity: Elasticity | None = None,
 ) -> Loader:
     """Check the arguments of `job.batches`; UsageError says what to change."""
-    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-        raise UsageError("job.batches needs a map-style dataset, with __len__ and __getitem__")
-    size = len(dataset)
-    if size < 1:
-        raise UsageError("job.batches was given an empty dataset: give one with at least one sample")
-    if not 1 <= micro_batch <= global_batch:
-        raise UsageError(f"micro_batch_size {micro_batch} is not between 1 and global_batch_size {global_batch}")
+    check_batches(dataset, global_batch=global_batch, micro_batch=micro_batch, collate=collate)
     loader = Loader(
         dataset=dataset,
-        size=size,
+        size=len(dataset),
         global_batch=global_batch,
         micro_batch=micro_batch,
         collate=collate or default_collate,
