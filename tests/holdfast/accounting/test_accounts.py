@@ -31,8 +31,8 @@ class Launcher:
     def enters(self, pid: int, place: int = 0, *, step: int = 0, syncs: float = 0.5) -> None:
         if self.meters[pid].activity not in (Activity.STARTUP, Activity.PARKED):
             self.meters[pid].enter(Activity.PARKED)
-        self.meters[pid].enter(Activity.SYNC, step)
         self.accounts.hello(pid, place)
+        self.meters[pid].enter(Activity.SYNC, step)
         self.passes(syncs)
         self.accounts.restored(step)
         self.meters[pid].enter(Activity.DATA, step)
@@ -69,6 +69,26 @@ def test_start_up_is_the_launchers_to_measure(launcher: Launcher) -> None:
     assert books["seconds"]["startup"] == pytest.approx(4.5)
     assert books["seconds"]["productive"] == pytest.approx(1.0)
     assert books["wallSeconds"] == pytest.approx(5.5)
+
+
+def test_what_a_script_does_between_its_hello_and_its_first_sync_is_start_up(launcher: Launcher) -> None:
+    launcher.accounts.hello(1, 0)
+    launcher.passes(3)
+    launcher.starts(1)
+    launcher.steps(1, 1)
+    assert launcher.books["seconds"]["startup"] == pytest.approx(3.5)
+
+
+def test_a_rank_that_dies_before_it_lines_up_leaves_no_gap(launcher: Launcher) -> None:
+    launcher.starts(1)
+    launcher.steps(1, 1)
+    launcher.accounts.ended(1, hung=False)
+    launcher.accounts.hello(2, 0)
+    launcher.passes(2)
+    launcher.accounts.ended(2, hung=False)
+    launcher.passes(1)
+    launcher.starts(3)
+    assert launcher.books["seconds"]["restart"] == pytest.approx(2 + 1 + 0.5)
 
 
 def test_waiting_for_workers_is_idle(launcher: Launcher) -> None:

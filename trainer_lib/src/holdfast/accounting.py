@@ -117,7 +117,7 @@ class Books:
         return {str(spent): round(seconds, 6) for spent, seconds in self._seconds.items()}
 
 
-_ENTERING: Final = frozenset({Activity.SYNC, Activity.RESTORE})
+ENTERING: Final = frozenset({Activity.SYNC, Activity.RESTORE})
 _OUTSIDE: Final = frozenset({Activity.STARTUP, Activity.PARKED, Activity.DONE})
 _STEP: Final = frozenset({Activity.COMPUTE, Activity.AVERAGE, Activity.VOTE, Activity.APPLY})
 _TRAINING: Final = frozenset({Activity.DATA, *_STEP})
@@ -131,7 +131,8 @@ _PLAIN: Final = {
 class Ledger:
     """The books of one rank process: an `activity.Listener`.
 
-    `tell` gets a report when the rank is in place, when it leaves, and at most once a second between.
+    `tell` gets a report when the rank enters a world, when it is in place, when it leaves, and at most once a second
+    between.
     """
 
     def __init__(self, clock: Clock, tell: Callable[[dict[str, Any]], None] | None = None) -> None:
@@ -222,16 +223,15 @@ class Ledger:
             self.reached(step)
 
     def _spent(self, activity: Activity) -> Spent:
-        if activity in _ENTERING:
+        if activity in ENTERING:
             return Spent.STARTUP if self._worlds == 1 else Spent.RESTART
         return _PLAIN[activity]
 
     def _due(self, activity: Activity, before: Activity) -> bool:
-        """Not while the rank enters: its launcher has not heard its `hello` yet."""
         if activity in _OUTSIDE:
             return before not in _OUTSIDE
-        if activity in _ENTERING:
-            return False
+        if activity in ENTERING:
+            return before in _OUTSIDE
         arrived, self._settled_in = not self._settled_in, True
         return arrived or self._clock() - self._told_at >= _TELL_SECONDS
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from holdfast.accounting import Books, Clock, Histogram, Spent, Timer, mtbf
+from holdfast.accounting import ENTERING, Books, Clock, Histogram, Spent, Timer, mtbf
 from holdfast.activity import Activity
 from holdfast.constants import Phase
 
@@ -59,24 +59,25 @@ class Seat:
         if self._waiting:
             self._wait()
 
-    def enter(self, pid: int) -> None:
-        """A process holds this place in a world from now on."""
-        self._end_wait()
+    def take(self, pid: int) -> None:
+        """A process holds this place from now on. It begins its own books a little later."""
         self.wall.start()
+        self._wait()
         self.pid, self._arrived = pid, False
-        self._hear(0.0)
 
     def told(self, spent: Books, report: Mapping[str, Any]) -> None:
         """What the process added to its books."""
+        activity = Activity(report["activity"])
         self.books = self.books.plus(spent)
-        self.trained = self.trained or spent[Spent.PRODUCTIVE] > 0 or float(report["open"]) > 0
-        self._arrived = True
+        self._end_wait()
         self._hear(float(report["open"]))
-        if report["activity"] == Activity.PARKED:
+        if activity is Activity.PARKED:
             self.leave()
-        elif report["activity"] == Activity.DONE:
+        elif activity is Activity.DONE:
             self._forget()
             self.wall.stop()
+        elif activity not in ENTERING:
+            self.trained = self._arrived = True
 
     def stepped(self) -> None:
         """The process committed a step."""
@@ -84,6 +85,9 @@ class Seat:
 
     def lost(self, *, hung: bool) -> None:
         """The process ended before it could tell its last stretch. All after its last step was for nothing."""
+        if self._waiting:
+            self._forget()
+            return
         useful = 0.0 if self._stepped_at is None else self._stepped_at + self.open
         wasted = self.silent + self.open - useful
         self.books.book(Spent.PRODUCTIVE, useful)
@@ -197,7 +201,7 @@ class Accounts:
         if seat.pid is not None:
             seat.lost(hung=False)
         self._processes.setdefault(pid, _Process(replaces=seat.trained))
-        seat.enter(pid)
+        seat.take(pid)
         if self._failed is not None:
             self._failed.entered = self._clock()
 
