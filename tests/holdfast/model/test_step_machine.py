@@ -18,8 +18,8 @@ MOST_ALIVE = 5
 
 BOUNDED = settings(
     derandomize=True,
-    max_examples=600,
-    stateful_step_count=60,
+    max_examples=300,
+    stateful_step_count=80,
     deadline=None,
     database=None,
     suppress_health_check=list(HealthCheck),

@@ -60,7 +60,9 @@ class Ranks:
         said: dict[int, dict[str, Any]] = {}
         while set(said) != expected:
             one = self._next(said)
-            if one["prefix"] == prefix:
+            if "dies" in one:
+                self._store.set(f"{one['prefix']}/over", "")
+            elif one["prefix"] == prefix:
                 said[one["rank"]] = one
         return said
 

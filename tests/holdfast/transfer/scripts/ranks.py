@@ -1,7 +1,7 @@
 """Donors and newcomers without a launcher. For each order on stdin a child is forked that plays one of them.
 
 One process has imported torch for all, so that a world costs milliseconds. The store's key `over` plays launchers:
-whoever sees a failure sets it, and everyone's attempt is over.
+the test sets it when a rank dies, and a rank when it fails; then everyone's attempt is over.
 """
 
 from __future__ import annotations
@@ -49,7 +49,12 @@ class Faulty:
         self.messages += 1
 
 
-def die(_: torch.Tensor) -> None:
+def say(order: dict[str, Any], **what: Any) -> None:
+    os.write(1, (json.dumps({"prefix": order["prefix"], "rank": order["rank"], **what}) + "\n").encode())
+
+
+def die(order: dict[str, Any]) -> None:
+    say(order, dies=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -87,7 +92,7 @@ def play(order: dict[str, Any]) -> dict[str, Any]:
     threading.Thread(target=lambda: (store.wait(["over"]), over.set("a test says so")), daemon=True).start()
     mine = flatten_values(state(order["kinds"][rank], seed=0 if rank in donors else 1 + rank))
     before = digest(mine)
-    said: dict[str, Any] = {"rank": rank, "before": before}
+    said: dict[str, Any] = {"before": before}
     group = Group.connect(
         host="127.0.0.1",
         port=order["port"],
@@ -98,9 +103,8 @@ def play(order: dict[str, Any]) -> dict[str, Any]:
         over=over,
         timeout=60,
     )
-    acts = {"die": die, "flip": flip}
     fault = order["fault"] if order["fault"] and order["fault"]["rank"] == rank else {"at": -1, "act": "die"}
-    channel = Faulty(group, fault["at"], acts[fault["act"]])
+    channel = Faulty(group, fault["at"], flip if fault["act"] == "flip" else lambda _: die(order))
     try:
         if rank in donors:
             transfer.give(channel, to, donors, mine, {**SIDE, "from": rank})
@@ -128,8 +132,7 @@ def main() -> None:
     for line in sys.stdin:
         order = json.loads(line)
         if os.fork() == 0:
-            said = play(order)
-            os.write(1, (json.dumps({"prefix": order["prefix"], **said}) + "\n").encode())
+            say(order, **play(order))
             os._exit(0)
 
 

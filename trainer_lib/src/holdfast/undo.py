@@ -1,0 +1,149 @@
+"""What a global step changes before it is committed, and a discarded one gives back.
+
+The optimizer has not run, so parameters are as they were. But the forward pass has moved running statistics and
+other buffers, drawn random numbers, and an AMP scaler may have looked at the gradients.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterable
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+# Larger buffers are copied only when torch counted a write to them. The count misses writes of some kernels, the
+# running statistics of batch normalisation among them, so smaller ones are copied always.
+ALWAYS_COPIED_BYTES: Final = 1 << 20
+
+
+@dataclass
+class _Buffer:
+    """A buffer, the version that the copy is of, and the copy."""
+
+    tensor: torch.Tensor
+    version: int | None
+    copy: torch.Tensor
+
+
+class Undo:
+    """Remembers what comes before a global step, to restore it if the step is discarded.
+
+    Modules registered later, generators that the script made for itself, and what user code keeps in plain attributes
+    are not known here.
+    """
+
+    def __init__(self, modules: Iterable[torch.nn.Module], scaler: Any = None) -> None:
+        parts = {id(part): part for module in modules for part in module.modules()}
+        self._tables: list[dict[str, torch.Tensor | None]] = [part._buffers for part in parts.values()]
+        self._scaler = scaler
+        self._buffers: list[dict[str, _Buffer | None]] = [{} for _ in self._tables]
+        self._random: dict[str, Any] = {}
+        self._scaled: dict[str, Any] = {}
+
+    def remember(self) -> None:
+        """Call it before each global step, and after each change of the state that is not a step."""
+        with torch.no_grad():
+            for table, known in zip(self._tables, self._buffers, strict=True):
+                if table or known:
+                    _look(table, known)
+        self._random = _generators()
+        self._scaled = {} if self._scaler is None else _held(vars(self._scaler))
+
+    def restore(self) -> None:
+        """Give back what was remembered. Buffers that were replaced, added or removed since are put right as well."""
+        if not self._random:
+            return
+        for table, known in zip(self._tables, self._buffers, strict=True):
+            if table or known:
+                _put_back(table, known)
+        _seed(self._random)
+        if self._scaler is not None:
+            vars(self._scaler).update(_held(self._scaled))
+
+
+# Buffers
+
+
+def _look(table: dict[str, torch.Tensor | None], known: dict[str, _Buffer | None]) -> None:
+    for name in [name for name in known if name not in table]:
+        del known[name]
+    for name, tensor in table.items():
+        known[name] = None if tensor is None else _copied(tensor, known.get(name))
+
+
+def _copied(tensor: torch.Tensor, before: _Buffer | None) -> _Buffer:
+    if before is None or before.tensor is not tensor or before.copy.shape != tensor.shape:
+        return _Buffer(tensor=tensor, version=_version(tensor), copy=tensor.detach().clone())
+    if _moved(before):
+        before.copy.copy_(tensor)
+        before.version = _version(tensor)
+    return before
+
+
+def _put_back(table: dict[str, torch.Tensor | None], known: dict[str, _Buffer | None]) -> None:
+    for name in [name for name in table if name not in known]:
+        del table[name]
+    for name, kept in known.items():
+        if kept is None:
+            table[name] = None
+            continue
+        if _moved(kept):
+            with torch.inference_mode() if kept.version is None else torch.no_grad():
+                kept.tensor.copy_(kept.copy)
+            kept.version = _version(kept.tensor)
+        table[name] = kept.tensor
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    """How often torch saw it written; an inference tensor has no such count."""
+    return None if tensor.is_inference() else tensor._version
+
+
+def _moved(kept: _Buffer) -> bool:
+    version = _version(kept.tensor)
+    return version is None or version != kept.version or kept.tensor.nbytes <= ALWAYS_COPIED_BYTES
+
+
+# Random numbers
+
+
+def _generators() -> dict[str, Any]:
+    numpy = sys.modules.get("numpy.random")
+    return {
+        "python": random.getstate(),
+        "numpy": None if numpy is None else numpy.get_state(legacy=True),
+        "torch": torch.get_rng_state(),
+        "cuda": [generator.get_state() for generator in _cuda()],
+    }
+
+
+def _seed(states: dict[str, Any]) -> None:
+    random.setstate(states["python"])
+    if states["numpy"] is not None:
+        sys.modules["numpy.random"].set_state(states["numpy"])
+    torch.set_rng_state(states["torch"])
+    for generator, state in zip(_cuda(), states["cuda"], strict=False):
+        generator.set_state(state)
+
+
+def _cuda() -> tuple[torch.Generator, ...]:
+    """The devices' generators, without waking a device that nobody uses."""
+    return tuple(torch.cuda.default_generators) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+
+
+# AMP
+
+
+def _held(attributes: dict[str, Any]) -> dict[str, Any]:
+    """A scaler's attributes, those that it changes in place copied. Not its `state_dict`: that waits for the GPU."""
+    return {name: _own(value) for name, value in attributes.items()}
+
+
+def _own(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    return deepcopy(value) if isinstance(value, dict) else value
