@@ -71,6 +71,21 @@ def test_a_rank_that_cannot_go_on_is_replaced(cluster: Any, wait_for: Wait) -> N
     assert len(pod.status["incidents"]) == 1
 
 
+def test_a_rank_that_falls_asleep_is_found_and_ended_and_what_all_did_is_kept(cluster: Any, wait_for: Wait) -> None:
+    pod = training(cluster, wait_for, ASLEEP="1")
+    before = {rank["localRank"]: rank["pid"] for rank in pod.ranks}
+    wait_for(in_world(pod, 2), lambda: f"the next attempt {cluster.tail()}")
+    after = {rank["localRank"]: rank["pid"] for rank in pod.ranks}
+    assert after[0] == before[0]
+    assert after[1] != before[1]
+    (incident,) = pod.status["incidents"]
+    assert (incident["cause"], incident["reason"], incident["rank"]) == ("Infrastructure", "Hung", 1)
+    assert incident["message"].startswith("rank 1 has been busy for ")
+    (stacks,) = (pod.run_dir / "stacks").iterdir()
+    assert "keeps.py" in stacks.read_text()
+    wait_for(lambda: not (pod.run_dir / "board" / "1").exists(), "its board is gone with it")
+
+
 def test_who_dies_while_it_waits_is_only_replaced(cluster: Any, wait_for: Wait) -> None:
     cluster.settings["backoff"] = {"initialSeconds": 1.0, "maxSeconds": 1.0}
     pod = training(cluster, wait_for, processes=3)

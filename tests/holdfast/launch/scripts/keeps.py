@@ -1,7 +1,8 @@
 """A rank that outlives attempts, without torch: a step every 10 ms, its step count kept in memory.
 
 What it does, it writes to `TEST_DIR/said-<slot>` as JSON lines. `STUBBORN` slots never say `left`, `TORN` ones say
-that they cannot go on. Started to stand by, it waits for its world. The loop never calls holdfast.init().
+that they cannot go on, `ASLEEP` ones fall asleep at their hundredth step. Started to stand by, it waits for its
+world. The loop never calls holdfast.init().
 """
 
 import json
@@ -12,12 +13,18 @@ import sys
 import time
 import types
 
+from holdfast.activity import Activity, Meter
+from holdfast.environment import read_environment
+from holdfast.progress import open_board
+
 slot = int(os.environ["HOLDFAST_SLOT"])
 story = (pathlib.Path(os.environ["TEST_DIR"]) / f"said-{slot}").open("a")
 wall = socket.socket(socket.AF_UNIX)
 wall.connect(os.environ["HOLDFAST_AGENT_SOCKET"])
 wall.settimeout(0.01)
-stubborn, torn = (os.environ.get(name, "").split(",") for name in ("STUBBORN", "TORN"))
+stubborn, torn, asleep = (os.environ.get(name, "").split(",") for name in ("STUBBORN", "TORN", "ASLEEP"))
+board = open_board(read_environment()) if any(asleep) else None
+meter = Meter(*([board] if board else []))
 last_step = int(os.environ.get("STEPS", "1000000"))
 me = types.SimpleNamespace(pair=None, left=(0, 0), step=0, quiesced=False)
 
@@ -46,6 +53,7 @@ def enter(named, rank, local_rank):
 
 
 def leave(named):
+    meter.enter(Activity.PARKED)
     me.left = max(me.left, number(named))
     if str(slot) not in stubborn:
         say("left", **named, step=me.step, inDoubt=False, keep=str(slot) not in torn)
@@ -62,6 +70,7 @@ def handle(order):
         say("restored", step=me.step, fromPair=None, quarantined=[], source="memory" if me.step else "none")
     elif order["type"] == "quiesce":
         me.quiesced = True
+        meter.enter(Activity.PARKED)
         say("quiesced", step=me.step)
 
 
@@ -80,7 +89,10 @@ while me.step < last_step:
         rest += data
     except TimeoutError:
         if me.pair is not None and number(me.pair) > me.left and not me.quiesced:
+            if str(slot) in asleep and me.step == 100:
+                time.sleep(3600)
             me.step += 1
+            meter.enter(Activity.COMPUTE, me.step)
             say("step", step=me.step, loss=2.0, samples=8, seconds=0.01)
     *whole, rest = rest.split(b"\n")
     for line in whole:

@@ -24,6 +24,7 @@ from holdfast.launch.agent_socket import AgentSocket, RankMessage
 from holdfast.launch.chronicle import Chronicle
 from holdfast.launch.control import Address, ControlChannel
 from holdfast.launch.files import clean
+from holdfast.launch.hang import HangWatch
 from holdfast.launch.local import LocalRanks
 from holdfast.launch.membership import Membership, Rules
 from holdfast.launch.membership_file import MembershipFile
@@ -38,6 +39,7 @@ from holdfast.launch.supervisor import Command, Supervisor
 from holdfast.launch.termination import Ending
 from holdfast.launch.timeline import Timeline
 from holdfast.launch.touchfile import Request, TouchFile
+from holdfast.launch.watchdog import HangSettings
 from holdfast.logs import LogContext, rfc3339
 from holdfast.worlds import Pair
 
@@ -109,6 +111,7 @@ class Agent:
             command=config.command, run_dir=config.run_dir, me=self._me, listener=self._local, spawner=self._pool
         )
         self._local.supervisor = self._supervisor
+        self._hangs = HangWatch(config.run_dir, self._local.hung)
         self._control = ControlChannel(me=self._me, listener=self)
         self._store = StoreHost(self._store_lost)
         self._status = StatusFile(config.run_dir, self._document)
@@ -188,9 +191,18 @@ class Agent:
             self.feed(e.Tick())
             self._reaper.reap()
             self._stand_by()
+            self._look_for_hangs()
             if (ticks := ticks + 1) % _TICKS_ALIVE == 0:
                 self._status.alive()
             await asyncio.sleep(_TICK_SECONDS)
+
+    def _look_for_hangs(self) -> None:
+        """Of the ranks that entered the present world."""
+        pair = self._supervisor.pair
+        here = [rank for rank in self._supervisor.ranks if rank.greeted and rank.alive and not rank.parked]
+        size = here[0].place.world_size if here and here[0].place else 0
+        self._hangs.keep_boards(self._supervisor.slots)
+        self._hangs.look(here, pair=pair or Pair(0, 0), world_size=size)
 
     async def _leave(self, ending: Ending) -> None:
         """End the ranks, say why, close everything. What peers must still hear is sent first."""
@@ -322,6 +334,7 @@ class Agent:
     def see_membership(self, document: dict[str, Any]) -> None:
         """Take a membership document, from the file or from the endpoint's part of this program."""
         membership = Membership.from_json(document)
+        self._hangs.configure(HangSettings.from_settings(document.get("settings", {})))
         self._key = _key(document)
         self.feed(e.MembershipSeen(membership=membership))
         self._connect()

@@ -115,6 +115,11 @@ class Supervisor:
         """Processes that are not reaped yet."""
         return frozenset(rank.pid for rank in self._ranks.values() if rank.alive)
 
+    @property
+    def slots(self) -> frozenset[int]:
+        """Of the processes that are not reaped yet."""
+        return frozenset(slot for slot, rank in self._ranks.items() if rank.alive)
+
     def rank(self, slot: int) -> Rank | None:
         """The process of a slot, if it is still ours."""
         rank = self._ranks.get(slot)
