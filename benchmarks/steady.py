@@ -1,0 +1,165 @@
+"""What a step costs without any failure, beside torch's DDP, on two ranks.
+
+Both ranks hold every contestant, each with a model and groups of its own, and let them take turns: blocks of four
+(DDP, other, other, DDP, or the reverse, by lot), so that a machine that grows slower or faster favours nobody. A
+ratio is formed within a block. `--full` appends its blocks to a file and goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import IO
+
+import _bench as bench
+from _recovery.contenders import PEERS, free_port, torchft_is_here
+from _steady.workload import SHAPES, parameters
+from torch.distributed import TCPStore
+
+RANK = Path(__file__).resolve().parent / "_steady" / "rank.py"
+BAR = "recovery-8"
+LOG = bench.OUT / "steady.log"
+TARGET = "<= 1.03"
+CONTESTANTS = {"loop": "job.step", "averaging": "averages, ballot and vote alone", "torchft": "torchft"}
+# Steps of a turn: long enough that what surrounds it does not count, short enough for many blocks.
+STEPS = {"3.7 M": 6, "29 M": 2}
+PATIENCE = 120.0
+
+
+@contextlib.contextmanager
+def lighthouse() -> Iterator[str]:
+    """What torchft's replica groups meet at; its address."""
+    port = free_port()
+    bind = f"127.0.0.1:{port}"
+    command = [
+        str(PEERS / "bin" / "torchft_lighthouse"),
+        "--bind",
+        bind,
+        "--min_replicas",
+        "2",
+        "--join_timeout_ms",
+        "10000",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            end = time.monotonic() + PATIENCE
+            while socket.socket().connect_ex(("127.0.0.1", port)):
+                if time.monotonic() > end:
+                    raise SystemExit("torchft's lighthouse never listened")
+                time.sleep(0.05)
+            yield f"http://{bind}"
+        finally:
+            process.kill()
+
+
+def measure(shape: str, blocks: int, names: list[str], trials: bench.Trials) -> None:
+    """Run two ranks until they made their blocks; keep the values as they come."""
+    bench.OUT.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack, LOG.open("w") as log:
+        environ = dict(os.environ)
+        if "torchft" in names:
+            environ["TORCHFT_LIGHTHOUSE"] = stack.enter_context(lighthouse())
+        python = str(PEERS / "bin" / "python") if "torchft" in names else sys.executable
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        command = [python, str(RANK), "--shape", shape, "--blocks", str(blocks), "--steps", str(STEPS[shape]), *names]
+        ranks = [stack.enter_context(rank(command, number, store.port, environ, log)) for number in (0, 1)]
+        assert ranks[0].stdout is not None  # noqa: S101 - it is a pipe
+        for line in ranks[0].stdout:
+            keep(shape, json.loads(line), trials)
+        if any(process.wait() for process in ranks):
+            raise SystemExit(f"a rank failed; its last words:\n{LOG.read_text()[-3000:]}")
+
+
+@contextlib.contextmanager
+def rank(
+    command: list[str], number: int, port: int, environ: dict[str, str], log: IO[str]
+) -> Iterator[subprocess.Popen[str]]:
+    """One rank; ended with whoever started it."""
+    place = {
+        "RANK": str(number),
+        "LOCAL_RANK": str(number),
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+    words = [*command, "--rank", str(number), "--port", str(port)]
+    with subprocess.Popen(words, env=environ | place, stdout=subprocess.PIPE, stderr=log, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def keep(shape: str, said: dict[str, object], trials: bench.Trials) -> None:
+    """One block of one contestant."""
+    for what in ("wall", "cpu"):
+        ours, ddp = said[what]  # type: ignore[misc]
+        trials.keep(f"{shape} {said['name']} {what}", ours / ddp)
+        trials.keep(f"{shape} {said['name']} {what} ddp", ddp)
+
+
+def bound(ratios: list[float]) -> float:
+    """Upper end of the 95 % interval of the mean ratio (two standard errors of the logarithms)."""
+    logs = [math.log(ratio) for ratio in ratios]
+    spread = 2 * statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf
+    return math.exp(statistics.fmean(logs) + spread)
+
+
+def rows(shape: str, names: list[str], trials: bench.Trials) -> list[bench.Row]:
+    """Of one model: the bound that is judged, and what it stands on."""
+    size = f"{parameters(SHAPES[shape]) / 1e6:.1f} M parameters"
+    values = {name: trials.collect(f"{shape} {name} wall", 0, float) for name in names}
+    peer = bench.median(values["torchft"]) if values.get("torchft") else None
+    peer_name = "torchft ÷ DDP" if peer else ""
+    found = []
+    for name in names:
+        if not values[name]:
+            continue
+        title = f"{CONTESTANTS[name]} ÷ DDP, {size}"
+        line = bench.row(BAR, title, values[name], "x", peer=peer, peer_name=peer_name, limit=1.0)
+        found.append(line)
+        if name == "loop":
+            upper = bound(values[name])
+            title = f"{title}: 95 % bound of the mean"
+            found.append(replace(line, what=title, ours=upper, target=TARGET, held=bench.holds(upper, TARGET)))
+        cpu = trials.collect(f"{shape} {name} cpu", 0, float)
+        found.append(bench.row(BAR, f"{CONTESTANTS[name]} ÷ DDP, {size}: CPU time", cpu, "x"))
+    seconds = trials.collect(f"{shape} {names[0]} wall ddp", 0, float)
+    found.append(bench.row(BAR, f"a step of DDP, {size}", [1000 * one for one in seconds], "ms"))
+    return found
+
+
+def main() -> int:
+    """All rows."""
+    effort = bench.arguments(__doc__ or "")
+    trials = bench.Trials("steady", effort)
+    absent = torchft_is_here()
+    names = [name for name in CONTESTANTS if name != "torchft" or not absent]
+    found: list[bench.Row] = []
+    for shape in list(SHAPES)[:1] if effort.quick else SHAPES:
+        wanted = effort.pick(quick=2, default=30, full=100)
+        missing = wanted - len(trials.collect(f"{shape} {names[-1]} wall", 0, float))
+        if missing > 0:
+            measure(shape, missing, names, trials)
+        found += rows(shape, names, trials)
+    if absent:
+        found.append(bench.absent(BAR, "torchft ÷ DDP", absent))
+    return bench.finish("steady", found, effort)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
