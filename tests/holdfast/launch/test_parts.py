@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -332,6 +333,25 @@ def joined(uid: str) -> Joined:
 
 def roster(low: int, high: int) -> Roster:
     return Roster(terms=Terms(min_nodes=low, max_nodes=high, run_id="run"), publication="x")
+
+
+def test_only_a_launcher_that_was_asked_for_the_same_may_join() -> None:
+    here = Terms(min_nodes=2, max_nodes=4, processes=2, run_id="run-1")
+    assert here.asked() == {"--nproc-per-node": "2", "--nnodes": "2:4"}
+    assert here.refusal(here.asked()) is None
+    assert here.refusal({}) is None
+    assert here.refusal({"--of-the-future": "1"}) is None
+    for other, option in (
+        (replace(here, processes=3), "--nproc-per-node is 3 here and 2 at"),
+        (replace(here, max_nodes=3), "--nnodes is 2:3 here and 2:4 at"),
+        (replace(here, min_nodes=4), "--nnodes is 4 here and 2:4 at"),
+        (replace(here, run_id="mine", named=True), "--rdzv-id is mine here and run-1 at"),
+    ):
+        said = here.refusal(other.asked())
+        assert said is not None
+        assert said.startswith(option)
+        assert "give the same on every host" in said
+    assert here.refusal(replace(here, run_id="run-2").asked()) is None, "a name that nobody gave"
 
 
 def test_a_roster_waits_for_all_then_for_the_last_call() -> None:

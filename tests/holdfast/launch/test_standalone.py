@@ -108,6 +108,31 @@ def test_a_lost_host_is_left_behind_and_a_new_one_taken_in(start: Start, wait_fo
     wait_for(saw(third, "training with 2 of 2 workers"), "two train again")
 
 
+def test_more_hosts_than_wanted_stand_by_and_take_a_lost_ones_place(start: Start, wait_for: Wait) -> None:
+    words = ("--nnodes", "1:2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--", sys.executable)
+    first = start(*words, str(SCRIPTS / "speaks.py"))
+    wait_for((first.run_dir / "status.json").exists, "the endpoint is there")
+    second = start(*words, str(SCRIPTS / "speaks.py"))
+    wait_for(saw(first, "training with 2 of 2 workers"), "two train")
+    third = start(*words, str(SCRIPTS / "speaks.py"))
+    status = third.run_dir / "status.json"
+    wait_for(lambda: status.exists() and "stands by" in status.read_text(), "the third waits")
+    second.process.kill()
+    wait_for(saw(third, "training with 2 of 2 workers"), "it takes the place")
+
+
+def test_a_host_with_another_number_of_processes_is_refused(start: Start, wait_for: Wait) -> None:
+    words = ("--nnodes", "1:2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
+    script = ("--", sys.executable, str(SCRIPTS / "speaks.py"))
+    first = start(*words, *script)
+    wait_for((first.run_dir / "status.json").exists, "the endpoint is there")
+    second = start(*words, "--nproc-per-node", "2", *script)
+    assert second.process.wait(60) == 70
+    assert "--nproc-per-node is 2 here and 1 at --rdzv-endpoint: give the same" in second.log.read_text()
+    assert "was refused" in first.log.read_text()
+    assert first.process.poll() is None
+
+
 def test_the_endpoints_loss_ends_the_run(start: Start, wait_for: Wait) -> None:
     words = ("--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--", sys.executable)
     first = start(*words, str(SCRIPTS / "speaks.py"))

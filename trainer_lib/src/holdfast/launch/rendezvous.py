@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast.errors import ControlError, DocumentError, UsageError
@@ -77,6 +77,8 @@ class Endpoint:
             if first is None or first.get("type") != "join":
                 raise ControlError("a launcher must begin with join")
             member = Joined(uid=connection.peer, entry=first["member"])
+            if self._refuses(connection, first.get("asked")):
+                return
         except (OSError, TimeoutError, ControlError, DocumentError, KeyError) as error:
             _log.error("a launcher was refused at the endpoint: %s", error)
             writer.transport.abort()
@@ -92,14 +94,30 @@ class Endpoint:
             self._roster = self._roster.left(member.uid, self._now())
             _log.info("%s left the endpoint", member.uid)
 
+    def _refuses(self, connection: wire.Connection, asked: Any) -> bool:
+        refusal = self._roster.terms.refusal(asked) if isinstance(asked, dict) else None
+        if refusal is None:
+            return False
+        _log.error("%s was refused: on its host %s", connection.peer, refusal)
+        connection.send({"type": "refuse", "message": refusal})
+        connection.writer.close()  # once that is out
+        return True
+
 
 async def join(
-    connection: wire.Connection, *, own: Joined, secret: bytes, accept: Callable[[dict[str, Any]], None]
+    connection: wire.Connection,
+    *,
+    own: Joined,
+    asked: Mapping[str, str],
+    secret: bytes,
+    accept: Callable[[dict[str, Any]], None],
 ) -> None:
-    """Be a member until the endpoint is lost."""
-    connection.send({"type": "join", "member": dict(own.entry)})
+    """Be a member until the endpoint is lost. UsageError if it does not take us."""
+    connection.send({"type": "join", "member": dict(own.entry), "asked": dict(asked)})
 
     def heard(body: dict[str, Any]) -> None:
+        if body.get("type") == "refuse":
+            raise UsageError(f"holdfast run: {body.get('message')}")
         if body.get("type") == "membership":
             accept(with_key(body["document"], secret))
 

@@ -108,6 +108,7 @@ def _terms(options: RunOptions, environment: Environment) -> Terms:
         processes=options.processes or 1,
         max_restarts=options.max_restarts,
         run_id=options.run_id or f"run-{secrets.token_hex(4)}",
+        named=bool(options.run_id),
         checkpoint_interval=options.checkpoint_interval or environment.checkpoint_interval or "50",
         checkpoint_keep=options.checkpoint_keep,
         resume=options.resume,
@@ -218,7 +219,13 @@ class _Standalone:
 
     async def _be_member(self, own: Joined, host: str, port: int) -> None:
         connection = await rendezvous.dial(host, port, me=own.uid, secret=self._place.secret, patience=_JOIN_SECONDS)
-        await rendezvous.join(connection, own=own, secret=self._place.secret, accept=self._agent.see_membership)
+        await rendezvous.join(
+            connection,
+            own=own,
+            asked=self._terms.asked(),
+            secret=self._place.secret,
+            accept=self._agent.see_membership,
+        )
 
     def _record(self) -> Record:
         """What this launcher knows; what the others found they have told it."""

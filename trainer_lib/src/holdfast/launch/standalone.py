@@ -30,6 +30,7 @@ class Terms:
     processes: int = 1
     max_restarts: int = 3
     run_id: str
+    named: bool = False  # --rdzv-id was given
     checkpoint_interval: str = "50"
     checkpoint_keep: int = 3
     resume: str = "Always"
@@ -60,6 +61,21 @@ class Terms:
             ],
             "backoff": {"initialSeconds": self.backoff_seconds, "maxSeconds": 60.0},
         }
+
+    def asked(self) -> dict[str, str]:
+        """By option, what must be the same on every host of a run."""
+        low, high = self.min_nodes, self.max_nodes
+        nodes = f"{low}" if low == high else f"{low}:{high}"
+        name = {"--rdzv-id": self.run_id} if self.named else {}
+        return {"--nproc-per-node": str(self.processes), "--nnodes": nodes, **name}
+
+    def refusal(self, asked: Mapping[str, Any]) -> str | None:
+        """Why a launcher that was asked for this cannot join, or None: ranks are counted alike on every host."""
+        own = {**self.asked(), "--rdzv-id": self.run_id}
+        for option, value in asked.items():
+            if option in own and value != own[option]:
+                return f"{option} is {value} here and {own[option]} at --rdzv-endpoint: give the same on every host"
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
