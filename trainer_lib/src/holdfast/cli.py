@@ -42,6 +42,7 @@ class RunOptions:
     checkpoint_interval: str
     checkpoint_keep: int
     resume: str
+    hang_timeout: str
     prefix_output: bool
     warm_processes: int = 1
     timeline: Path | None = None
@@ -173,6 +174,7 @@ def parse(words: Sequence[str]) -> RunOptions:
         checkpoint_interval=known.checkpoint_interval or "",
         checkpoint_keep=known.checkpoint_keep,
         resume=known.resume,
+        hang_timeout=known.hang_timeout,
         prefix_output=known.prefix_output,
         warm_processes=known.warm_processes,
         timeline=None if known.timeline is None else known.timeline.absolute(),
@@ -224,6 +226,7 @@ def _parser() -> _Parser:
     )
     _add(run, "--checkpoint-interval", _interval, None, "steps (50) or seconds (30s) between checkpoints")
     _add(run, "--checkpoint-keep", _count("--checkpoint-keep"), 3, "checkpoints to keep")
+    _add(run, "--hang-timeout", _hang_timeout, "Auto", "seconds that a step may take; Auto by the median; Off")
     _add(run, "--resume", _resume, "Always", "Always, or Never to begin afresh on a folder that has checkpoints")
     _add(run, "--timeline", Path, None, "FILE to which what happens is written, for 'holdfast timeline FILE'")
     run.add_argument("--standalone", action="store_true", help="one host, no rendezvous (the default)")
@@ -316,6 +319,12 @@ def _backend(text: str) -> str:
 def _interval(text: str) -> str:
     if re.fullmatch(r"[1-9]\d*s?", text, re.ASCII) is None:
         raise ValueError(f"{text!r} does not do: give steps, such as 50, or seconds, such as 30s")
+    return text
+
+
+def _hang_timeout(text: str) -> str:
+    if text not in {"Auto", "Off"} and re.fullmatch(r"[1-9]\d*", text, re.ASCII) is None:
+        raise ValueError(f"{text!r} does not do: give whole seconds, Auto, or Off")
     return text
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("holdfast.launch")
 _LOOPBACK_SECRET = b"this host only"
+_MEMORY_DIR = "/dev/shm"  # noqa: S108  (the folder made there is this launcher's own)
 _JOIN_SECONDS = 600.0
 _LOST_ENDPOINT_SECONDS = 3.0
 
@@ -79,7 +80,7 @@ async def _under_operator(options: RunOptions, environment: Environment, context
 async def _alone(options: RunOptions, environment: Environment, context: LogContext) -> int:
     """No operator: the launcher that owns the endpoint plays its part, the others join it."""
     made = environment.run_dir is None
-    run_dir = environment.run_dir or Path(tempfile.mkdtemp(prefix="holdfast-"))
+    run_dir = environment.run_dir or _temporary_dir()
     try:
         place = await _find_place(options, environment)
         name = f"{socket.gethostname()}-{os.getpid()}"
@@ -101,6 +102,13 @@ async def _alone(options: RunOptions, environment: Environment, context: LogCont
             shutil.rmtree(run_dir, ignore_errors=True)
 
 
+def _temporary_dir() -> Path:
+    """In memory, as in a pod, unless somebody names a place: what ranks write there must not wait for a disk."""
+    named = tempfile.gettempdir() != "/tmp"  # noqa: S108  (compared, not used)
+    memory = not named and os.access(_MEMORY_DIR, os.W_OK | os.X_OK)
+    return Path(tempfile.mkdtemp(prefix="holdfast-", dir=_MEMORY_DIR if memory else None))
+
+
 def _terms(options: RunOptions, environment: Environment) -> Terms:
     return Terms(
         min_nodes=options.min_nodes,
@@ -112,6 +120,7 @@ def _terms(options: RunOptions, environment: Environment) -> Terms:
         checkpoint_interval=options.checkpoint_interval or environment.checkpoint_interval or "50",
         checkpoint_keep=options.checkpoint_keep,
         resume=options.resume,
+        hang_timeout=options.hang_timeout,
     )
 
 

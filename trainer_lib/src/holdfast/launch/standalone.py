@@ -34,6 +34,7 @@ class Terms:
     checkpoint_interval: str = "50"
     checkpoint_keep: int = 3
     resume: str = "Always"
+    hang_timeout: str = "Auto"
     last_call: float = LAST_CALL_SECONDS
     backoff_seconds: float = 1.0
 
@@ -49,6 +50,7 @@ class Terms:
             "deadAfterSeconds": 1.0,
             "firstAttemptWaitSeconds": 30.0,
             "startupDeadlineSeconds": 300.0,
+            "hangDetection": {"stepTimeout": self.hang_timeout, "startupTimeoutSeconds": 1200.0},
             "checkpoint": {
                 "interval": self.checkpoint_interval,
                 "keepLast": self.checkpoint_keep,

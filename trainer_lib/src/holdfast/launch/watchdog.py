@@ -65,13 +65,14 @@ class HangSettings:
     @classmethod
     def from_settings(cls, settings: Json) -> HangSettings:
         """Read `settings.hangDetection` of a membership; what is not there has its default."""
-        given = settings.get("hangDetection") or {}
+        given: Json = settings.get("hangDetection") or {}
+        startup = settings.get("startupDeadlineSeconds", cls.startup)
         step = given.get("stepTimeout", "Auto")
         try:
             return cls(
                 enabled=step != "Off",
                 step=None if step in ("Auto", "Off") else float(step),
-                startup=float(given.get("startupTimeoutSeconds", cls.startup)),
+                startup=float(given.get("startupTimeoutSeconds", startup)),
                 data=float(given.get("dataTimeoutSeconds", cls.data)),
                 checkpoint=float(given.get("checkpointTimeoutSeconds", cls.checkpoint)),
                 evaluation=float(given.get("evaluationTimeoutSeconds", cls.evaluation)),
