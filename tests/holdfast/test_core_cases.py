@@ -309,8 +309,9 @@ def test_workers_on_nodes_without_a_name_are_no_neighbours() -> None:
     assert sim.run(15, lambda: sim.trains_with("w0", "w2"))
 
 
-def test_a_drain_whose_commit_is_not_made_in_time_is_an_incident_and_its_steps_are_lost() -> None:
-    sim = training(replace_lost=False)
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_drain_whose_commit_is_not_made_in_time_is_an_incident_and_what_nobody_keeps_is_lost(keeps: bool) -> None:
+    sim = training(replace_lost=False, keeps=keeps)
     before = sim.training_now()
     assert before is not None
     assert sim.run(5, lambda: len(before.steps) > before.saved)
@@ -323,7 +324,7 @@ def test_a_drain_whose_commit_is_not_made_in_time_is_an_incident_and_its_steps_a
     for uid in ("w0", "w2"):
         (known,) = sim.pods[uid].state.incidents
         assert (known.pair, known.failure.cause) == (Pair(1, 1), Cause.INTERRUPTION)
-        assert known.lost_steps == made - saved
+        assert known.lost_steps == (0 if keeps else made - saved)
 
 
 def test_a_lone_worker_that_drains_without_a_commit_says_so() -> None:
@@ -475,3 +476,70 @@ def test_two_hosts_without_an_operator() -> None:
     assert hosts.run(20, lambda: sim.trains_with("w0"))
     hosts.join(sim.new_pod())
     assert hosts.run(30, lambda: sim.trains_with("w0", "w2"))
+
+
+# Processes that outlive attempts
+
+
+def test_a_killed_rank_costs_no_step_and_writes_no_claim() -> None:
+    sim = training()
+    before = sim.training_now()
+    assert before is not None
+    assert sim.run(5, lambda: len(before.steps) > before.saved)
+    sim.kill_rank("w1")
+    assert sim.run(5, lambda: (t := sim.training_now()) is not None and t.world.pair == Pair(1, 2) and t.made)
+    after = sim.training_now()
+    assert after is not None
+    assert after.base == before.steps
+    assert set(sim.claims) == {Pair(1, 1)}
+
+
+def test_a_step_in_doubt_is_applied_if_all_survivors_were_prepared() -> None:
+    sim = training()
+    before = sim.training_now()
+    assert before is not None
+    made = before.steps
+    for uid in ("w0", "w1", "w2"):
+        sim.prepare(before, uid)
+    sim.kill_rank("w1")
+    assert sim.run(5, lambda: (t := sim.training_now()) is not None and t.world.pair == Pair(1, 2))
+    assert sim.training_now().base == (*made, Pair(1, 1))  # type: ignore[union-attr]
+
+
+def test_a_step_for_which_a_survivor_was_not_prepared_is_discarded() -> None:
+    sim = training()
+    before = sim.training_now()
+    assert before is not None
+    made = before.steps
+    for uid in ("w0", "w1"):
+        sim.prepare(before, uid)
+    sim.kill_rank("w1")
+    assert sim.run(5, lambda: (t := sim.training_now()) is not None and t.world.pair == Pair(1, 2))
+    assert sim.training_now().base == made  # type: ignore[union-attr]
+
+
+def test_who_hangs_is_replaced_and_takes_the_state_over() -> None:
+    sim = training()
+    before = sim.training_now()
+    assert before is not None
+    sim.hang("w2")
+    sim.kill_rank("w1")
+    assert sim.run(5, lambda: (t := sim.training_now()) is not None and t.world.pair == Pair(1, 2) and t.made)
+    after = sim.training_now()
+    assert after is not None
+    assert after.base == before.steps
+    assert len({sim.pods[uid].process.line for uid in ("w0", "w1", "w2")}) == 1  # type: ignore[union-attr]
+
+
+def test_growth_waits_until_the_newcomer_is_prepared() -> None:
+    sim = training()
+    sim.crash("w2")
+    assert sim.run(5, lambda: sim.trains_with("w0", "w1"))
+    sim.prove(sim.pods["w2"])
+    sim.replenish()
+    newcomer = sim.pods["w3"]
+    sim.feed(newcomer, events.Prepared(prepared=False))
+    assert not sim.run(10, lambda: sim.trains_with("w0", "w1", "w3"))
+    assert sim.trains_with("w0", "w1")
+    sim.feed(newcomer, events.Prepared(prepared=True))
+    assert sim.run(10, lambda: sim.trains_with("w0", "w1", "w3"))

@@ -71,6 +71,24 @@ class Job(RuleBasedStateMachine):
         if self.sim.trainings:
             self.sim.train(self.sim.trainings[-1 - place % min(3, len(self.sim.trainings))])
 
+    @rule(place=PLACES, member=PLACES)
+    def one_member_is_prepared(self, place: int, member: int) -> None:
+        if self.sim.trainings:
+            training = self.sim.trainings[-1 - place % min(3, len(self.sim.trainings))]
+            if self.sim.may_step(training):
+                self.sim.prepare(training, training.world.members[member % len(training.world.members)].pod_uid)
+
+    @rule(place=PLACES, member=PLACES)
+    def a_vote_returns_to_one_member(self, place: int, member: int) -> None:
+        if self.sim.trainings:
+            training = self.sim.trainings[-1 - place % min(3, len(self.sim.trainings))]
+            members = training.world.members
+            self.sim.vote_returns(training, members[member % len(members)].pod_uid)
+
+    @rule(place=PLACES)
+    def hang(self, place: int) -> None:
+        self.sim.hang(self.pod(place).uid)
+
     @rule(place=PLACES)
     def a_late_write_lands(self, place: int) -> None:
         if self.sim.trainings:

@@ -3,6 +3,7 @@
 Each launcher is `holdfast.launch.core.step`, the operator is `holdfast_operator.policies.membership.decide`, and
 restoring goes by `holdfast.checkpoint.fencing`. Everything between them (channels, sidecars, rank processes, time)
 is played here and can be cut, delayed, re-ordered, frozen or killed. The invariants are checked at every write.
+A rank process outlives its attempts, as in the product: what its state is worth is judged by `holdfast.marks`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from holdfast import marks
 from holdfast.checkpoint import fencing
 from holdfast.constants import Cause
 from holdfast.launch import core, events, rules
@@ -30,12 +32,31 @@ class ViolationError(AssertionError):
 
 
 @dataclass
+class Process:
+    """A rank process: its state, and what that is worth. `hung`: it does not say that it leaves, and is killed."""
+
+    standing: marks.Standing = field(default_factory=marks.Standing)
+    line: Lineage = ()
+    origin: Pair | None = None
+    hung: bool = False
+
+    def apply(self) -> None:
+        """The step in doubt is made."""
+        assert self.standing.doubt is not None
+        self.origin = self.standing.doubt.pair
+        self.line = (*self.line, self.origin)
+
+
+@dataclass
 class Training:
-    """The rank processes of one started world: they step together or not at all."""
+    """The rank processes of one started world."""
 
     world: World
     alive: set[str] = field(default_factory=set)
     base: Lineage | None = None
+    source: Pair | None = None
+    prepared: set[str] = field(default_factory=set)
+    applied: set[str] = field(default_factory=set)
     from_pair: Pair | None = None
     claim: Claim | None = None
     checked: bool = False
@@ -43,6 +64,7 @@ class Training:
     saved: int = 0
     in_flight: Lineage | None = None
     quiesce: bool = False
+    commit: bool = False
     quiesced: bool = False
     restored: int = 0
     made: bool = False
@@ -76,6 +98,7 @@ class Pod:
     exit_code: int | None = None
     proved: bool = False
     training: Training | None = None
+    process: Process | None = None
     local: list[events.Event] = field(default_factory=list)
     view: dict[str, bool] = field(default_factory=dict)
     served: int = 0
@@ -111,6 +134,7 @@ class Simulation:
         job: str = JOB,
         budgets: tuple[Any, ...] = (),
         pods_per_node: int = 1,
+        keeps: bool = True,
     ) -> None:
         self.rules = Rules(
             replicas=replicas,
@@ -127,6 +151,7 @@ class Simulation:
         )
         self.job, self.last_step, self.pods_per_node = job, last_step, pods_per_node
         self.weakened, self.ignore_claims = weakened, ignore_claims
+        self.keeps = keeps
         self.replace_lost, self.operator_up = replace_lost, operator
         self.now = 1000.0
         self.pods: dict[str, Pod] = {}
@@ -170,6 +195,7 @@ class Simulation:
         pod = self.pods[uid]
         pod.alive = False
         self._end_ranks(pod)
+        pod.process = None
 
     def freeze(self, uid: str) -> None:
         """The whole pod stops; nobody can tell it from a dead one."""
@@ -180,14 +206,23 @@ class Simulation:
         self.pods[uid].frozen = False
 
     def kill_rank(self, uid: str, cause: Cause = Cause.INFRASTRUCTURE, priority: Priority = Priority.KILLED) -> None:
-        """A rank process dies; its launcher lives."""
+        """A rank process dies; its launcher lives. If it waits for a world, nobody minds."""
         pod = self.pods[uid]
+        if pod.training is None:
+            pod.process = None
         if pod.training is None or uid not in pod.training.alive:
             return
         pair = pod.training.world.pair
         pod.training.alive.discard(uid)
+        pod.process = None
         failure = Failure(cause=cause, reason="RankEnded", message="ended", priority=priority, exit_code=1)
         pod.local.append(events.RankFailed(pair=pair, failure=failure))
+
+    def hang(self, uid: str) -> None:
+        """A rank process will not leave when it is asked to."""
+        process = self.pods[uid].process
+        if process is not None:
+            process.hung = True
 
     def cut(self, left: Iterable[str], right: Iterable[str]) -> None:
         """A partition between two sides."""
@@ -252,6 +287,7 @@ class Simulation:
             case events.QuiesceRanks():
                 if pod.training is not None and pod.training.world.pair == action.pair:
                     pod.training.quiesce = True
+                    pod.training.commit |= action.commit
             case events.Exit():
                 self._exit(pod, action.code)
 
@@ -268,14 +304,18 @@ class Simulation:
             self.trainings.append(training)
         training.alive.add(pod.uid)
         pod.training = training
+        pod.process = pod.process or Process()
         whole = [t.world.pair for t in self.trainings if t.alive == t.world.uids]
         if len(whole) > 1 and not self.backups_restored:
             raise ViolationError(f"two worlds at once: {whole}")
 
     def _end_ranks(self, pod: Pod) -> None:
+        """From here on they vote in that world no more; they are kept, if they said so."""
         if pod.training is not None:
             pod.training.alive.discard(pod.uid)
             pod.training = None
+        if pod.process is not None and (pod.process.hung or not self.keeps):
+            pod.process = None
 
     def _exit(self, pod: Pod, code: int) -> None:
         if pod.training is not None and pod.uid in pod.training.alive and code != 0:
@@ -284,6 +324,7 @@ class Simulation:
             self._announce(pod.state.complete)
         pod.alive, pod.exit_code = False, code
         self._end_ranks(pod)
+        pod.process = None
 
     def shell(self, pod: Pod) -> None:
         """The oldest thing that the shell of a launcher has to tell it."""
@@ -367,20 +408,31 @@ class Simulation:
             self._claim(training)
         elif not training.checked:
             self._check_again(training)
+        elif training.prepared:
+            self._step(training)
         elif training.in_flight is not None:
             self.land(training)
         elif len(training.steps) >= self.last_step and training.saved == len(training.steps):
             self._finish(training)
-        elif training.quiesce and not training.quiesced and training.saved == len(training.steps):
+        elif (
+            training.quiesce
+            and not training.quiesced
+            and (training.saved == len(training.steps) or self._stops(training))
+        ):
             self._quiesced(training)
         elif self._is_due(training):
             self._save(training)
         elif not training.quiesced:
             self._step(training)
 
+    def _stops(self, training: Training) -> bool:
+        """Whether the last step need not be committed."""
+        return self.keeps and not training.commit
+
     def _is_due(self, training: Training) -> bool:
         step = len(training.steps)
-        return step > training.saved and (training.quiesce or step % 2 == 0 or step >= self.last_step)
+        due = training.commit or step % 2 == 0 or step >= self.last_step
+        return step > training.saved and due
 
     def _claims(self) -> tuple[Claim, ...]:
         return () if self.ignore_claims else tuple(self.claims.values())
@@ -402,15 +454,76 @@ class Simulation:
         return bool(claims)
 
     def _restore(self, training: Training) -> None:
-        if self._foreign(training):
-            return
+        """All show what their state is worth; one goes on, and is everyone's then."""
+        pair = training.world.pair
+        processes = [self._process(member.pod_uid) for member in training.world.members]
+        verdict = marks.resolve([process.standing for process in processes])
+        best = None if verdict.donor is None else processes[verdict.donor].standing.synced
+        inherits = best is not None and best.generation == pair.generation
+        if not inherits:
+            if self._foreign(training):
+                return
+            newest = self._newest()
+            commit = None if newest is None else newest.commit.pair
+            verdict = marks.resolve([process.standing for process in processes], commit)
+        if verdict.donor is None:
+            self._from_checkpoint(training, processes)
+        else:
+            self._from_memory(training, processes, verdict)
+            training.claim = self._inherited(pair) if inherits else None
+            training.checked = inherits
+
+    def _process(self, uid: str) -> Process:
+        process = self.pods[uid].process
+        if process is None:
+            raise ViolationError(f"{uid} is in a world without a process")
+        return process
+
+    def _newest(self) -> Stored | None:
         order = fencing.order([s.commit for s in self.commits], self._claims(), job_uid=self.job)
-        best = next((s for s in self.commits if order and s.commit == order[0]), None)
-        training.base = best.lineage if best else ()
-        training.steps = training.base
-        training.saved = training.restored = len(training.base)
-        training.claim = None
-        training.from_pair = best.commit.pair if best else None
+        return next((s for s in self.commits if order and s.commit == order[0]), None)
+
+    def _inherited(self, pair: Pair) -> Claim:
+        mine = [c for c in self.claims.values() if c.job_uid == self.job and c.pair.generation == pair.generation]
+        if not mine:
+            raise ViolationError(f"{pair} goes on without any claim of its generation")
+        return max(mine)
+
+    def _from_memory(self, training: Training, processes: list[Process], verdict: marks.Verdict) -> None:
+        pair = training.world.pair
+        for rank in verdict.survivors:
+            process = processes[rank]
+            if process.standing.in_doubt and verdict.apply:
+                process.apply()
+            process.standing = marks.synchronised(process.standing, pair, verdict.step, verdict.voted)
+        donor = processes[verdict.survivors[0]]
+        lines = {processes[rank].line for rank in verdict.survivors}
+        if lines != {donor.line} or len(donor.line) != verdict.step:
+            raise ViolationError(f"survivors of {verdict.voted} differ in {pair}: {lines}")
+        for rank in verdict.newcomers:
+            process = processes[rank]
+            process.standing = marks.synchronised(marks.torn(process.standing), pair, verdict.step, verdict.voted)
+            process.line, process.origin = donor.line, donor.origin
+        training.source = verdict.voted
+        self._go_on(training, donor.line, donor.origin)
+        for before in self.trainings:
+            if before.world.pair == verdict.voted and before.steps != donor.line[: len(before.steps)]:
+                raise ViolationError(f"{pair} lost a step that {verdict.voted} made")
+
+    def _from_checkpoint(self, training: Training, processes: list[Process]) -> None:
+        best = self._newest()
+        line, origin = (best.lineage, best.commit.pair) if best else ((), None)
+        for process in processes:
+            process.line, process.origin = line, origin
+            process.standing = marks.synchronised(marks.torn(process.standing), training.world.pair, len(line), None)
+        self._go_on(training, line, origin)
+        training.saved = len(line)
+
+    def _go_on(self, training: Training, line: Lineage, origin: Pair | None) -> None:
+        training.base = training.steps = line
+        training.restored = len(line)
+        training.claim, training.from_pair = None, origin
+        training.saved = max((s.commit.step for s in self.commits if s.lineage == line), default=0)
 
     def _claim(self, training: Training) -> None:
         pair = training.world.pair
@@ -434,19 +547,56 @@ class Simulation:
         training.checked = not self._foreign(training)
 
     def _step(self, training: Training) -> None:
-        pair = training.world.pair
+        for uid in sorted(training.world.uids):
+            self.prepare(training, uid)
+        for uid in sorted(training.world.uids):
+            self.vote_returns(training, uid)
+
+    def may_step(self, training: Training) -> bool:
+        """Whether its members are at their work."""
+        more = len(training.steps) < self.last_step or bool(training.prepared)
+        return training.checked and more and not (training.quiesced or training.finished) and self.together(training)
+
+    def prepare(self, training: Training, uid: str) -> None:
+        """The averages of the next step are whole at one member, and it votes."""
+        pair, process = training.world.pair, self._process(uid)
         higher = [t for t in self.trainings if t.made and t.world.pair > pair]
         if higher and not self.backups_restored:
             raise ViolationError(f"{pair} makes a step after {higher[0].world.pair} did")
         if self.announced:
             raise ViolationError(f"{pair} makes a step after completion was announced")
-        training.steps = (*training.steps, pair)
-        training.made = True
-        event = events.StepMade(pair=pair, step=len(training.steps), restored=training.restored)
-        for uid in training.world.uids:
-            self.pods[uid].local.append(event)
+        if uid not in training.prepared:
+            training.prepared.add(uid)
+            process.standing = marks.voted(marks.prepared(process.standing, pair), pair)
+
+    def vote_returns(self, training: Training, uid: str) -> None:
+        """It can, once all have voted; also when others are dead by then, but never to one that has left."""
+        pod, pair = self.pods[uid], training.world.pair
+        if training.prepared != training.world.uids or uid in training.applied or uid not in training.alive:
+            return
+        if not pod.alive or pod.frozen or pod.process is None:
+            return
+        pod.process.apply()
+        pod.process.standing = marks.committed(pod.process.standing)
+        training.applied.add(uid)
+        training.made, training.steps = True, pod.process.line
+        for later in self.trainings:
+            if (
+                later.source == pair
+                and later.base is not None
+                and later.base[: len(training.steps)] != training.steps
+            ):
+                raise ViolationError(f"the vote of {pair} returned, and {later.world.pair} went on without the step")
+        pod.local.append(events.StepMade(pair=pair, step=len(training.steps), restored=training.restored))
+        if training.applied == training.world.uids:
+            training.prepared, training.applied = set(), set()
 
     def _save(self, training: Training) -> None:
+        """What was applied from a doubt leaves memory only after a later vote, be it one on nothing else."""
+        if not training.made:
+            for uid in training.world.uids:
+                process = self._process(uid)
+                process.standing = replace(process.standing, voted=training.world.pair)
         training.in_flight = training.steps
 
     def land(self, training: Training) -> None:
@@ -471,6 +621,7 @@ class Simulation:
             if uid not in training.finished:
                 training.finished.add(uid)
                 self._end_ranks(self.pods[uid])
+                self.pods[uid].process = None
                 self.pods[uid].local.append(events.LocalDone(pair=training.world.pair))
                 return
 

@@ -80,7 +80,7 @@ def test_without_the_majority_both_halves_train() -> None:
 
 def late_write(**weakened: Any) -> Simulation:
     """A commit is under way when its world ends; it lands when the successor, from an older commit, has gone on."""
-    sim = Simulation(3, replace_lost=False, **weakened)
+    sim = Simulation(3, replace_lost=False, keeps=False, **weakened)
     assert sim.run(
         20, lambda: (t := sim.training_now()) is not None and len(t.steps) == 4 and t.in_flight is not None
     )
