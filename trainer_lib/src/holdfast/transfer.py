@@ -25,6 +25,8 @@ from holdfast.worlds import Json
 
 # Below this one donor does it: a second one would only take part in the copying.
 SHARED_ABOVE_BYTES: Final = 4 * CHUNK_BYTES
+# Chunks on their way at once, for each donor and each receiver. More were no faster.
+WINDOW: Final = 2
 _DIGEST_BYTES: Final = 16
 _LENGTH_BYTES: Final = 8
 # Gloo matches messages by their tags.
@@ -143,13 +145,13 @@ def _cut(specs: Iterable[TensorSpec]) -> Iterator[tuple[Segment, ...]]:
 def _send_chunks(
     group: Channel, to: Sequence[int], layout: Layout, tensors: Mapping[str, torch.Tensor], share: Iterable[int]
 ) -> None:
-    buffers = [_buffer(CHUNK_BYTES) for _ in range(2)]
+    buffers = [_buffer(CHUNK_BYTES) for _ in range(WINDOW)]
     on_the_way: deque[Pending] = deque()
     raw = _Raw(tensors)
     for turn, index in enumerate(share):
-        if len(on_the_way) == len(buffers):
+        if len(on_the_way) == WINDOW:
             on_the_way.popleft().wait()
-        message = buffers[turn % 2][: layout.size(index) + _DIGEST_BYTES]
+        message = buffers[turn % WINDOW][: layout.size(index) + _DIGEST_BYTES]
         for segment in layout.chunks[index]:
             message[segment.at :][: segment.end - segment.begin].copy_(raw[segment.name][segment.begin : segment.end])
         on_the_way.append(_send(group, to, _FIRST_CHUNK + index, _seal(message, layout.seed(index))))
@@ -202,18 +204,20 @@ def _receive_chunks(
 
 
 def _arrivals(group: Channel, layout: Layout, sharing: Sequence[int]) -> Iterator[tuple[int, torch.Tensor]]:
-    """Chunks as they arrive, the next one on its way meanwhile. Each is good until the next is asked for."""
-    buffers = [_buffer(CHUNK_BYTES) for _ in range(2)]
-    ahead: deque[tuple[torch.Tensor, Pending]] = deque()
-    for index in range(len(layout.chunks) + 1):
-        if index < len(layout.chunks):
-            message = buffers[index % 2][: layout.size(index) + _DIGEST_BYTES]
-            donor = sharing[index % len(sharing)]
-            ahead.append((message, group.launch_receive(message, donor, _FIRST_CHUNK + index)))
-        if index > 0:
-            message, pending = ahead.popleft()
-            pending.wait()
-            yield index - 1, message
+    """Chunks as they arrive, the next ones on their way meanwhile. Each is good until the next is asked for."""
+    buffers = [_buffer(CHUNK_BYTES) for _ in range(min(WINDOW, len(layout.chunks)))]
+
+    def launch(index: int) -> tuple[torch.Tensor, Pending]:
+        message = buffers[index % WINDOW][: layout.size(index) + _DIGEST_BYTES]
+        return message, group.launch_receive(message, sharing[index % len(sharing)], _FIRST_CHUNK + index)
+
+    ahead = deque(launch(index) for index in range(len(buffers)))
+    for index in range(len(layout.chunks)):
+        message, pending = ahead.popleft()
+        pending.wait()
+        yield index, message
+        if index + WINDOW < len(layout.chunks):
+            ahead.append(launch(index + WINDOW))
 
 
 def _fetch(group: Channel, donor: int, tag: int, nbytes: int) -> memoryview:
