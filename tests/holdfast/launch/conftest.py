@@ -56,7 +56,7 @@ class Pod:
             **environ,
         }
         self._command = command
-        self._warm = environ.get("WARM", "0")  # most tests need none, and each costs the machine an import of torch
+        self._warm = environ.get("WARM", "none")  # most tests need none, and each imports torch
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:

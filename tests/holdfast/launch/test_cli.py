@@ -17,6 +17,12 @@ def test_torchruns_words_are_read_in_both_spellings() -> None:
     assert options.command == ("python", "train.py", "--lr", "3e-4")
 
 
+@pytest.mark.parametrize(("word", "wanted"), [("0", 0), ("2", 2), ("none", None)])
+def test_warm_processes_can_be_counted_or_done_without(word: str, wanted: int | None) -> None:
+    assert parse(["run", "--warm-processes", word, "--", "x"]).warm_processes == wanted
+    assert parse(["run", "--", "x"]).warm_processes == 1
+
+
 def test_without_dashes_the_rest_belongs_to_the_script() -> None:
     options = parse(["run", "--nproc-per-node", "1", "train.py", "--nnodes", "7"])
     assert options.command == ("train.py", "--nnodes", "7")
@@ -38,6 +44,7 @@ def test_without_dashes_the_rest_belongs_to_the_script() -> None:
         (["run", "--checkpoint-interval", "5m", "--", "x"], ["--checkpoint-interval", "30s"]),
         (["run", "--hang-timeout", "soon", "--", "x"], ["--hang-timeout", "whole seconds", "Off"]),
         (["run", "--max-restarts", "-1", "--", "x"], ["--max-restarts"]),
+        (["run", "--warm-processes", "some", "--", "x"], ["--warm-processes", "whole number", "none"]),
         (["run", "--frobnicate", "--", "x"], ["--frobnicate"]),
         (["go"], ["go"]),
     ],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +41,23 @@ def test_three_shrink_to_two_and_grow_to_three_without_losing_a_step(cluster: An
     wait_for(lambda: cluster.pods["d"].step > reached, "three train", deadline=90)
     assert claims(cluster)[third] == reached, "growth goes on from the very step at which the two stopped"
     assert len(a.status["incidents"]) == 1
+
+
+def test_a_killed_rank_comes_back_from_a_warm_process(cluster: Any, wait_for: Wait) -> None:
+    cluster.settings["budgets"] = []
+    checkpoints = str(cluster.shared / "checkpoints")
+    (a,) = cluster.start("a", script="trains.py", HOLDFAST_CHECKPOINT_DIR=checkpoints, WARM="1")
+    cluster.publish(1, "a")
+    first = cluster.await_world(1, "a")
+    wait_for(lambda: "a warm process stands by" in a.log.read_text(), "a process stands by", deadline=90)
+    wait_for(lambda: a.status.get("checkpoints"), "a first commit", deadline=90)
+    (rank,) = a.ranks
+    os.kill(rank["pid"], signal.SIGKILL)
+    cluster.await_world(1, "a", above=first)
+    wait_for(lambda: a.status["incidents"] and a.status["incidents"][0]["resumedTime"], "it goes on", deadline=90)
+    assert "a warm process starts as a rank" in a.log.read_text(), cluster.tail()
+    a.process.terminate()
+    assert a.wait() == 75, cluster.tail()
 
 
 def test_a_drained_worker_commits_first_and_the_others_go_on_from_there(cluster: Any, wait_for: Wait) -> None:

@@ -44,7 +44,7 @@ class RunOptions:
     resume: str
     hang_timeout: str
     prefix_output: bool
-    warm_processes: int = 1
+    warm_processes: int | None = 1
     timeline: Path | None = None
 
 
@@ -230,13 +230,7 @@ def _parser() -> _Parser:
     _add(run, "--resume", _resume, "Always", "Always, or Never to begin afresh on a folder that has checkpoints")
     _add(run, "--timeline", Path, None, "FILE to which what happens is written, for 'holdfast timeline FILE'")
     run.add_argument("--standalone", action="store_true", help="one host, no rendezvous (the default)")
-    _add(
-        run,
-        "--warm-processes",
-        _count("--warm-processes", least=0),
-        1,
-        "processes that stand by, with everything imported, to take a lost rank's place; 0 also saves the zygote",
-    )
+    _add(run, "--warm-processes", _warm, 1, "processes that stand by for a lost rank; 0: a zygote only; or none")
     run.add_argument(
         "--prefix-output", "--prefix_output", action="store_true", help="begin each line of a rank with [rank]"
     )
@@ -326,6 +320,14 @@ def _hang_timeout(text: str) -> str:
     if text not in {"Auto", "Off"} and re.fullmatch(r"[1-9]\d*", text, re.ASCII) is None:
         raise ValueError(f"{text!r} does not do: give whole seconds, Auto, or Off")
     return text
+
+
+def _warm(text: str) -> int | None:
+    if text == "none":
+        return None
+    if not text.isascii() or not text.isdecimal():
+        raise ValueError(f"{text!r} does not do: give a whole number, or none")
+    return int(text)
 
 
 def _resume(text: str) -> str:

@@ -46,6 +46,7 @@ from holdfast.worlds import Pair
 _log = logging.getLogger("holdfast.launch")
 _TICK_SECONDS = 0.1
 _TICKS_ALIVE = 5
+_TICKS_REFILL = 50
 _POLL_SECONDS = 0.05
 _PLAIN_GRACE_SECONDS = 2.0
 _LEAVE_SECONDS = 5.0
@@ -194,6 +195,8 @@ class Agent:
             self._look_for_hangs()
             if (ticks := ticks + 1) % _TICKS_ALIVE == 0:
                 self._status.alive()
+            if ticks % _TICKS_REFILL == 0 and self._trains(self._state):
+                self._pool.refill()  # for what has died meanwhile
             await asyncio.sleep(_TICK_SECONDS)
 
     def _look_for_hangs(self) -> None:
@@ -296,8 +299,7 @@ class Agent:
     def _make_ready(self) -> None:
         """For the next failure. Not before a world has made its first step: that would cost it time."""
         self._keep_store_warm()
-        if self._config.command.warm:
-            self._pool.refill()
+        self._pool.refill()
 
     def _connect(self) -> None:
         membership = self._state.membership

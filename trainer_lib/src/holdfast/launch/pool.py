@@ -58,12 +58,15 @@ class _Standing:
 
 
 class Pool:
-    """Where rank processes come from. Lives in the launcher's event loop."""
+    """Where rank processes come from. Lives in the launcher's event loop.
 
-    def __init__(self, *, argv: Sequence[str], warm: int) -> None:
+    `warm` is how many stand by: with 0 there is a zygote only, with None nothing.
+    """
+
+    def __init__(self, *, argv: Sequence[str], warm: int | None) -> None:
         self._argv = tuple(argv)
-        self._script = parse(argv)
-        self._warm = warm
+        self._script = None if warm is None else parse(argv)
+        self._warm = warm or 0
         self._environ: Mapping[str, str] | None = None  # what all ranks have in common
         self._zygote: _Zygote | None = None
         self._standing: list[_Standing] = []
@@ -88,6 +91,7 @@ class Pool:
             self._forget(standing)
             if standing.child is not None and standing.child.alive and _send(standing, standing.child, order):
                 standing.child.on_exit, standing.child.origin = on_exit, Origin.WARM
+                _log.info("a warm process starts as a rank", extra=_fields(standing.child))
                 return standing.child
         if self.can_fork:
             with contextlib.suppress(OSError):
@@ -200,6 +204,7 @@ class Pool:
     def _hear(self, standing: _Standing, message: bytes) -> None:
         if message == READY:
             standing.ready = True
+            _log.info("a warm process stands by", extra=_fields(standing.child))
         elif message:
             with contextlib.suppress(OSError):  # it is dead and gone, and its line says so next
                 self._there(standing, int(message))
@@ -213,6 +218,7 @@ class Pool:
         if standing.order is not None:
             self._forget(standing)
             _send(standing, standing.child, standing.order)
+            _log.info("a fork of the zygote starts as a rank", extra=_fields(standing.child))
 
     def _gone(self, standing: _Standing) -> None:
         """The line is closed. The end of a process that is known is heard of by itself."""
@@ -288,6 +294,10 @@ class Pool:
             asyncio.get_running_loop().remove_reader(zygote.line)
             zygote.line.close()
             zygote.child.dismiss()
+
+
+def _fields(child: Child | None) -> dict[str, dict[str, int]]:
+    return {"fields": {"pid": 0 if child is None else child.pid}}
 
 
 def _line() -> tuple[socket.socket, socket.socket]:

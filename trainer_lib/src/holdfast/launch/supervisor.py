@@ -66,7 +66,7 @@ class Command:
     processes: int
     environ: Mapping[str, str] = field(repr=False)
     prefix_output: bool = False
-    warm: int = 0  # processes that stand by for a rank
+    warm: int | None = None  # processes that stand by for a rank; None: not even a zygote
 
 
 class FreshInterpreter:
