@@ -93,9 +93,15 @@ def resumed(lines: Sequence[Line], *, fault: int) -> Line | None:
 
 
 def lost_steps(lines: Sequence[Line], *, fault: int) -> int:
-    """How many steps that were made had to be made again."""
-    found = resumed(lines, fault=fault)
+    """How many steps that were made had to be made again, by any rank."""
+    steps = [line for line in lines if line.what == "step"]
+    return max((_made_again(steps, fault, rank) for rank in {line.rank for line in steps}), default=0)
+
+
+def _made_again(steps: Sequence[Line], fault: int, rank: int) -> int:
+    own = [line for line in steps if line.rank == rank]
+    found = next((line for line in own if line.began > fault), None)
     if found is None:
         return 0
-    made = max((line.step for line in lines if line.what == "step" and line.time < found.time), default=0)
+    made = max((line.step for line in own if line.time < found.time), default=0)
     return max(0, made + 1 - found.step)

@@ -31,6 +31,11 @@ def test_steps_made_again_are_lost() -> None:
     assert lost_steps([*STEADY, mark(9.0, 3, began=8.5)], 5.5) == 3
 
 
+def test_a_rank_that_was_ahead_made_nothing_again() -> None:
+    behind = mark(6.1, 6, rank=0, began=5.6)
+    assert lost_steps([*STEADY, mark(6.0, 6, rank=1, began=5.4), behind, mark(7.0, 7, rank=1)], 5.5) == 0
+
+
 def test_without_a_next_step_nothing_is_known() -> None:
     assert first_after(STEADY, 5.5) is None
     assert lost_steps(STEADY, 5.5) == 0
@@ -67,4 +72,4 @@ def test_an_injection_is_counted_as_what_was_noticed_of_its_rank() -> None:
     assert (cost.next_step, cost.lost, cost.counted_as) == (3.5, 0, "Infrastructure/RankKilled")
     text = summary([cost], seed=7, speaks=True)
     assert "3.50 s" in text
-    assert "1 faults, 0 steps lost; --seed 7" in text
+    assert "1 fault, 0 steps lost; --seed 7" in text

@@ -33,25 +33,32 @@ class Cost:
 
 def summary(costs: Sequence[Cost], *, seed: int, speaks: bool) -> str:
     """A table and a line below it. A script that does not speak Holdfast has no steps to be seen."""
-    head = ["#", "fault", "rank", "after step", "next step", "lost", "counted as"]
+    head = ["fault", "rank", "after step", "next step", "lost", "counted as"]
     lines = [head, *(_cells(cost, speaks=speaks) for cost in costs)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     padded = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
     padded.insert(1, "  ".join("-" * width for width in widths))
     lost = (
-        f"{sum(cost.lost for cost in costs)} steps lost"
+        _number(sum(cost.lost for cost in costs), "step") + " lost"
         if speaks
         else "steps unknown: the script makes none with job.step"
     )
     return "\n".join(
-        [*(line.rstrip() for line in padded), "", f"{len(costs)} faults, {lost}; --seed {seed} does it again"]
+        [
+            *(line.rstrip() for line in padded),
+            "",
+            f"{_number(len(costs), 'fault')}, {lost}; --seed {seed} does it again",
+        ]
     )
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _cells(cost: Cost, *, speaks: bool) -> list[str]:
     found = cost.injection
     return [
-        str(found.number),
         found.kind,
         str(found.rank),
         str(found.step) if speaks else "",

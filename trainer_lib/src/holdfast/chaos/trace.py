@@ -125,11 +125,16 @@ def first_after(
 
 
 def lost_steps(marks: Sequence[Mark], moment: float) -> int:
-    """How many steps that were made had to be made again after a fault at that moment."""
-    found = first_after(marks, moment)
+    """How many steps that were made had to be made again after a fault at that moment, by any rank."""
+    return max((_made_again(marks, moment, rank) for rank in {mark.rank for mark in marks}), default=0)
+
+
+def _made_again(marks: Sequence[Mark], moment: float, rank: int) -> int:
+    own = [mark for mark in marks if mark.rank == rank]
+    found = first_after(own, moment)
     if found is None:
         return 0
-    made = max((mark.step for mark in marks if mark.time < found.time and mark.began <= moment), default=0)
+    made = max((mark.step for mark in own if mark.time < found.time), default=0)
     return max(0, made + 1 - found.step)
 
 
