@@ -16,7 +16,8 @@ vote returned to nobody, and all discard it. So no step that a vote returned for
 attempt lives, none is applied twice, and all survivors have the same state.
 
 A step that survivors apply from a doubt is as safe as that when the next vote returned: if all of them die before,
-who was no survivor goes on from the step before it, and makes it again. Nothing that leaves the job may count it yet.
+who was no survivor goes on from the step before it, and makes it again. A checkpoint of it needs the whole world, so
+none exists then; what a rank told its launcher of the step is told twice.
 
 It needs of its callers: a member that has shown its standing to a later attempt votes in no earlier one, `voted` is
 set before the vote is launched, and a state that is half changed is `torn`.
