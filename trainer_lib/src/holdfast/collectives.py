@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
 import torch
 import torch.distributed as dist
@@ -29,8 +29,6 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCP
 
 from holdfast import nccl
 from holdfast.errors import PeerLostError
-
-_T = TypeVar("_T")
 
 SLICE: Final = timedelta(milliseconds=20)
 # Only a bound on waiting for a peer that says nothing at all: launchers end an attempt long before.
@@ -150,7 +148,7 @@ class Group:
         meet = partial(_meet, place)
         group = cls(rank=rank, size=size, device=device, over=over, gloo=_Aside(meet, over).result(timeout))
         try:
-            if device.type == "cuda" and nccl.available() and group._own_gpus():
+            if group._own_gpus():
                 group._nccl = _Aside(partial(_meet_on_gpus, place, device), over).result(timeout)
         except PeerLostError:
             group.abandon()
@@ -186,14 +184,13 @@ class Group:
         self.launch_max(tensor).wait()
 
     def broadcast_(self, tensor: torch.Tensor, src: int = 0) -> None:
-        """The tensor of rank `src`, in place."""
-        if self.size == 1:
+        """The tensor of rank `src`, in place; of any type and layout."""
+        if self.size == 1 or tensor.numel() == 0:
             return
-        if self._nccl is not None and tensor.is_cuda:
-            flight = self._guarded(partial(self._nccl.broadcast, tensor, src))
-            _NcclPending(flight, self.over).wait()
-            return
-        self._gloo_pending(lambda: self._pg().broadcast([tensor], _broadcast_options(src))).wait()
+        dense = tensor.detach().contiguous()
+        self._launch_broadcast(dense.view(-1).view(torch.uint8), src).wait()
+        if dense.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(dense)
 
     def send(self, tensor: torch.Tensor, to: int, tag: int = 0) -> None:
         """Send a tensor on the CPU to one rank."""
@@ -220,7 +217,8 @@ class Group:
         padded = torch.zeros(int(lengths.max()), dtype=torch.uint8)
         padded[: data.numel()] = data
         parts = [torch.empty_like(padded) for _ in range(self.size)]
-        self._gloo_pending(lambda: self._pg().allgather([parts], [padded])).wait()
+        self.over.check()
+        _GlooPending(self._pg().allgather([parts], [padded]), self.over).wait()
         return [_unpack(part[: int(length)]) for part, length in zip(parts, lengths, strict=True)]
 
     def share(self, value: Any, src: int = 0) -> Any:
@@ -258,24 +256,22 @@ class Group:
         self.over.check()
         if self.size == 1:
             return _Done()
-        if self._nccl is not None and tensor.is_cuda:
-            return _NcclPending(self._guarded(partial(self._nccl.all_reduce, tensor, op)), self.over)
-        return self._gloo_pending(lambda: self._pg().allreduce([tensor], op))
+        gpus = self._nccl
+        if gpus is not None and tensor.is_cuda:
+            return _NcclPending(_launched(lambda: gpus.all_reduce(tensor, op)), self.over)
+        return _GlooPending(self._pg().allreduce([tensor], op), self.over)
+
+    def _launch_broadcast(self, tensor: torch.Tensor, src: int) -> Pending:
+        self.over.check()
+        gpus = self._nccl
+        if gpus is not None and tensor.is_cuda:
+            return _NcclPending(_launched(lambda: gpus.broadcast(tensor, src)), self.over)
+        return _GlooPending(self._pg().broadcast([tensor], _broadcast_options(src)), self.over)
 
     def _launch_aside(self, launch: Callable[[], Any]) -> Pending:
         """Point to point: gloo blocks in the wait, and to leave that wait early ruins the group."""
-        work = self._guarded(launch)
-        return _Aside(work.wait, self.over)
-
-    def _gloo_pending(self, launch: Callable[[], Any]) -> Pending:
-        return _GlooPending(self._guarded(launch), self.over)
-
-    def _guarded(self, launch: Callable[[], _T]) -> _T:
         self.over.check()
-        try:
-            return launch()
-        except RuntimeError as error:
-            raise lost(error) from error
+        return _Aside(_launched(launch).wait, self.over)
 
     def _pg(self) -> Any:
         if self._gloo is None:
@@ -285,7 +281,7 @@ class Group:
     def _own_gpus(self) -> bool:
         """NCCL wants a GPU for each rank; ranks that share one average over gloo, through the host."""
         names = self.gather(nccl.name_of(self.device))
-        return len(set(names)) == len(names)
+        return all(names) and len(set(names)) == len(names)
 
 
 class _Aside:
@@ -393,6 +389,14 @@ def address_towards(host: str, port: int) -> str:
         return str(probe.getsockname()[0])
 
 
+def _launched(launch: Callable[[], Any]) -> Any:
+    """Start what looks at its connection first; gloo's collectives do not, and raise here for a wrong tensor."""
+    try:
+        return launch()
+    except RuntimeError as error:
+        raise lost(error) from error
+
+
 def _broadcast_options(src: int) -> Any:
     options = dist.BroadcastOptions()
     options.rootRank = src
@@ -401,6 +405,7 @@ def _broadcast_options(src: int) -> Any:
 
 
 def _drop(held: list[Any]) -> None:
+    time.sleep(SLICE.total_seconds())  # whoever is just launching must not be the last to hold the group
     for one in held:
         if isinstance(one, nccl.Nccl):
             one.abort()

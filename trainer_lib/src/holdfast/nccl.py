@@ -23,13 +23,10 @@ POLL: Final = 50e-6
 _turn: Final = threading.Lock()
 
 
-def available() -> bool:
-    """Whether this build of torch has NCCL and this machine a GPU."""
-    return torch.cuda.is_available() and dist.is_nccl_available()
-
-
 def name_of(device: torch.device) -> str:
-    """What tells one GPU from all others, on any host."""
+    """What tells one GPU from all others, on any host; empty if this is none, or torch was built without NCCL."""
+    if device.type != "cuda" or not dist.is_nccl_available():
+        return ""
     return str(torch.cuda.get_device_properties(device).uuid)
 
 

@@ -130,6 +130,11 @@ def exchange(rank: Rank) -> None:
     group.agree_(maximum)
     numbers = torch.full((3,), float(rank.rank))
     group.broadcast_(numbers, 1)
+    odd = [torch.zeros(2, 3).t(), torch.zeros(2, dtype=torch.bool), torch.zeros(2, dtype=torch.complex64)]
+    odd += [torch.zeros((), dtype=torch.int16), torch.zeros(0), torch.zeros(3, requires_grad=True)]
+    for tensor in odd:
+        tensor.detach().fill_(rank.rank)
+        group.broadcast_(tensor, 1)
     passed = torch.full((5,), float(rank.rank))
     after, before = (rank.rank + 1) % rank.size, (rank.rank - 1) % rank.size
     sending = group.launch_send(passed.clone(), after, 7)
@@ -141,6 +146,7 @@ def exchange(rank: Rank) -> None:
         maximum=float(maximum),
         broadcast=numbers.tolist(),
         passed=passed.tolist(),
+        odd=all(bool((tensor == 1).all()) for tensor in odd),
     )
     group.close()
 
