@@ -117,6 +117,12 @@ def children(name: str, parent: int | None = None) -> list[int]:
     return found
 
 
+def own_memory(pid: int) -> int:
+    """A process's own share of what it uses (PSS), in MiB."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) // 1024
+
+
 # What user code sees
 
 
@@ -584,6 +590,7 @@ def test_torch_is_loaded_touched_and_as_new(bench: Bench) -> None:
         async with bench.over(argv):
             seen.append(json.loads(bench.out.read_text()))
             await bench.warm_up()
+            assert own_memory(*children("holdfast-warm")) <= 300
             for origin in (Origin.WARM, Origin.ZYGOTE):
                 assert (await bench.run(origin, RANK="1")).returncode == 0
                 seen.append(json.loads(bench.out.read_text()))
