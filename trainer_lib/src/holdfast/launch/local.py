@@ -182,8 +182,8 @@ class LocalRanks:
     def _react(self, rank: Rank, message: RankMessage) -> None:
         if message.type in ("standby", "ready"):
             self.tell_prepared()
-        elif rank.pair is not None:
-            self._react_in(rank.pair, rank, message)
+        elif message.pair is not None and message.pair == rank.pair:  # a `left` may have moved it on by now
+            self._react_in(message.pair, rank, message)
 
     def _react_in(self, pair: Pair, rank: Rank, message: RankMessage) -> None:
         body = message.body
