@@ -189,6 +189,9 @@ def look_back(contest: Contest, job: c.Job, book: Book) -> None:
     took = [(line.time - line.began) / 1e9 for line in job.trace.steps]
     book.note(f"{contest.key} step", statistics.median(took))
     if isinstance(job, c.OneLauncher):
+        for phases in job.recoveries():
+            told = ", ".join(f"{name} {1000 * seconds:.0f}" for name, seconds in phases.items())
+            print(f"{contest.key:16} the launcher's own account, ms: {told}", file=sys.stderr, flush=True)
         job.order(0, "audit")
         job.wait_for(lambda: any(line.what == "audit" for line in job.trace.lines), "an audit", seconds=20)
         book.note("ours audit", next(float(line.step) for line in job.trace.lines if line.what == "audit"))

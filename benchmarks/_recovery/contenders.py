@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import shutil
 import signal
@@ -147,7 +148,15 @@ class OneLauncher(Job):
     options: tuple[str, ...] = ()
 
     def begin(self) -> None:
-        self._launcher("launcher", "--nproc-per-node", "2", *self.options)
+        self._launcher(
+            "launcher", "--nproc-per-node", "2", *self.options, HOLDFAST_RUN_DIR=str(self.folder / "run-0")
+        )
+
+    def recoveries(self) -> list[dict[str, float]]:
+        """The phases of each recovery in seconds, as the first launcher wrote them down."""
+        timeline = self.folder / "run-0" / "timeline.jsonl"
+        lines = [json.loads(line) for line in timeline.read_text().splitlines()] if timeline.exists() else []
+        return [line["phases"] for line in lines if line["kind"] == "recovery"]
 
     def _launcher(self, name: str, *options: str, **environ: str) -> subprocess.Popen[bytes]:
         script = str(HERE / "with_holdfast.py")

@@ -8,7 +8,7 @@ import holdfast
 
 
 def world_of(job: holdfast.Job) -> str:
-    return f"{job.generation}.{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}.{job.world_size}"
+    return f"{job.generation}.{job.attempt}.{job.world_size}"
 
 
 def main() -> None:
