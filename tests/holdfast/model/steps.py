@@ -32,6 +32,7 @@ class Weakened:
     doubts_with_unequal_marks: bool = False
     leave_before_showing: bool = False
     settle_and_mark_as_one: bool = False
+    keep_until_all_arrived: bool = False
 
 
 NOTHING = Weakened()
@@ -155,6 +156,10 @@ class Steps:
         donors = [attempt.members[rank] for rank in attempt.verdict.survivors]
         ready = [d for d in donors if d.alive and d.attempt == attempt.pair and d.standing.synced == attempt.pair]
         if donors and not ready:
+            if self.weakened.keep_until_all_arrived:
+                lived_through = process.attempts
+                process.tear()
+                process.attempts = lived_through
             return
         process.tear()
         if not tears:

@@ -217,6 +217,22 @@ def a_failure_between_applying_and_marking(weakened: Weakened) -> Steps:
     return steps
 
 
+def a_donor_that_dies_while_it_gives(weakened: Weakened) -> Steps:
+    steps, (first, second, third) = three(weakened)
+    world(steps, 0, 1, 2)
+    together(steps, steps.average)
+    steps.prepare(first)
+    steps.vote(first)
+    attempt = steps.open([first, second, third])
+    for process in (first, second, third):
+        steps.enter(process, attempt)
+    steps.copy(second)
+    steps.copy(third)
+    steps.kill(first)
+    world(steps, 1, 2)
+    return steps
+
+
 NEEDED = [
     (an_average_that_only_one_got, Weakened(vote=True), "goes on without it"),
     (a_step_rolled_forward_without_the_laggard, Weakened(synced_mark=True), "disagree"),
@@ -224,6 +240,7 @@ NEEDED = [
     (a_doubt_that_was_settled, Weakened(doubts_with_unequal_marks=True), "twice"),
     (a_vote_after_leaving, Weakened(leave_before_showing=True), "goes on without it"),
     (a_failure_between_applying_and_marking, Weakened(settle_and_mark_as_one=True), "disagree"),
+    (a_donor_that_dies_while_it_gives, Weakened(keep_until_all_arrived=True), "goes on without it"),
 ]
 
 

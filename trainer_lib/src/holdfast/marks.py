@@ -20,7 +20,8 @@ who was no survivor goes on from the step before it, and makes it again. A check
 none exists then; what a rank told its launcher of the step is told twice.
 
 It needs of its callers: a member that has shown its standing to a later attempt votes in no earlier one, `voted` is
-set before the vote is launched, and a state that is half changed is `torn`.
+set before the vote is launched, a newcomer keeps its own state and marks until all of another has arrived, and a
+state that is half changed is `torn`.
 """
 
 from __future__ import annotations
