@@ -6,7 +6,17 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator.api import Backoff, Pair, format_time, parse_job, parse_pair, parse_spec, parse_time, shorten
+from holdfast_operator.api import (
+    Backoff,
+    HangSpec,
+    Pair,
+    format_time,
+    parse_job,
+    parse_pair,
+    parse_spec,
+    parse_time,
+    shorten,
+)
 from holdfast_operator.errors import UnreadableError
 
 SMALLEST = {"workers": {"replicas": 2, "template": {"spec": {"containers": [{"name": "main", "image": "i"}]}}}}
@@ -76,3 +86,17 @@ def test_back_off_doubles_up_to_its_limit() -> None:
 def test_the_end_of_a_long_message_is_kept() -> None:
     assert shorten("x" * 50 + "ValueError", 20).endswith("ValueError")
     assert len(shorten("x" * 5000)) <= 1024
+
+
+@pytest.mark.parametrize(
+    ("given", "step"), [({}, "Auto"), ({"stepTimeout": 60}, "60"), ({"stepTimeout": "Off"}, "Off")]
+)
+def test_hang_detection_has_defaults_where_it_is_given(given: Any, step: str) -> None:
+    assert parse_spec({**SMALLEST, "hangDetection": given}).hang == HangSpec(step=step)
+    assert parse_spec(SMALLEST).hang is None
+
+
+@pytest.mark.parametrize("given", [{"stepTimeout": "soon"}, {"stepTimeout": 0}, {"dataTimeoutSeconds": 0}, 7])
+def test_bad_hang_detection_is_named(given: Any) -> None:
+    with pytest.raises(UnreadableError, match=r"spec\.hangDetection"):
+        parse_spec({**SMALLEST, "hangDetection": given})

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from holdfast_operator import constants as c
-from holdfast_operator.api import parse_job
+from holdfast_operator.api import HangSpec, parse_job
 from holdfast_operator.manifests import children, digest, membership_document, pod, settings
 from holdfast_operator.seen import Observed, parse_pod
 from holdfast_operator.status import Membership, Worker
@@ -187,6 +187,19 @@ def test_settings_are_those_of_the_contract(observed: Observed) -> None:
     spec = parse_job(body).spec
     assert spec is not None
     assert settings(spec) == golden
+
+
+def test_hang_detection_is_a_setting_only_where_it_was_asked_for(observed: Observed) -> None:
+    spec = observed.job.spec
+    assert spec is not None
+    assert "hangDetection" not in settings(spec)
+    asked = replace(spec, hang=HangSpec(step="60"))
+    assert settings(asked)["hangDetection"] == {
+        "stepTimeout": "60",
+        "dataTimeoutSeconds": 900.0,
+        "checkpointTimeoutSeconds": 900.0,
+        "evaluationTimeoutSeconds": 3600.0,
+    }
 
 
 def test_a_digest_names_a_content() -> None:

@@ -76,6 +76,8 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
     ("too many processes", [("spec.workers.processesPerWorker", 65)], "less than or equal to 64"),
     ("startup deadline too short", [("spec.startupDeadlineSeconds", 9)], "greater than or equal to 10"),
     ("startup deadline too long", [("spec.startupDeadlineSeconds", 86401)], "less than or equal to 86400"),
+    ("hang timeout as a word", [("spec.hangDetection", {"stepTimeout": "soon"})], "stepTimeout must be Auto, Off"),
+    ("no time for a batch", [("spec.hangDetection", {"dataTimeoutSeconds": 0})], "greater than or equal to 1"),
     # -- the template
     ("restart by the kubelet", [(f"{POD}.restartPolicy", "Always")], "Holdfast itself decides what to restart"),
     ("restart on failure", [(f"{POD}.restartPolicy", "OnFailure")], "must be Never or absent"),

@@ -101,6 +101,16 @@ class CheckpointSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HangSpec:
+    """How long a rank may keep the others waiting."""
+
+    step: str = "Auto"  # Auto, Off, or seconds
+    data: int = 900
+    checkpoint: int = 900
+    evaluation: int = 3600
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobSpec:
     """What the user asked for."""
 
@@ -114,6 +124,7 @@ class JobSpec:
     backoff: Backoff = Backoff()
     checkpoint: CheckpointSpec = CheckpointSpec()
     startup_deadline_seconds: int = 1200
+    hang: HangSpec | None = None  # None: as the launchers have it
     providers: tuple[str, ...] = ("AWS",)
     checkpoint_deadline_seconds: int = 25
 
@@ -197,6 +208,7 @@ def parse_spec(value: Any) -> JobSpec:
         backoff=_backoff(recovery),
         checkpoint=_checkpoint(_mapping(spec.get("checkpoint", {}), "spec.checkpoint")),
         startup_deadline_seconds=_integer(spec, "startupDeadlineSeconds", "spec", 1200, minimum=1),
+        hang=_hang(spec),
         providers=tuple(map(str, _list(interruption.get("providers", ["AWS"]), "spec.interruption.providers"))),
         checkpoint_deadline_seconds=_integer(
             interruption, "checkpointDeadlineSeconds", "spec.interruption", 25, minimum=1
@@ -249,6 +261,22 @@ def _checkpoint(value: Json) -> CheckpointSpec:
         interval=_interval(value.get("interval", "5m")),
         keep_last=_integer(retention, "keepLast", "spec.checkpoint.retention", 3, minimum=1),
         resume=_choice(value, "resume", "spec.checkpoint", ("Always", "Never"), c.RESUME_ALWAYS),
+    )
+
+
+def _hang(spec: Json) -> HangSpec | None:
+    if spec.get("hangDetection") is None:
+        return None
+    path = "spec.hangDetection"
+    value = _mapping(spec["hangDetection"], path)
+    step = str(value.get("stepTimeout", "Auto"))
+    if step not in ("Auto", "Off") and not (step.isdecimal() and int(step) >= 1):
+        raise UnreadableError(f"{path}.stepTimeout must be Auto, Off or seconds, not {step!r}")
+    return HangSpec(
+        step=step,
+        data=_integer(value, "dataTimeoutSeconds", path, 900, minimum=1),
+        checkpoint=_integer(value, "checkpointTimeoutSeconds", path, 900, minimum=1),
+        evaluation=_integer(value, "evaluationTimeoutSeconds", path, 3600, minimum=1),
     )
 
 

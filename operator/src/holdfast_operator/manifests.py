@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast_operator import constants as c
-from holdfast_operator.api import Job, JobSpec, ca_config_map, pod_name, run_id, trainer_container
+from holdfast_operator.api import HangSpec, Job, JobSpec, ca_config_map, pod_name, run_id, trainer_container
 from holdfast_operator.seen import Platform
 from holdfast_operator.status import Membership, Worker
 
@@ -292,6 +292,16 @@ def settings(spec: JobSpec) -> Manifest:
             "initialSeconds": float(spec.backoff.initial_seconds),
             "maxSeconds": float(spec.backoff.max_seconds),
         },
+        **({} if spec.hang is None else {"hangDetection": _hang(spec.hang)}),
+    }
+
+
+def _hang(hang: HangSpec) -> Manifest:
+    return {
+        "stepTimeout": hang.step,
+        "dataTimeoutSeconds": float(hang.data),
+        "checkpointTimeoutSeconds": float(hang.checkpoint),
+        "evaluationTimeoutSeconds": float(hang.evaluation),
     }
 
 
