@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.activity import Activity
 from holdfast.constants import BOARD_DIR, STACKS_DIR, Cause
 from holdfast.launch import stacks
 from holdfast.launch.board import Boards
@@ -167,28 +168,24 @@ def test_a_straggler_is_no_hang(world: World) -> None:
     assert world.verdicts == []
 
 
-def test_a_process_that_goes_on_while_its_stacks_are_taken_is_spared(
+def test_a_rank_that_left_its_attempt_while_its_stacks_were_taken_is_spared(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
 
-    async def wake_instead(sources: Sequence[stacks.Source]) -> list[stacks.Story]:
-        last = world.boards.read(11)
-        os.kill(world.ranks[1].pid, signal.SIGCONT)
-        while world.boards.read(11) == last:
-            await asyncio.sleep(0.01)
+    async def leave_meanwhile(sources: Sequence[stacks.Source]) -> list[stacks.Story]:
         asked.extend(source.rank for source in sources)
+        os.kill(world.ranks[1].pid, signal.SIGUSR1)
+        while world.boards.read(11).activity is not Activity.PARKED:  # type: ignore[union-attr]
+            await asyncio.sleep(0.01)
         return []
 
-    monkeypatch.setattr(stacks, "gather", wake_instead)
+    monkeypatch.setattr(stacks, "gather", leave_meanwhile)
 
     async def scene() -> None:
-        world.start("wait", "wait")
-        await world.settle(10)
-        await world.settle(11)
-        os.kill(world.ranks[1].pid, signal.SIGSTOP)
-        await world.look_until(lambda: asked, world_size=3)
-        world.look(world_size=3)
+        world.start("wait", "sleep")
+        await world.look_until(lambda: asked)
+        await world.look_until(lambda: world.watch.idle)
 
     asyncio.run(scene())
     assert asked == [0, 1]

@@ -4,6 +4,7 @@ steps.py FOLDER SLOT SECONDS FAULT: after thirty steps of so many seconds, `FAUL
 """
 
 import ctypes
+import signal
 import sys
 import time
 from pathlib import Path
@@ -37,6 +38,7 @@ def straggle(meter: Meter, step: int, seconds: float) -> None:
 
 def main(folder: str, slot: str, seconds: str, fault: str) -> None:
     meter = Meter(Board(Path(folder), int(slot)))
+    signal.signal(signal.SIGUSR1, lambda *_: meter.enter(Activity.PARKED))
     if fault == "straggle":
         straggle(meter, 0, float(seconds))
     for step in range(STEPS):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from holdfast.activity import Activity
 from holdfast.constants import STACKS_DIR, Cause
 from holdfast.launch import stacks
 from holdfast.launch.board import Boards
@@ -55,6 +56,11 @@ class HangWatch:
         """All others' processes are gone."""
         self.boards.keep_only(slots)
 
+    @property
+    def idle(self) -> bool:
+        """Whether no stacks are being taken."""
+        return self._ending is None
+
     def look(self, ranks: Sequence[Watched], *, pair: Pair, world_size: int) -> None:
         """Judge the ranks that entered this attempt."""
         if self._ending is not None:
@@ -87,20 +93,14 @@ class HangWatch:
         )
 
     async def _end(self, verdicts: Sequence[Verdict], sources: Sequence[Source], pair: Pair) -> None:
+        """End them, also those that went on: our signal may have broken into a call that does not expect one."""
         stories = await stacks.gather(sources)
         for verdict in verdicts:
-            if self._moved(verdict):
-                _log.warning("rank %d went on while its stacks were taken: %s", verdict.rank, verdict.message)
-                continue
+            now = self.boards.read(verdict.slot)
+            if now is not None and now.activity is Activity.PARKED:
+                continue  # its attempt ended meanwhile, and it left
             self._tell(verdict, stories, pair)
             self._hung(verdict.slot, verdict.message, verdict.cause)
-
-    def _moved(self, verdict: Verdict) -> bool:
-        """Whether it is alive after all."""
-        now, then = self.boards.read(verdict.slot), verdict.reading
-        if now is None:
-            return False
-        return now.since != then.since or (verdict.silent and now.beat != then.beat)
 
     def _tell(self, verdict: Verdict, stories: Sequence[Story], pair: Pair) -> None:
         self._count += 1

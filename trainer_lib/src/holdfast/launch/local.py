@@ -142,9 +142,9 @@ class LocalRanks:
         rank = self.supervisor.rank(slot)
         if rank is None or not rank.alive:
             return
+        self.supervisor.kill(rank)  # at once: its end takes a while, and the next attempt waits for it
         if rank.pair is not None and not rank.parked:
             self._fail(rank, causes.hung(rank.number, message, self._place(), cause=cause, step=rank.step))
-        self.supervisor.kill(rank)
 
     def quiesce(self, pair: Pair, wish_id: str, reason: str, *, commit: bool) -> None:
         """Ask for an agreed end of the attempt; a script without the loop is asked to end (SIGTERM)."""

@@ -46,7 +46,6 @@ _MOST_GROWTH: Final = 6
 # So many hangs at one step are the script's own doing, and its budget ends them.
 _SCRIPTS_OWN: Final = 3
 
-_SILENT: Final = "has shown no sign of life"
 _BY_STEP: Final = frozenset({Activity.COMPUTE, Activity.APPLY})
 _NEVER: Final = frozenset({Activity.PARKED, Activity.DONE})
 
@@ -116,16 +115,10 @@ class Verdict:
     slot: int
     rank: int
     reading: Reading
-    did: str
     seconds: float
     deadline: float
     message: str
     repeats: int  # hangs before this one since a step was made
-
-    @property
-    def silent(self) -> bool:
-        """Whether a sign of life would refute it."""
-        return self.did == _SILENT
 
     @property
     def cause(self) -> Cause:
@@ -315,7 +308,7 @@ class Watchdog:
 
     def _late(self, sight: Sight, seconds: float, limit: float, waits: str) -> Verdict:
         if sight.reading.activity.waiting:
-            return self._verdict(sight, _SILENT, seconds, limit, waits)
+            return self._verdict(sight, "has shown no sign of life", seconds, limit, waits)
         if self._repeats and sight.reading.activity in _BY_STEP:
             waits += "; what is not a step belongs into 'with job.phase(\"evaluation\")'"
         return self._verdict(sight, "has been busy", seconds, limit, waits)
@@ -326,7 +319,6 @@ class Watchdog:
             slot=sight.slot,
             rank=sight.rank,
             reading=reading,
-            did=did,
             seconds=seconds,
             deadline=limit,
             message=(
