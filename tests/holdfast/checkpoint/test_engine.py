@@ -51,16 +51,11 @@ class Run:
     ) -> None:
         self.pair = Pair(generation, attempt)
         self.foreign: list[Claim] = []
-        self.engine = Engine(
-            root,
-            Attempt(pair=self.pair, job_uid=job, publication=f"p{generation}", run_id="run", known=known),
-            Alone(),
-            keep_last=keep_last,
-            resume=resume,
-            on_foreign=self.foreign.extend,
-        )
+        attempt = Attempt(pair=self.pair, job_uid=job, publication=f"p{generation}", run_id="run", known=known)
+        self.engine = Engine(root, keep_last=keep_last, resume=resume, on_foreign=self.foreign.extend)
+        self.engine.enter(attempt, Alone())
         self.found = self.engine.restore()
-        self.claim = self.engine.claim(self.found)
+        self.claim = self.engine.claim(step=self.found.step, pair=self.found.pair)
 
     def commits(self, *steps: int) -> Run:
         for step in steps:
@@ -130,12 +125,13 @@ def test_a_claim_that_appears_while_ours_is_written_stops_the_attempt(tmp_path: 
     """The look after the claim: whoever writes second sees the first."""
     attempt = Attempt(pair=Pair(1, 1), job_uid=JOB, publication="p1", run_id="run")
     reported: list[Claim] = []
-    engine = Engine(tmp_path, attempt, Alone(), keep_last=3, resume=Resume.ALWAYS, on_foreign=reported.extend)
+    engine = Engine(tmp_path, keep_last=3, resume=Resume.ALWAYS, on_foreign=reported.extend)
+    engine.enter(attempt, Alone())
     found = engine.restore()
     other = Claim(pair=Pair(2, 1), job_uid="other", publication="x", from_step=0)
     write_claim(tmp_path, other)
     with pytest.raises(ClaimError, match="another job or operator uses the folder"):
-        engine.claim(found)
+        engine.claim(step=found.step, pair=found.pair)
     assert reported == [other]
 
 
@@ -205,9 +201,8 @@ def test_every_rank_of_a_world_learns_of_a_foreign_claim(tmp_path: Path, world: 
     attempt = Attempt(pair=Pair(1, 1), job_uid=JOB, publication="p1", run_id="run")
 
     def start(exchange: Any) -> str:
-        engine = Engine(
-            tmp_path, attempt, exchange, keep_last=3, resume=Resume.ALWAYS, on_foreign=lambda claims: None
-        )
+        engine = Engine(tmp_path, keep_last=3, resume=Resume.ALWAYS, on_foreign=lambda claims: None)
+        engine.enter(attempt, exchange)
         with pytest.raises(ClaimError) as raised:
             engine.restore()
         return str(raised.value)

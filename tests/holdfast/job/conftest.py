@@ -14,18 +14,23 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 import torch
+from torch.distributed import TCPStore
 
-from holdfast.checkpoint.engine import Attempt, Engine, attempt_by_hand
+from holdfast.accounting import Ledger
+from holdfast.activity import Meter
+from holdfast.checkpoint.engine import Engine
+from holdfast.collectives import Over
 from holdfast.config import effective
 from holdfast.environment import read_environment
-from holdfast.group import Group
 from holdfast.job import Job
-from holdfast.rank_agent import Requests
-from holdfast.worlds import Claim
+from holdfast.place import Place
+from holdfast.rank_agent import Parting, Requests
+from holdfast.start import PhaseTeller
+from holdfast.worlds import Claim, Pair
 
 SCRIPT = Path(__file__).parent / "scripts" / "train.py"
 
@@ -41,22 +46,55 @@ class Recorder:
     connected: bool = True
     told: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     wanted: Requests = field(default_factory=Requests)
+    parting: Callable[[], Parting] = Parting
+    reached: int = 0
+    pair: Pair | None = None  # None: the folder says which attempt is next
+    given: bool = False
+    over: Over = field(default_factory=Over)
 
     def send(self, kind: str, **body: Any) -> None:
         self.told.append((kind, body))
 
+    def next_place(self) -> Place:
+        if self.given:
+            raise TheEnd
+        self.given = True
+        return Place(
+            rank=0,
+            local_rank=0,
+            world_size=1,
+            local_world_size=1,
+            host="",
+            port=None,
+            pair=self.pair,
+            publication="p",
+            job_uid="me",
+        )
+
+    def enter(self, place: Place) -> Over:
+        return self.over
+
     def known_claims(self) -> tuple[Claim, ...]:
         return ()
+
+    def begin_vote(self) -> None:
+        return None
+
+    def end_vote(self) -> None:
+        return None
+
+    def leave(self, reason: str) -> None:
+        self.over.set(reason)
+
+    def lose_peers(self, message: str) -> None:
+        self.over.set(message)
 
     def requests(self) -> Requests:
         return self.wanted
 
     def answered(self, requests: Requests) -> None:
         left = tuple(item for item in self.wanted.checkpoint if item not in requests.checkpoint)
-        self.wanted = Requests(checkpoint=left, quiesce=self.wanted.quiesce)
-
-    def wait_for_the_end(self) -> NoReturn:
-        raise TheEnd
+        self.wanted = Requests(checkpoint=left, quiesce=self.wanted.quiesce, pause=self.wanted.pause)
 
     def close(self) -> None:
         return None
@@ -75,10 +113,8 @@ class Solo:
 def solo() -> Callable[..., Solo]:
     """A job in a world of one; the same folder given again is the next attempt."""
 
-    def make(root: Path | None, *, interval: str = "1000", keep_last: int = 3) -> Solo:
-        launcher = Recorder()
-        group = Group(rank=0, size=1, device=torch.device("cpu"), control=None)
-        attempt: Attempt = attempt_by_hand(root, group)
+    def make(root: Path | None, *, interval: str = "1000", keep_last: int = 3, pair: Pair | None = None) -> Solo:
+        launcher = Recorder(pair=pair)
         config = effective(
             read_environment({}), checkpoint_dir=root, checkpoint_interval=interval, keep_last=keep_last
         )
@@ -86,19 +122,36 @@ def solo() -> Callable[..., Solo]:
         if root is not None:
             engine = Engine(
                 root,
-                attempt,
-                group,
                 keep_last=keep_last,
                 resume=config.resume,
                 on_foreign=lambda claims: launcher.send("foreignClaims", claims=claims),
             )
-        return Solo(Job(group=group, agent=launcher, attempt=attempt, config=config, engine=engine), launcher)
+        ledger = Ledger(time.monotonic)
+        job = Job(
+            agent=launcher,
+            config=config,
+            engine=engine,
+            meter=Meter(PhaseTeller(launcher), ledger),
+            ledger=ledger,
+            device=lambda place: torch.device("cpu"),
+        )
+        return Solo(job, launcher)
 
     return make
 
 
+@dataclass(frozen=True)
+class Meeting:
+    """A world that is to be, and where its ranks meet."""
+
+    generation: int
+    attempt: int
+    size: int
+    port: int
+
+
 class Launcher:
-    """Listens where rank processes speak, and starts them. Everything that each said, in its order."""
+    """Listens where rank processes speak, starts them, moves them from world to world. By slot, what each said."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "agent.sock"
@@ -108,7 +161,10 @@ class Launcher:
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._server.bind(str(self.path))
         self._server.listen()
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self._stores: list[TCPStore] = []
+        self._root = folder
+        self._arguments: tuple[str, ...] = ()
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -119,27 +175,31 @@ class Launcher:
 
     def _serve(self, connection: socket.socket) -> None:
         lines = connection.makefile("r")
-        hello = json.loads(lines.readline())
-        rank = hello["rank"]
-        connection.sendall(b'{"type":"welcome","claims":[],"settings":{}}\n')
+        first = json.loads(lines.readline())
+        slot = first["slot"]
         with self._changed:
-            self._writers[rank] = connection
-        self._note(rank, hello)
+            self._writers[slot] = connection
+        self._heard(slot, first)
         with contextlib.suppress(OSError, ValueError):
             for line in lines:
-                self._note(rank, json.loads(line))
+                self._heard(slot, json.loads(line))
 
-    def _note(self, rank: int, message: dict[str, Any]) -> None:
+    def _heard(self, slot: int, message: dict[str, Any]) -> None:
+        if message["type"] == "hello":
+            pair = {name: message[name] for name in ("generation", "attempt")}
+            self.tell(slot, type="welcome", claims=[], settings={}, **pair)
         with self._changed:
-            self.said.setdefault(rank, []).append(message)
+            self.said.setdefault(slot, []).append(message)
             self._changed.notify_all()
 
-    def ask(self, rank: int, kind: str, request: str) -> None:
-        message = {"type": kind, "id": request, "reason": "a test"}
-        self._writers[rank].sendall(json.dumps(message).encode() + b"\n")
+    def tell(self, slot: int, **message: Any) -> None:
+        self._writers[slot].sendall(json.dumps(message).encode() + b"\n")
 
-    def of(self, rank: int, kind: str) -> list[dict[str, Any]]:
-        return [message for message in self.said.get(rank, []) if message["type"] == kind]
+    def ask(self, slot: int, kind: str, request: str, **more: Any) -> None:
+        self.tell(slot, type=kind, id=request, reason="a test", **more)
+
+    def of(self, slot: int, kind: str) -> list[dict[str, Any]]:
+        return [message for message in self.said.get(slot, []) if message["type"] == kind]
 
     def wait(self, what: str, until: Callable[[], bool], seconds: float = 90) -> None:
         deadline = time.monotonic() + seconds
@@ -149,51 +209,107 @@ class Launcher:
                     raise AssertionError(f"waited in vain for {what}; said: {self.said}; {self.output()}")
 
     def output(self) -> list[str]:
-        return [self._log(rank).read_text() for rank in range(len(self.processes))]
+        return [self._log(slot).read_text() for slot in sorted(self.processes)]
 
-    def _log(self, rank: int) -> Path:
-        return self.path.with_name(f"rank-{rank}.log")
+    def _log(self, slot: int) -> Path:
+        return self.path.with_name(f"rank-{slot}.log")
 
     def start(self, world_size: int, root: Path, *arguments: str, attempt: int = 1) -> list[subprocess.Popen[bytes]]:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        """A first world: slot n has rank n."""
         self.said.clear()
-        self.processes = [
-            subprocess.Popen(
-                [sys.executable, str(SCRIPT), *arguments],
-                env=self._environ(rank, world_size, port, root, attempt),
-                stdout=self._log(rank).open("w"),
-                stderr=subprocess.STDOUT,
-            )
-            for rank in range(world_size)
-        ]
-        return self.processes
+        self.processes.clear()
+        self._root, self._arguments = root, arguments
+        return self.form(attempt, list(range(world_size)))
 
-    def _environ(self, rank: int, world_size: int, port: int, root: Path, attempt: int) -> dict[str, str]:
+    def leave(self, attempt: int, *slots: int) -> None:
+        """End an attempt."""
+        for slot in slots:
+            self.tell(slot, type="leave", generation=1, attempt=attempt, reason="a test")
+
+    def form(
+        self, attempt: int, slots: list[int], *, generation: int = 1, standby: bool = False
+    ) -> list[subprocess.Popen[bytes]]:
+        """The next world, of these slots in order of rank; slots without a process get one."""
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._stores.append(store)
+        meeting = Meeting(generation, attempt, len(slots), store.port)
+        for rank, slot in enumerate(slots):
+            if slot in self.processes:
+                self._move(slot, rank, meeting)
+            else:
+                self.processes[slot] = self._spawn(slot, self._environ(slot, rank, meeting))
+        return [self.processes[slot] for slot in slots]
+
+    def stand_by(self, slot: int) -> None:
+        """A process that is told its world later."""
+        environ = self._common(slot) | {"HOLDFAST_STANDBY": "1"}
+        self.processes[slot] = self._spawn(slot, environ)
+
+    def _spawn(self, slot: int, environ: dict[str, str]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, str(SCRIPT), *self._arguments],
+            env={**os.environ, **environ},
+            stdout=self._log(slot).open("w"),
+            stderr=subprocess.STDOUT,
+        )
+
+    def _move(self, slot: int, rank: int, meeting: Meeting) -> None:
+        self.tell(
+            slot,
+            type="world",
+            generation=meeting.generation,
+            attempt=meeting.attempt,
+            publication=f"p{meeting.generation}",
+            rank=rank,
+            localRank=rank,
+            worldSize=meeting.size,
+            localWorldSize=meeting.size,
+            groupRank=0,
+            groupWorldSize=1,
+            masterHost="127.0.0.1",
+            masterPort=meeting.port,
+            jobUID="job-1",
+            runID="run-1",
+            torchrun={"RANK": str(rank), "WORLD_SIZE": str(meeting.size)},
+        )
+
+    def _common(self, slot: int) -> dict[str, str]:
         return {
-            **os.environ,
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(world_size),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
             "OMP_NUM_THREADS": "1",
             "HOLDFAST_AGENT_SOCKET": str(self.path),
-            "HOLDFAST_GENERATION": "1",
-            "HOLDFAST_ATTEMPT": str(attempt),
-            "HOLDFAST_PUBLICATION": "p1",
-            "HOLDFAST_JOB_UID": "job-1",
-            "HOLDFAST_CHECKPOINT_DIR": str(root),
+            "HOLDFAST_SLOT": str(slot),
+            "HOLDFAST_CHECKPOINT_DIR": str(self._root),
             "HOLDFAST_CHECKPOINT_INTERVAL": "1000",
         }
 
+    def _environ(self, slot: int, rank: int, meeting: Meeting) -> dict[str, str]:
+        return self._common(slot) | {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(meeting.size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(meeting.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "HOLDFAST_GENERATION": str(meeting.generation),
+            "HOLDFAST_ATTEMPT": str(meeting.attempt),
+            "HOLDFAST_PUBLICATION": f"p{meeting.generation}",
+            "HOLDFAST_JOB_UID": "job-1",
+        }
+
     def finish(self) -> list[int]:
-        """Wait until all ranks have ended; their exit codes."""
-        return [process.wait(timeout=120) for process in self.processes]
+        """Wait until all ranks have ended; their exit codes, by slot."""
+        return [self.processes[slot].wait(timeout=120) for slot in sorted(self.processes)]
+
+    def told(self, slot: int) -> dict[str, Any]:
+        """What the script of a slot printed at its end."""
+        for line in reversed(self._log(slot).read_text().splitlines()):
+            if line.startswith('{"losses"'):
+                found: dict[str, Any] = json.loads(line)
+                return found
+        raise AssertionError(f"slot {slot} did not come to its end: {self._log(slot).read_text()}")
 
     def close(self) -> None:
-        for process in self.processes:
+        for process in self.processes.values():
             process.kill()
             process.wait()
         self._server.close()

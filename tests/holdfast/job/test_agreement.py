@@ -19,6 +19,8 @@ BALLOTS = st.builds(
     checkpoint=st.booleans(),
     quiesce=st.booleans(),
     non_finite=st.booleans(),
+    pause=st.booleans(),
+    bound=st.booleans(),
     touched=st.lists(st.booleans(), min_size=4, max_size=4),
     loss=st.floats(-1e6, 1e6),
     weight=st.floats(0.01, 1),
@@ -34,6 +36,8 @@ def test_flags_are_ored_and_sums_are_exact(ballots: list[Ballot]) -> None:
     assert agreed.checkpoint == any(ballot.checkpoint for ballot in ballots)
     assert agreed.quiesce == any(ballot.quiesce for ballot in ballots)
     assert agreed.non_finite == any(ballot.non_finite for ballot in ballots)
+    assert agreed.pause == any(ballot.pause for ballot in ballots)
+    assert agreed.bound == any(ballot.bound for ballot in ballots)
     assert agreed.touched == tuple(any(column) for column in zip(*(b.touched for b in ballots), strict=True))
     total = Audit()
     for ballot in ballots:

@@ -7,8 +7,9 @@ from typing import Any, NoReturn
 
 import pytest
 
-from holdfast import PeerLostError, faults
+from holdfast import faults
 from holdfast.constants import EXIT_PEER_LOST, MAX_LINE_BYTES
+from holdfast.place import Place
 from holdfast.rank_agent import NoAgent
 
 HUGE = "\N{GRINNING FACE}" * 1_000_000
@@ -18,6 +19,7 @@ class Told(NoAgent):
     """A launcher's ear."""
 
     def __init__(self) -> None:
+        super().__init__(Place(rank=0, local_rank=0, world_size=1, local_world_size=1, host="", port=None))
         self.told: list[tuple[str, dict[str, Any]]] = []
 
     def send(self, kind: str, **body: Any) -> None:
@@ -38,15 +40,16 @@ def test_an_exception_with_a_huge_text_fits_a_line_and_keeps_its_beginning() -> 
     assert len(json.dumps({"type": kind, **body}).encode()) < MAX_LINE_BYTES
 
 
-def test_a_lost_peer_with_a_huge_text_fits_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def leave(_: str) -> NoReturn:
+def test_a_peer_lost_in_the_scripts_own_collective_fits_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(_: str) -> NoReturn:
         raise SystemExit(EXIT_PEER_LOST)
 
-    monkeypatch.setattr(faults, "leave", leave)
+    monkeypatch.setattr(faults, "end", end)
     agent = Told()
-    with pytest.raises(SystemExit), faults.no_blame(agent, lambda: 7):
-        raise PeerLostError("closed " + HUGE)
+    error = RuntimeError("[gloo/transport/tcp/pair.cc] closed " + HUGE)
+    with pytest.raises(SystemExit):
+        faults.Reporter(agent, lambda: 7)(RuntimeError, error, None)
     ((kind, body),) = agent.told
     assert (kind, body["step"]) == ("peerLost", 7)
-    assert body["message"].startswith("closed ")
+    assert "closed" in body["message"]
     assert len(json.dumps({"type": kind, **body}).encode()) < MAX_LINE_BYTES

@@ -277,7 +277,7 @@ def test_state_that_cannot_be_saved_is_refused_before_the_first_step(solo: Make,
 
 
 def test_a_foreign_claim_is_told_and_the_attempt_waits_for_its_end(solo: Make, tmp_path: Path) -> None:
-    run = solo(tmp_path)
+    run = solo(tmp_path, pair=Pair(1, 1))
     other = Claim(pair=Pair(7, 1), job_uid="other", publication="x", from_step=0)
     write_claim(tmp_path, other)
     with pytest.raises(Exception) as ended:  # noqa: PT011  (the recorder's own)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from holdfast.constants import EXIT_PEER_LOST
 
 def results(launcher: Any) -> list[dict[str, Any]]:
     assert launcher.finish() == [0] * len(launcher.processes), launcher.output()
-    return [json.loads(output.strip().splitlines()[-1]) for output in launcher.output()]
+    return [launcher.told(slot) for slot in sorted(launcher.processes)]
 
 
 def alone(solo: Any, script: Any, batch: int) -> tuple[list[float], list[float], str]:
@@ -73,9 +72,9 @@ def test_a_request_that_reaches_one_rank_is_a_commit_of_all_and_quiesce_ends_the
     assert len(last) == 1
     assert {launcher.of(rank, "step")[-1]["step"] for rank in range(3)} == last
     assert launcher.of(2, "checkpoint")[-1]["ids"] == ["drain-1"]
-    assert all(process.poll() is None for process in launcher.processes)  # they wait to be ended
+    assert all(process.poll() is None for process in launcher.processes.values())  # they wait for another world
 
-    for process in launcher.processes:
+    for process in launcher.processes.values():
         process.kill()
         process.wait()
     launcher.start(2, root, "--steps", str(max(last) + 3), attempt=2)
@@ -86,19 +85,26 @@ def test_a_request_that_reaches_one_rank_is_a_commit_of_all_and_quiesce_ends_the
     assert launcher.of(1, "claim") == []
 
 
+def end(launcher: Any, slot: int) -> None:
+    launcher.processes[slot].kill()
+    launcher.processes[slot].wait()
+
+
 def test_a_killed_peer_is_told_as_that_and_nobody_is_blamed(launcher: Any, tmp_path: Path) -> None:
     launcher.start(2, tmp_path / "tier", "--kill-at", "3")
-    assert launcher.finish() == [EXIT_PEER_LOST, -signal.SIGKILL]
-    lost = launcher.of(0, "peerLost")
-    assert [message["step"] for message in lost] == [3]
+    launcher.wait("the survivor to leave", lambda: bool(launcher.of(0, "left")))
+    assert launcher.processes[1].wait(30) == -signal.SIGKILL
+    (lost,) = launcher.of(0, "peerLost")
+    (left,) = launcher.of(0, "left")
+    assert (lost["step"], left["step"], left["keep"]) == (3, 3, True)
+    assert launcher.processes[0].poll() is None  # it waits, with all that it knows
     assert launcher.of(0, "exception") == []
     assert launcher.of(0, "done") == []
 
 
 def test_an_exception_of_the_script_is_told_with_its_last_lines(launcher: Any, tmp_path: Path) -> None:
     launcher.start(2, tmp_path / "tier", "--raise-at", "2")
-    codes = launcher.finish()
-    assert codes == [EXIT_PEER_LOST, 1]
+    assert launcher.processes[1].wait(60) == 1
     (told,) = launcher.of(1, "exception")
     assert (told["name"], told["message"], told["step"]) == ("ValueError", "loss is negative", 2)
     assert told["traceback"][-1] == "ValueError: loss is negative"
@@ -109,7 +115,7 @@ def test_an_exception_of_the_script_is_told_with_its_last_lines(launcher: Any, t
 
 def test_a_rank_that_leaves_the_loop_early_is_not_done(launcher: Any, tmp_path: Path) -> None:
     launcher.start(2, tmp_path / "tier", "--leave-at", "2")
-    assert launcher.finish() == [EXIT_PEER_LOST, 0]
+    assert launcher.processes[1].wait(60) == 0
     assert launcher.of(1, "done") == []
 
 

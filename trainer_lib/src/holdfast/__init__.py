@@ -30,8 +30,9 @@ from holdfast.errors import (
 )
 
 if TYPE_CHECKING:
-    from holdfast.job import AuditResult, Job, StepResult
+    from holdfast.job import AuditResult, Job
     from holdfast.start import init
+    from holdfast.stepping import StepResult
 
 __version__ = "0.1.0"
 

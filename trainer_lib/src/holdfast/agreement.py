@@ -13,7 +13,7 @@ from typing import Final
 
 from holdfast.data.audit import Audit
 
-_FLAGS: Final = 3
+_FLAGS: Final = 5
 _SLOT: Final = 5
 _NOTHING: Final = float("-inf")
 # Doubles hold 53 bits exactly, so a hash travels in halves.
@@ -22,11 +22,17 @@ _HALF: Final = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Ballot:
-    """One rank's contribution. `loss` is a sum already weighted by `weight`."""
+    """One rank's contribution. `loss` is a sum already weighted by `weight`.
+
+    `quiesce` ends the attempt after a commit, `pause` without one, unless some rank says `bound`: it cannot take its
+    state into another attempt.
+    """
 
     checkpoint: bool
     quiesce: bool
     non_finite: bool
+    pause: bool = False
+    bound: bool = False
     touched: Sequence[bool]
     loss: float
     weight: float
@@ -40,6 +46,8 @@ class Agreed:
     checkpoint: bool
     quiesce: bool
     non_finite: bool
+    pause: bool
+    bound: bool
     touched: tuple[bool, ...]
     loss: float
     weight: float
@@ -48,7 +56,8 @@ class Agreed:
 
 def encode(ballot: Ballot, *, rank: int, world_size: int) -> list[float]:
     """The numbers of which the ranks take the maximum."""
-    flags = [ballot.checkpoint, ballot.quiesce, ballot.non_finite, *ballot.touched]
+    own = [ballot.checkpoint, ballot.quiesce, ballot.non_finite, ballot.pause, ballot.bound]
+    flags = [*own, *ballot.touched]
     slots = [_NOTHING] * (_SLOT * world_size)
     loss = 0.0 if ballot.non_finite else ballot.loss
     high, low = divmod(ballot.seen.hash, 1 << _HALF)
@@ -75,6 +84,8 @@ def decode(numbers: Sequence[float], *, world_size: int) -> Agreed:
         checkpoint=flags[0],
         quiesce=flags[1],
         non_finite=flags[2],
+        pause=flags[3],
+        bound=flags[4],
         touched=tuple(flags[_FLAGS:]),
         loss=sum(slot[0] for slot in slots) / weight if weight and not flags[2] else float("nan"),
         weight=weight,

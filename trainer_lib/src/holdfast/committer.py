@@ -12,6 +12,7 @@ from holdfast.checkpoint.writer import SaveResult, Snapshot
 from holdfast.config import Interval
 from holdfast.constants import SHARED_TIER
 from holdfast.errors import CheckpointError
+from holdfast.lineage import Lineage
 from holdfast.rank_agent import Agent, Requests
 
 _log = logging.getLogger("holdfast.checkpoint")
@@ -23,12 +24,12 @@ INTERVAL_ID: Final = "interval"
 class Committer:
     """Commits the job's steps and tells the launcher of each. Every rank makes the same calls."""
 
-    def __init__(self, engine: Engine | None, agent: Agent, interval: Interval, *, coordinator: bool) -> None:
+    def __init__(self, engine: Engine | None, agent: Agent, interval: Interval, lineage: Lineage) -> None:
         self._engine = engine
         self._agent = agent
         self._interval = interval
-        self._coordinator = coordinator
-        self._saved_step = 0
+        self._lineage = lineage
+        self._coordinator = False
         self._saved_at = time.monotonic()
         self._failed = 0
 
@@ -37,9 +38,9 @@ class Committer:
         """Whether commits can be made at all."""
         return self._engine is not None
 
-    def begin(self, step: int) -> None:
-        """This step is the one that was restored."""
-        self._saved_step, self._saved_at = step, time.monotonic()
+    def begin(self, *, coordinator: bool) -> None:
+        """A world has lined up."""
+        self._coordinator = coordinator
 
     def due_at(self, step: int) -> bool:
         """Whether every rank commits this step without being asked."""
@@ -52,7 +53,7 @@ class Committer:
 
     def behind(self, step: int) -> bool:
         """Whether the last step is not durable yet."""
-        return self.has_folder and self._saved_step != step
+        return self.has_folder and self._lineage.saved_step != step
 
     def commit(self, step: int, snapshot: Callable[[], Snapshot]) -> SaveResult:
         """Commit and tell; CheckpointError after too many failures in a row."""
@@ -65,7 +66,7 @@ class Committer:
         if result.committed or not self.has_folder:
             self._agent.answered(Requests(checkpoint=wanted.checkpoint))
         if result.committed:
-            self._saved_step, self._failed = step, 0
+            self._lineage.saved_step, self._failed = step, 0
         elif self.has_folder:
             self._count_failed(step, result.message)
         return result

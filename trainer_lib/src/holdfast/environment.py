@@ -1,4 +1,4 @@
-"""The one place where this package reads the process environment."""
+"""The one place where this package reads, and writes, the process environment."""
 
 from __future__ import annotations
 
@@ -119,6 +119,11 @@ def nccl_leaves_errors_to_us() -> Iterator[None]:
     finally:
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def publish(variables: Mapping[str, str]) -> None:
+    """Let the script and its libraries see the world that this process was given after its start."""
+    os.environ.update(variables)
 
 
 def _path(source: Mapping[str, str], name: str) -> Path | None:

@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import TracebackType
 from typing import Final
 
 from holdfast.constants import MAX_TEXT
-from holdfast.errors import PeerLostError
-from holdfast.rank_agent import Agent, leave
+from holdfast.rank_agent import Agent, end
 
 _TRACEBACK_LINES: Final = 20
 # What gloo and NCCL say from inside a script's own communication (DDP, a barrier) when a peer is gone.
 _PEER_GONE: Final = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "NCCL communicator")
 
+# What torch says to a script that calls torch.distributed by itself.
+_NO_GROUP: Final = "Default process group has not been initialized"
+_NO_GROUP_MEND: Final = (
+    "Holdfast makes no default process group, because none outlives a lost peer: call "
+    "torch.distributed.init_process_group() after job.manage() to have one; each lost peer then costs a restart"
+)
+
+_log = logging.getLogger("holdfast.job")
+
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
-
-
-@contextmanager
-def no_blame(agent: Agent, step: Callable[[], int]) -> Iterator[None]:
-    """A peer lost in here is told as that, and ends the process quietly: it is nobody's exception."""
-    try:
-        yield
-    except PeerLostError as error:
-        lose_peers(agent, step(), str(error))
-
-
-def lose_peers(agent: Agent, step: int, message: str) -> None:
-    """Say it, and go."""
-    agent.send("peerLost", step=step, message=message[:MAX_TEXT])
-    leave(f"a peer is lost: {message}")
 
 
 class Reporter:
@@ -52,7 +45,11 @@ class Reporter:
         """Tell, then do what would have been done."""
         self.failed = True
         if _lost_peer(error):
-            lose_peers(self._agent, self._step(), str(error).splitlines()[0])
+            message = str(error).splitlines()[0]
+            self._agent.send("peerLost", step=self._step(), message=message[:MAX_TEXT])
+            end(f"a peer is lost: {message}")
+        if _NO_GROUP in str(error):
+            _log.error(_NO_GROUP_MEND)
         self._agent.send(
             "exception",
             name=kind.__name__,

@@ -1,56 +1,42 @@
 """The surface that a training script sees: `job = holdfast.init()`, and the loop over `job.batches` with `job.step`.
 
-A step is applied on all ranks or the attempt ends: gradients are averaged by sample weight over the global batch,
-the ranks agree on what comes with the step (a commit that somebody asked for, the last step of the attempt, numbers
-that are not finite), and only then the optimizer runs. An attempt that ends goes on from the newest commit.
+A step is applied by all ranks or by none (`marks`, `stepping`). When a peer is lost, this process keeps its state,
+waits inside the call that it is in for its place in the next world, and lines up there (`lineup`): the script sees
+a `StepResult` that says `Retried`, and the same samples again, divided over whoever is there.
 """
 
 from __future__ import annotations
 
 import logging
-import math
-import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
+import torch.distributed
 
-from holdfast import agreement, faults
-from holdfast.agreement import Agreed, Ballot
+from holdfast.accounting import Ledger
+from holdfast.activity import Activity, Meter
+from holdfast.agreement import Agreed
 from holdfast.checkpoint import rng
-from holdfast.checkpoint.engine import Attempt, Engine
+from holdfast.checkpoint.engine import Engine
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.numerics import fingerprint as numerics
-from holdfast.checkpoint.reader import Loaded, Restored
-from holdfast.checkpoint.state import Stateful, assemble, flatten, load_into
+from holdfast.checkpoint.state import Stateful, flatten
 from holdfast.checkpoint.writer import SaveResult, Snapshot
 from holdfast.committer import Committer
 from holdfast.config import JobConfig
-from holdfast.constants import RankPhase
 from holdfast.data import Audit, Position, expected_audit
 from holdfast.data.loader import Loader, MapDataset, MicroBatch, fingerprint, make_loader
-from holdfast.data.mix import mix_all
-from holdfast.errors import ForeignClaimError, NonFiniteError, StateError, UsageError
-from holdfast.group import Group
-from holdfast.rank_agent import Agent
-from holdfast.reducer import Reducer
+from holdfast.errors import PeerLostError, StateError, UsageError
+from holdfast.lineage import Lineage
+from holdfast.lineup import Lineup, Team
+from holdfast.place import Place
+from holdfast.rank_agent import Agent, Parting
+from holdfast.stepping import Stepper, StepResult
 
 _log = logging.getLogger("holdfast.job")
-
-NON_FINITE_STEPS: Final = 10
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepResult:
-    """What `job.step` did. `committed` is true when it ended a global batch and the optimizer applied it."""
-
-    committed: bool
-    step: int
-    loss: float | None = None
-    grad_norm: float | None = None
-    reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,106 +54,102 @@ class AuditResult:
         return f"WRONG: {told}, but expected {self.expected.count} samples, hash {self.expected.hash:016x}"
 
 
-@dataclass
-class _Batch:
-    """The global batch in the making."""
-
-    loss: float = 0.0
-    weight: float = 0.0
-    seen: Audit = Audit()  # noqa: RUF009  (frozen)
-    started: float = 0.0
-
-
 class Job:
     """One rank of a training job. Made by `holdfast.init`."""
 
     def __init__(
-        self, *, group: Group, agent: Agent, attempt: Attempt, config: JobConfig, engine: Engine | None
+        self,
+        *,
+        agent: Agent,
+        config: JobConfig,
+        engine: Engine | None,
+        meter: Meter,
+        ledger: Ledger,
+        device: Callable[[Place], torch.device],
+        interface: str = "",
     ) -> None:
-        self._group = group
         self._agent = agent
-        self._attempt = attempt
+        self._config = config
         self._engine = engine
-        self._committer = Committer(engine, agent, config.interval, coordinator=group.rank == 0)
-        self._objects: dict[str, Stateful] = {}
-        self._reducer = Reducer((), group.sum_)
-        self._max_grad_norm: float | None = None
-        self._managed = False
-        self._step = 0
-        self._skipped = 0
-        self._skipped_in_a_row = 0
+        self._meter = meter
+        self._ledger = ledger
+        self._device_of = device
+        self._interface = interface
+        self._first: Place | None = None
+        self._team: Team | None = None
+        self._lineage = Lineage({})
+        self._stepper: Stepper | None = None
+        self._lineup: Lineup | None = None
+        self._committer = Committer(engine, agent, config.interval, self._lineage)
         self._loader: Loader | None = None
-        self._position: Position | None = None
-        self._saved_position: Position | None = None
         self._micro: MicroBatch | None = None
         self._last_micro = True
-        self._batch = _Batch()
-        self._phase = RankPhase.STARTUP
+        self._worlds = 0  # lined up so far: what was planned for an earlier one is stale
+        self._callbacks: list[Callable[[Job], None]] = []
         self._looping = False
         self._done = False
+        agent.parting = self._parting
 
     # What a script may ask
 
     @property
     def rank(self) -> int:
-        """This process's number in the world."""
-        return self._group.rank
+        """This process's number in the world. Before `manage` it waits for the world to be formed."""
+        return self._place.rank
 
     @property
     def world_size(self) -> int:
-        """How many ranks train together now."""
-        return self._group.size
+        """How many ranks train together now. Before `manage` it waits for the world to be formed."""
+        return self._place.world_size
 
     @property
     def device(self) -> torch.device:
         """Where this rank's model belongs."""
-        return self._group.device
+        return torch.device("cpu") if not torch.cuda.is_available() else self._device_of(self._place)
 
     @property
     def generation(self) -> int:
-        """The membership under which this attempt runs."""
-        return self._attempt.pair.generation
+        """The membership under which this attempt runs; 0 before `manage` in a script that was started by hand."""
+        return self._pair[0]
 
     @property
     def attempt(self) -> int:
         """The attempt within its generation."""
-        return self._attempt.pair.attempt
+        return self._pair[1]
 
     @property
     def run_id(self) -> str:
         """Stable over restarts: for experiment trackers."""
-        return self._attempt.run_id
+        return self._place.run_id if self._team is None else self._team.attempt.run_id
 
     @property
     def committed_step(self) -> int:
         """The last global step that was applied."""
-        return self._step
+        return self._lineage.step
 
     @property
     def is_coordinator(self) -> bool:
-        """Whether this is the rank that should print and write for all."""
-        return self._group.rank == 0
+        """Whether this is the rank that should print and write for all. It may change when the world does."""
+        return self.rank == 0
 
     def log(self, **values: Any) -> None:
         """One line of the log, on the coordinator only."""
         if self.is_coordinator:
-            _log.info("progress", extra={"fields": {"step": self._step, **values}})
+            _log.info("progress", extra={"fields": {"step": self.committed_step, **values}})
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> AbstractContextManager[None]:
         """Say what the script is doing while it makes no steps: `with job.phase("evaluation"):`."""
-        before = self._phase
-        self._enter(_phase(name))
-        try:
-            yield
-        finally:
-            self._enter(before)
+        return self._meter.during(_activity(name))
+
+    def on_membership(self, callback: Callable[[Job], None]) -> None:
+        """Call this with the job whenever another world has lined up, with its rank and size in place."""
+        self._callbacks.append(callback)
 
     def audit(self) -> AuditResult:
         """Check the samples of all committed steps of this lineage against what they must be."""
-        if self._loader is None or self._position is None:
+        position = self._lineage.position
+        if self._loader is None or position is None:
             raise UsageError("job.audit() needs job.batches(): only the job's own cursor can be audited")
-        position = self._position
         expected = expected_audit(size=self._loader.size, seed=position.seed, cursor=position.cursor)
         return AuditResult(ok=expected == position.audit, seen=position.audit, expected=expected)
 
@@ -179,25 +161,41 @@ class Job:
         model: torch.nn.Module | None = None,
         optimizer: torch.optim.Optimizer | None = None,
         scheduler: Any = None,
+        scaler: Any = None,
         max_grad_norm: float | None = None,
         **stateful: Stateful,
     ) -> None:
-        """Take charge of the state: restore the newest good one if there is one, and save it from now on.
+        """Take charge of the state: get the newest good one if there is one, and keep it from now on.
 
+        `scaler` is a `torch.amp.GradScaler`: `job.step` scales the loss and steps the optimizer through it.
         Anything else with `state_dict` and `load_state_dict` may be given by a name of its own.
         """
-        if self._managed:
+        if self._lineup is not None:
             raise UsageError("job.manage() was called twice: give it everything at once")
-        named = {"model": model, "optimizer": optimizer, "scheduler": scheduler, **stateful}
-        self._objects = {name: _checked(name, thing) for name, thing in named.items() if thing is not None}
-        flatten(self._objects)
-        self._reducer = Reducer(self._trained(), self._group.sum_)
-        self._max_grad_norm = max_grad_norm
-        with self._no_blame():
-            self._enter(RankPhase.RESTORE)
-            self._begin()
-        self._managed = True
-        self._enter(RankPhase.STEP)
+        named = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, **stateful}
+        objects = {name: _checked(name, thing) for name, thing in named.items() if thing is not None}
+        flatten(objects)
+        self._lineage.objects.update(objects)
+        self._stepper = Stepper(
+            self._lineage,
+            self._agent,
+            self._meter,
+            wants_commit=self._committer.interval_over,
+            max_grad_norm=max_grad_norm,
+            scaler=scaler,
+        )
+        self._lineup = Lineup(
+            agent=self._agent,
+            engine=self._engine,
+            config=self._config,
+            lineage=self._lineage,
+            stepper=self._stepper,
+            meter=self._meter,
+            device=self._device_of,
+            interface=self._interface,
+        )
+        first, self._first = self._first, None
+        self._line_up(self._lineup, first)
 
     def batches(
         self,
@@ -214,13 +212,13 @@ class Job:
         The samples of a step depend on the seed and the position only, not on how many ranks there are. Leave the
         loop by its end: that commits the last step and tells the launcher that the work is done.
         """
-        self._need_manage()
+        self._parts()
         self._loader = make_loader(
             dataset, global_batch=global_batch_size, micro_batch=micro_batch_size, device=self.device, collate=collate
         )
-        start = Position(fingerprint=fingerprint(dataset), seed=seed)
-        self._position = start if self._saved_position is None else start.resumed(self._saved_position)
-        return self._loop(self._loader, max_steps)
+        start, saved = Position(fingerprint=fingerprint(dataset), seed=seed), self._lineage.position
+        self._lineage.position = start if saved is None else start.resumed(saved)
+        return self._loop(self._loader, start, max_steps)
 
     def step(self, loss: torch.Tensor, *, samples: float | None = None) -> StepResult:
         """Backward; at the end of the global batch average, apply and, when one is due, commit a checkpoint.
@@ -228,27 +226,27 @@ class Job:
         `loss` is the mean over the micro-batch. A script with a loader of its own makes one global step a call, and
         says by `samples` how many its rank had, if they differ between ranks; 0 if it had none in this step.
         """
-        self._need_manage()
+        stepper, team = self._parts()
         micro, self._micro = self._micro, None
         if self._loader is not None and micro is None:
             raise UsageError("job.step(loss) was called without a batch of job.batches: call it once for each batch")
+        if team.over.is_set():
+            return self._retry(PeerLostError(team.over.reason))
         own = 1.0 if samples is None else float(samples)
         weight = micro.samples / self._loader.global_batch if micro and self._loader else own
-        if weight:  # the mean over no samples is not a number, and would spoil everyone's step
-            (loss * weight).backward()  # type: ignore[no-untyped-call]
-            self._batch.loss += float(loss.detach()) * weight
-        self._batch.weight += weight
-        if micro is not None:
-            self._batch.seen += micro.seen
-            if not self._last_micro:
-                return StepResult(committed=False, step=self._step, reason="Accumulating")
+        stepper.add(loss, weight, micro.seen if micro else None, last=micro is None or self._last_micro)
+        if micro is not None and not self._last_micro:
+            return StepResult(committed=False, step=self.committed_step, reason="Accumulating")
         return self._end_step(self._loader.global_batch if self._loader else None)
 
     def save(self) -> bool:
         """Commit a checkpoint now; every rank must call it at the same step. False if it failed (it was said why)."""
-        self._need_manage()
-        with self._no_blame():
+        self._parts()
+        try:
             return self._commit().committed
+        except PeerLostError as error:
+            self._retry(error)
+            return False
 
     def close(self, *, failed: Callable[[], bool] = lambda: False) -> None:
         """Leave the world; done by itself when the script ends.
@@ -258,252 +256,166 @@ class Job:
         if not failed() and not self._looping:
             self._say_done()
         self._agent.close()
-        self._group.close()
+        if self._team is not None:
+            self._team.group.close()
 
-    # Restoring
+    # Worlds
 
-    def _begin(self) -> None:
-        try:
-            self._restore_and_claim()
-        except ForeignClaimError:
-            if not self._agent.connected:
-                raise
-            self._agent.wait_for_the_end()  # the launcher was told, and ends this attempt
+    @property
+    def _place(self) -> Place:
+        if self._team is not None:
+            return self._team.place
+        if self._first is None:
+            self._first = self._agent.next_place()
+            self._agent.enter(self._first)
+        return self._first
 
-    def _restore_and_claim(self) -> None:
-        found = Restored(loaded=None) if self._engine is None else self._engine.restore()
-        if found.loaded is None:
-            self._equalise()
-        else:
-            self._take(found.loaded)
-        self._agent.send(
-            "restored",
-            step=found.step,
-            fromPair=found.pair.to_json() if found.pair else None,
-            quarantined=[{"path": bad.path, "reason": bad.reason} for bad in found.quarantined],
-        )
-        if self._engine is not None:
-            claim = self._engine.claim(found)
-            if self.is_coordinator:
-                self._agent.send("claim", claim=claim.to_json())
-        self._committer.begin(self._step)
-        _log.info(
-            "training goes on from step %d of %s" if found.loaded else "training starts at step %d",
-            *((found.step, found.loaded.name) if found.loaded else (0,)),
-        )
+    @property
+    def _pair(self) -> tuple[int, int]:
+        pair = self._place.pair if self._team is None else self._team.pair
+        return (0, 0) if pair is None else (pair.generation, pair.attempt)
 
-    def _take(self, loaded: Loaded) -> None:
-        manifest = loaded.manifest
-        load_into(
-            self._objects,
-            manifest.state["objects"],
-            lambda name: assemble(manifest.tensors[name], loaded.chunk),
-        )
-        counters = manifest.state.get("counters", {})
-        self._step = manifest.step
-        self._skipped = int(counters.get("skipped", 0))
-        self._saved_position = None if manifest.data is None else Position.from_json(manifest.data)
-        if loaded.alone is None:
-            rng.seed(mix_all(manifest.step, self.rank))  # this rank was not there when the commit was made
-        else:
-            rng.apply(loaded.alone["rng"])
-        if manifest.numerics != numerics():
-            _log.warning("the checkpoint was made under other numerics; results may differ in their last bits")
+    def _parting(self) -> Parting:
+        """What the agent says of this rank when it leaves an attempt; also called from the agent's thread."""
+        torn = self._stepper is not None and self._stepper.torn
+        own_group = torch.distributed.is_available() and torch.distributed.is_initialized()
+        standing = self._lineage.standing
+        return Parting(step=standing.step, in_doubt=standing.doubt is not None, keep=not torn and not own_group)
 
-    def _equalise(self) -> None:
-        """All ranks start from rank 0's weights."""
-        for module in self._modules():
-            for tensor in (*module.parameters(), *module.buffers()):
-                self._group.broadcast_(tensor.data)
+    def _line_up(self, lineup: Lineup, first: Place | None = None) -> None:
+        self._team = lineup.enter(first)
+        self._ledger.reached(self._agent.reached)
+        self._worlds += 1
+        self._micro = None
+        self._committer.begin(coordinator=self.is_coordinator)
+        for callback in self._callbacks:
+            callback(self)
+        self._meter.enter(Activity.DATA, self.committed_step)
+
+    def _retry(self, error: PeerLostError) -> StepResult:
+        """The attempt is over: line up in the next. A step in doubt may have been applied on the way."""
+        before = self.committed_step
+        self._agent.lose_peers(str(error))
+        self._leave("")
+        committed = self.committed_step > before
+        reason = "Committed" if committed else "Retried"
+        return StepResult(committed=committed, step=self.committed_step, reason=reason)
+
+    def _leave(self, reason: str) -> None:
+        if self._lineup is None or self._team is None:
+            raise AssertionError("not in a world")
+        self._lineup.leave(self._team, reason)
+        self._line_up(self._lineup)
 
     # Stepping
 
-    def _loop(self, loader: Loader, max_steps: int) -> Iterator[Any]:
+    def _loop(self, loader: Loader, start: Position, max_steps: int) -> Iterator[Any]:
         self._looping = True
-        while self._step < max_steps:
-            yield from self._one_step(loader)
-        with self._no_blame():
-            self._finish()
+        while True:
+            while self.committed_step < max_steps:
+                yield from self._one_step(loader, start)
+            if self._finish():
+                break
         self._looping = False
 
-    def _one_step(self, loader: Loader) -> Iterator[Any]:
-        position = self._position
-        if position is None:
-            raise UsageError("job.batches() has not begun")
-        self._batch = _Batch(started=time.monotonic())
-        parts = loader.parts(position, rank=self.rank, world_size=self.world_size)
+    def _one_step(self, loader: Loader, start: Position) -> Iterator[Any]:
+        stepper, team = self._parts()
+        world = self._worlds
+        self._meter.enter(Activity.DATA, self.committed_step)
+        stepper.begin()
+        position = self._lineage.position or start
+        self._lineage.position = position
+        parts = loader.parts(position, rank=team.group.rank, world_size=team.group.size)
         for part in parts:
             micro = loader.fetch(part, position)
             self._micro, self._last_micro = micro, part is parts[-1]
+            self._meter.enter(Activity.COMPUTE)
             yield micro.data
+            if self._worlds != world:
+                return  # the rest of this step was planned for a world that is gone
             if self._micro is not None:
                 raise UsageError("the loop took a batch and did not call job.step(loss) for it")
+            self._meter.enter(Activity.DATA)
         if not parts:  # more ranks than samples: this one only adds zeros
             self._end_step(loader.global_batch)
 
     def _end_step(self, samples: int | None) -> StepResult:
-        with self._no_blame():
-            result = self._apply(samples)
-        self._batch = _Batch(started=time.monotonic())
-        return result
-
-    def _apply(self, samples: int | None) -> StepResult:
-        """Average, agree, apply; then whatever was agreed on."""
-        touched = self._reducer.touched()
-        self._reducer.reduce()
-        norm = float(self._reducer.norm())
-        agreed = self._agree(touched, norm)
-        if agreed.weight == 0:
-            raise UsageError("no rank had a sample in this step: call job.step(loss, samples=…) only while one has")
-        if agreed.non_finite:
-            result = StepResult(committed=False, step=self._step + 1, loss=agreed.loss, reason="NonFinite")
-        else:
-            result = self._optimize(agreed, norm)
-        self._reducer.clear()
-        self._advance(agreed, result, samples)
-        self._commit_if_due(agreed)
-        return result
-
-    def _agree(self, touched: list[bool], norm: float) -> Agreed:
-        wanted = self._agent.requests()
-        ballot = Ballot(
-            checkpoint=bool(wanted.checkpoint) or self._committer.interval_over(),
-            quiesce=bool(wanted.quiesce),
-            non_finite=not (math.isfinite(norm) and math.isfinite(self._batch.loss)),
-            touched=touched,
-            loss=self._batch.loss,
-            weight=self._batch.weight,
-            seen=self._batch.seen,
-        )
-        numbers = torch.tensor(
-            agreement.encode(ballot, rank=self.rank, world_size=self.world_size), dtype=torch.float64
-        )
-        self._group.agree_(numbers)
-        return agreement.decode(numbers.tolist(), world_size=self.world_size)
-
-    def _optimize(self, agreed: Agreed, norm: float) -> StepResult:
-        """The gradients are sums weighted by samples; a batch of ours has weights that add up to one already."""
-        self._reducer.drop(agreed.touched)
-        if not math.isclose(agreed.weight, 1.0, rel_tol=1e-9):
-            self._reducer.scale(1.0 / agreed.weight)
-            norm /= agreed.weight
-        if self._max_grad_norm is not None:
-            self._reducer.clip(self._max_grad_norm, norm)
-        optimizer, scheduler = self._objects.get("optimizer"), self._objects.get("scheduler")
-        if isinstance(optimizer, torch.optim.Optimizer):
-            optimizer.step()
-        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-            scheduler.step(agreed.loss)
-        elif scheduler is not None:
-            scheduler.step()  # type: ignore[attr-defined]
-        self._share_statistics()
-        return StepResult(committed=True, step=self._step + 1, loss=agreed.loss, grad_norm=norm, reason="Committed")
-
-    def _share_statistics(self) -> None:
-        """Running statistics are no gradients: rank 0's count, so that every rank's model stays the same."""
-        if self.world_size == 1:
-            return
-        for module in self._modules():
-            for part in module.modules():
-                if isinstance(part, torch.nn.modules.batchnorm._NormBase):
-                    for buffer in part.buffers(recurse=False):
-                        self._group.broadcast_(buffer)
-
-    def _advance(self, agreed: Agreed, result: StepResult, samples: int | None) -> None:
-        """The step is made: counters, cursor, and word to the launcher."""
-        self._step += 1
-        if self._position is not None and samples is not None:
-            self._position = self._position.advanced(samples, agreed.seen)
-        if not result.committed:
-            self._count_skipped()
-            return
-        self._skipped_in_a_row = 0
-        self._agent.send(
-            "step",
-            step=self._step,
-            loss=result.loss,
-            samples=samples or agreed.weight,
-            seconds=round(time.monotonic() - self._batch.started, 6) if self._batch.started else 0.0,
-        )
-
-    def _count_skipped(self) -> None:
-        self._skipped += 1
-        self._skipped_in_a_row += 1
-        _log.warning("step %d was not applied: its loss or gradients are not finite", self._step)
-        if self._skipped_in_a_row >= NON_FINITE_STEPS:
-            raise NonFiniteError(
-                f"{NON_FINITE_STEPS} steps in a row were not finite: lower the learning rate, give max_grad_norm, "
-                "or look for the cause in the data from that step on"
-            )
+        stepper, _ = self._parts()
+        try:
+            made = stepper.finish(samples)
+        except PeerLostError as error:
+            return self._retry(error)
+        if not made.result.committed:
+            self._ledger.step(step=self.committed_step, committed=False)
+        try:
+            self._commit_if_due(made.agreed)
+        except PeerLostError as error:
+            self._retry(error)
+        return made.result
 
     # Committing
 
     def _commit_if_due(self, agreed: Agreed) -> None:
-        if not (self._committer.due_at(self._step) or agreed.checkpoint or agreed.quiesce):
-            return
-        result = self._commit()
-        # A commit that failed is tried again after the next step: the request stays. Without a folder there is
-        # nothing to wait for.
-        if agreed.quiesce and (result.committed or not self._committer.has_folder):
-            self._agent.send("quiesced", step=self._step)
-            self._agent.wait_for_the_end()
+        """A commit that failed is tried again after the next step: the request stays. Without a folder there is
+        nothing to wait for."""
+        needed = agreed.quiesce or (agreed.pause and agreed.bound)
+        ends = agreed.pause and not needed
+        if self._committer.due_at(self.committed_step) or agreed.checkpoint or needed:
+            committed = self._commit().committed
+            ends = ends or (needed and (committed or not self._committer.has_folder))
+        if ends:
+            self._part()
+
+    def _part(self) -> None:
+        """The last step of this attempt is made. Nobody leaves before all have told their launchers of the commit:
+        the first launcher to hear of the end ends the attempt for everyone."""
+        _, team = self._parts()
+        with suppress(PeerLostError):
+            team.group.barrier()
+        self._agent.send("quiesced", step=self.committed_step)
+        self._leave("the last step of this attempt is made")
 
     def _commit(self) -> SaveResult:
-        before = self._phase
-        self._enter(RankPhase.CHECKPOINT)
-        result = self._committer.commit(self._step, self._snapshot)
-        self._enter(before)
-        return result
+        with self._meter.during(Activity.CHECKPOINT):
+            return self._committer.commit(self.committed_step, self._snapshot)
 
     def _snapshot(self) -> Snapshot:
-        flat = flatten(self._objects)
-        position = self._position or self._saved_position
+        _, team = self._parts()
+        lineage, flat = self._lineage, self._lineage.flat()
         return Snapshot(
-            name=CommitName(step=self._step, pair=self._attempt.pair),
+            name=CommitName(step=lineage.step, pair=team.pair),
             specs=flat.specs,
             read=flat.read,
-            state={"objects": flat.tree, "counters": {"skipped": self._skipped}},
-            data=None if position is None else position.to_json(),
-            alone={"rank": self.rank, "worldSize": self.world_size, "rng": rng.capture()},
+            state={"objects": flat.tree, "counters": {"skipped": lineage.skipped}},
+            data=None if lineage.position is None else lineage.position.to_json(),
+            alone={"rank": team.group.rank, "worldSize": team.group.size, "rng": rng.capture()},
             numerics=numerics(),
         )
 
-    def _finish(self) -> None:
-        """The loop is over: its last step must be durable before anyone calls the job complete."""
-        while self._committer.behind(self._step):
-            self._commit()
-        self._committer.answer_rest(self._step)
+    def _finish(self) -> bool:
+        """The loop is over: its last step must be durable before anyone calls the job complete. False: look again."""
+        try:
+            while self._committer.behind(self.committed_step):
+                self._commit()
+        except PeerLostError as error:
+            self._retry(error)
+            return False
+        self._committer.answer_rest(self.committed_step)
         self._say_done()
+        return True
 
     # Inside
 
     def _say_done(self) -> None:
         if not self._done:
             self._done = True
-            self._agent.send("done", step=self._step)
+            self._meter.enter(Activity.DONE, self.committed_step)
+            self._agent.send("done", step=self.committed_step)
 
-    def _no_blame(self) -> AbstractContextManager[None]:
-        return faults.no_blame(self._agent, lambda: self._step)
-
-    def _enter(self, phase: RankPhase) -> None:
-        if phase is not self._phase:
-            self._phase = phase
-            self._agent.send("phase", phase=str(phase), step=self._step)
-
-    def _need_manage(self) -> None:
-        if not self._managed:
+    def _parts(self) -> tuple[Stepper, Team]:
+        if self._stepper is None or self._team is None:
             raise UsageError("call job.manage(model=…, optimizer=…) first: it restores the state and saves it")
-
-    def _modules(self) -> list[torch.nn.Module]:
-        return [thing for thing in self._objects.values() if isinstance(thing, torch.nn.Module)]
-
-    def _trained(self) -> Iterator[torch.nn.Parameter]:
-        for module in self._modules():
-            yield from module.parameters()
-        optimizer = self._objects.get("optimizer")
-        if isinstance(optimizer, torch.optim.Optimizer):
-            for group in optimizer.param_groups:
-                yield from group["params"]
+        return self._stepper, self._team
 
 
 def _checked(name: str, thing: Any) -> Stateful:
@@ -515,9 +427,9 @@ def _checked(name: str, thing: Any) -> Stateful:
     return thing
 
 
-def _phase(name: str) -> RankPhase:
+def _activity(name: str) -> Activity:
     try:
-        return RankPhase(name)
+        return Activity(name)
     except ValueError:
-        known = ", ".join(repr(str(phase)) for phase in RankPhase)
+        known = ", ".join(repr(str(activity)) for activity in Activity)
         raise UsageError(f"phase {name!r} is none that the launcher knows: give one of {known}") from None

@@ -2,6 +2,10 @@
 
 A thread of its own reads, so that a request is seen whatever the script is doing; the ranks act on it in their next
 step, together. Without a launcher (a script started by hand) nothing is told and nothing is asked.
+
+Leaving an attempt. Invariant: once `left` was said for a pair, this process votes in no pair up to it. The thread
+says it at once while the script computes; while a vote is in flight, the main thread says it when the vote is over,
+which it is within moments because every wait asks `over`.
 """
 
 from __future__ import annotations
@@ -12,13 +16,16 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn, Protocol
 
-from holdfast.constants import EXIT_PEER_LOST
-from holdfast.errors import LaunchError
+from holdfast import place as places
+from holdfast.collectives import Over
+from holdfast.constants import EXIT_PEER_LOST, MAX_TEXT
+from holdfast.errors import LaunchError, PeerLostError
+from holdfast.place import Place
 from holdfast.worlds import Claim, Pair
 
 _log = logging.getLogger("holdfast.rank_agent")
@@ -29,22 +36,52 @@ _RECEIVE_BYTES: Final = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Requests:
-    """What was asked and not answered yet, by id."""
+    """What was asked and not answered yet, by id. `quiesce` ends the attempt after a commit, `pause` without one."""
 
     checkpoint: tuple[str, ...] = ()
     quiesce: tuple[str, ...] = ()
+    pause: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parting:
+    """What a rank says of itself when it leaves an attempt. `keep`: it can go on in another world."""
+
+    step: int = 0
+    in_doubt: bool = False
+    keep: bool = True
 
 
 class Agent(Protocol):
     """What the job needs of its launcher."""
 
     connected: bool
+    parting: Callable[[], Parting]
+    reached: int  # the highest step that the job committed, as far as the launcher knows
 
     def send(self, kind: str, **body: Any) -> None:
         """Tell something."""
 
+    def next_place(self) -> Place:
+        """The place in the next world; waits for it."""
+
+    def enter(self, place: Place) -> Over:
+        """Take a place; the answer says when its attempt is over."""
+
     def known_claims(self) -> tuple[Claim, ...]:
         """The claims of the membership."""
+
+    def begin_vote(self) -> None:
+        """PeerLostError if the attempt is over. Until `end_vote` nobody says that this rank has left."""
+
+    def end_vote(self) -> None:
+        """The vote has come back, or failed for good."""
+
+    def leave(self, reason: str) -> None:
+        """This rank votes no more in its attempt: its last step is made."""
+
+    def lose_peers(self, message: str) -> None:
+        """A collective failed: say so, unless the launcher ended the attempt; this rank votes no more in it."""
 
     def requests(self) -> Requests:
         """What is asked now."""
@@ -52,24 +89,52 @@ class Agent(Protocol):
     def answered(self, requests: Requests) -> None:
         """Forget what a commit has answered."""
 
-    def wait_for_the_end(self) -> NoReturn:
-        """Stay until the launcher ends this process."""
-
     def close(self) -> None:
         """Say nothing more."""
 
 
 class NoAgent:
-    """A script that was started by hand."""
+    """A script that was started by hand: one world, and nobody to form another."""
 
     connected = False
+    parting: Callable[[], Parting] = Parting
+    reached = 0
+
+    def __init__(self, place: Place) -> None:
+        self._place: Place | None = place
+        self._over = Over()
 
     def send(self, kind: str, **body: Any) -> None:
         """Nobody listens."""
 
+    def next_place(self) -> Place:
+        """The only one."""
+        place, self._place = self._place, None
+        if place is None:
+            end(f"a peer is lost, and nobody forms another world: {self._over.reason}")
+        return place
+
+    def enter(self, place: Place) -> Over:
+        """It is over when a peer is lost."""
+        return self._over
+
     def known_claims(self) -> tuple[Claim, ...]:
         """There is no membership."""
         return ()
+
+    def begin_vote(self) -> None:
+        """Nobody ends the attempt."""
+
+    def end_vote(self) -> None:
+        """Nobody waits for it."""
+
+    def leave(self, reason: str) -> None:
+        """Remember why."""
+        self._over.set(reason)
+
+    def lose_peers(self, message: str) -> None:
+        """Remember why."""
+        self._over.set(message)
 
     def requests(self) -> Requests:
         """Nobody asks."""
@@ -77,10 +142,6 @@ class NoAgent:
 
     def answered(self, requests: Requests) -> None:
         """Nothing was asked."""
-
-    def wait_for_the_end(self) -> NoReturn:
-        """Nobody would come."""
-        leave("nobody is there to end this process")
 
     def close(self) -> None:
         """Nothing is open."""
@@ -91,11 +152,20 @@ class RankAgent:
 
     connected = True
 
-    def __init__(self, path: Path, *, rank: int, local_rank: int, pair: Pair) -> None:
-        self._lock = threading.Lock()
-        self._welcome = threading.Event()
-        self._claims: tuple[Claim, ...] = ()
-        self._requests: dict[str, list[str]] = {"checkpoint": [], "quiesce": []}
+    def __init__(self, path: Path, *, slot: int | None, place: Place | None) -> None:
+        self.parting: Callable[[], Parting] = Parting
+        self.reached = 0
+        self._slot = slot
+        self._sending = threading.Lock()
+        self._state = threading.Condition()  # guards what follows
+        self._next = place
+        self._pair: Pair | None = None
+        self._over = Over()
+        self._left: Pair | None = None
+        self._voting = False
+        self._owes_left = False
+        self._claims: tuple[Claim, ...] | None = None
+        self._requests: dict[str, list[str]] = {"checkpoint": [], "quiesce": [], "pause": []}
         self._closing = False
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -105,45 +175,136 @@ class RankAgent:
                 f"cannot reach the launcher at {path}: {error.strerror}; "
                 "unset HOLDFAST_AGENT_SOCKET to run this script by hand"
             ) from error
-        self.send("hello", rank=rank, localRank=local_rank, pid=os.getpid(), **pair.to_json())
+        if place is None:
+            self.send("standby", slot=slot, pid=os.getpid())
+        else:
+            self.enter(place)
         threading.Thread(target=self._read, name="holdfast-agent", daemon=True).start()
 
     def send(self, kind: str, **body: Any) -> None:
         """Tell the launcher; a launcher that is gone ends this process."""
         line = json.dumps({"type": kind, **body}, separators=(",", ":")).encode() + b"\n"
         try:
-            with self._lock:
+            with self._sending:
                 self._socket.sendall(line)
         except OSError as error:
             if not self._closing:
-                leave(f"the launcher is gone: {error.strerror}")
+                end(f"the launcher is gone: {error.strerror}")
+
+    # Places
+
+    def next_place(self) -> Place:
+        """The newest place that the launcher gave, once it has given one."""
+        with self._state:
+            waits = self._next is None and self._pair is None
+        if waits:
+            self.send("ready")
+        with self._state:
+            self._state.wait_for(lambda: self._next is not None)
+            place, self._next = self._next, None
+        if place is None:
+            raise LaunchError("no place was given")
+        return place
+
+    def enter(self, place: Place) -> Over:
+        """Take a place. What was asked of the last attempt's end is asked no more."""
+        pair = place.pair
+        if pair is None:
+            raise LaunchError("a launcher's world has a pair")
+        with self._state:
+            if self._pair == pair:
+                return self._over
+            self._pair, self._over, self._claims = pair, Over(), None
+            self._requests["quiesce"], self._requests["pause"] = [], []
+            if self._left is not None and self._left >= pair:
+                self._over.set("the launcher ended it before it began")
+            over = self._over
+        self.send(
+            "hello", slot=self._slot, rank=place.rank, localRank=place.local_rank, pid=os.getpid(), **pair.to_json()
+        )
+        return over
 
     def known_claims(self) -> tuple[Claim, ...]:
-        """The claims that the launcher's welcome named."""
-        if not self._welcome.wait(_WELCOME_SECONDS):
-            raise LaunchError(f"the launcher said no welcome within {_WELCOME_SECONDS:.0f} s: see its log")
-        return self._claims
+        """The claims that the launcher's welcome to this attempt named."""
+        with self._state:
+            self._state.wait_for(lambda: self._claims is not None or self._over.is_set(), _WELCOME_SECONDS)
+            if self._over.is_set():
+                raise PeerLostError(self._over.reason)
+            if self._claims is None:
+                raise LaunchError(f"the launcher said no welcome within {_WELCOME_SECONDS:.0f} s: see its log")
+            return self._claims
+
+    # Leaving
+
+    def begin_vote(self) -> None:
+        """From here to `end_vote`, only the main thread says `left`."""
+        with self._state:
+            if self._over.is_set():
+                raise PeerLostError(self._over.reason)
+            self._voting = True
+
+    def end_vote(self) -> None:
+        """Say `left` if it was asked for meanwhile."""
+        with self._state:
+            self._voting = False
+            owes, self._owes_left = self._owes_left, False
+        if owes:
+            self._say_left()
+
+    def leave(self, reason: str) -> None:
+        """The main thread leaves by itself."""
+        with self._state:
+            pair = self._pair
+            if pair is None or (self._left is not None and self._left >= pair):
+                return
+            self._left = pair
+            self._over.set(reason)
+        self._say_left()
+
+    def lose_peers(self, message: str) -> None:
+        """Said before `left`: the launcher looks for who is lost while this rank waits."""
+        with self._state:
+            told = self._over.is_set()
+        if not told:
+            self.send("peerLost", step=self.parting().step, message=message[:MAX_TEXT])
+        self.leave(message)
+
+    def _told_to_leave(self, pair: Pair, reason: str) -> None:
+        with self._state:
+            self._left = pair if self._left is None else max(self._left, pair)
+            if self._pair is not None and self._pair <= pair:
+                self._over.set(reason)
+            self._owes_left = self._voting
+            self._state.notify_all()
+            if self._owes_left:
+                return
+        self._say_left()
+
+    def _say_left(self) -> None:
+        parting, pair = self.parting(), self._left
+        if pair is not None:
+            self.send("left", **pair.to_json(), step=parting.step, inDoubt=parting.in_doubt, keep=parting.keep)
+
+    # Requests
 
     def requests(self) -> Requests:
         """What is asked now."""
-        with self._lock:
-            return Requests(checkpoint=tuple(self._requests["checkpoint"]), quiesce=tuple(self._requests["quiesce"]))
+        with self._state:
+            return Requests(**{kind: tuple(ids) for kind, ids in self._requests.items()})
 
     def answered(self, requests: Requests) -> None:
         """Forget what a commit has answered."""
-        with self._lock:
-            for kind, ids in (("checkpoint", requests.checkpoint), ("quiesce", requests.quiesce)):
-                self._requests[kind] = [item for item in self._requests[kind] if item not in ids]
+        with self._state:
+            for kind, ids in self._requests.items():
+                done = getattr(requests, kind)
+                self._requests[kind] = [item for item in ids if item not in done]
 
-    def wait_for_the_end(self) -> NoReturn:
-        """Stay until the launcher ends this process."""
-        while True:
-            threading.Event().wait()
+    # Inside
 
     def close(self) -> None:
         """Say nothing more, and no longer mind when the launcher goes."""
         self._closing = True
-        with self._lock:
+        with self._sending:
             self._socket.close()
 
     def _read(self) -> None:
@@ -153,7 +314,7 @@ class RankAgent:
             for line in lines:
                 self._hear(line)
         if not self._closing:
-            leave("the launcher closed its socket")
+            end("the launcher closed its socket")
 
     def _receive(self) -> bytes:
         try:
@@ -170,17 +331,41 @@ class RankAgent:
     def _handle(self, message: Mapping[str, Any]) -> None:
         match message["type"]:
             case "welcome":
-                self._claims = tuple(Claim.from_json(claim) for claim in message["claims"])
-                self._welcome.set()
-            case "checkpoint" | "quiesce" as kind:
-                with self._lock:
-                    if message["id"] not in self._requests[kind]:
-                        self._requests[kind].append(str(message["id"]))
+                self._welcomed(message)
+            case "checkpoint":
+                self._want("checkpoint", str(message["id"]))
+            case "quiesce":
+                self._want("quiesce" if message.get("commit", True) else "pause", str(message["id"]))
+            case "leave":
+                self._told_to_leave(Pair.from_json(message), str(message.get("reason", ""))[:MAX_TEXT])
+            case "world":
+                self._take(places.from_message(message))
             case _:
                 pass  # a newer launcher may say more
 
+    def _welcomed(self, message: Mapping[str, Any]) -> None:
+        claims = tuple(Claim.from_json(claim) for claim in message["claims"])
+        with self._state:
+            if "generation" in message and Pair.from_json(message) != self._pair:
+                return  # to an attempt that is over
+            self._claims = claims
+            self.reached = int(message.get("reached") or 0)
+            self._state.notify_all()
 
-def leave(why: str) -> NoReturn:
+    def _want(self, kind: str, request: str) -> None:
+        with self._state:
+            if request not in self._requests[kind]:
+                self._requests[kind].append(request)
+
+    def _take(self, place: Place) -> None:
+        with self._state:
+            self._next = place
+            if self._pair is not None and place.pair is not None and self._pair < place.pair:
+                self._over.set(f"attempt {place.pair} follows")
+            self._state.notify_all()
+
+
+def end(why: str) -> NoReturn:
     """End this process at once: what it shares with others is gone, and that is not the script's fault.
 
     `os._exit`, because the ordinary way out would wait for communicators that never answer.

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import atexit
 import logging
+import time
 from pathlib import Path
 
-from holdfast import faults
-from holdfast.checkpoint.engine import Attempt, Engine, attempt_by_hand
+import torch
+
+from holdfast import faults, place
+from holdfast.accounting import Ledger
+from holdfast.activity import Activity, Meter
+from holdfast.checkpoint.engine import Engine
 from holdfast.config import JobConfig, effective
+from holdfast.constants import RankPhase
 from holdfast.environment import Environment, read_environment
-from holdfast.errors import UsageError
-from holdfast.group import Group, join
+from holdfast.errors import LaunchError
 from holdfast.job import Job
 from holdfast.logs import LogContext, configure
+from holdfast.place import Place
 from holdfast.rank_agent import Agent, NoAgent, RankAgent
-from holdfast.worlds import Claim, Pair
+from holdfast.worlds import Claim
 
 _log = logging.getLogger("holdfast.job")
 
@@ -27,8 +33,9 @@ def init(
     keep_last: int | None = None,
     resume: str | None = None,
 ) -> Job:
-    """Join the world that the launcher formed; a script started by hand is a world of one.
+    """Join the job that the launcher runs; a script started by hand is a world of one.
 
+    It returns at once: the world may still be forming, and `job.manage` waits for it.
     Under the operator every setting arrives in the environment. What is given here wins, and the effective values
     are logged once with where each came from.
     """
@@ -40,72 +47,90 @@ def init(
         keep_last=keep_last,
         resume=resume,
     )
-    _configure_log(environment)
+    context = _configure_log(environment)
     agent = _connect(environment)
-    job: Job | None = None
-
-    def step() -> int:
-        return 0 if job is None else job.committed_step
-
-    reporter = faults.Reporter(agent, step)
+    ledger = Ledger(time.monotonic, lambda report: agent.send("account", **report))
+    job = Job(
+        agent=agent,
+        config=config,
+        engine=_engine(config, agent),
+        meter=Meter(PhaseTeller(agent), ledger),
+        ledger=ledger,
+        device=_device,
+        interface=environment.socket_interface,
+    )
+    reporter = faults.Reporter(agent, lambda: job.committed_step)
     reporter.install()
-    with faults.no_blame(agent, step):
-        group = join(environment)
-        attempt = _attempt(environment, config, agent, group)
-    engine = _engine(config, attempt, agent, group)
-    job = Job(group=group, agent=agent, attempt=attempt, config=config, engine=engine)
     atexit.register(job.close, failed=lambda: reporter.failed)
-    if group.rank == 0:
-        _log.info("configuration", extra={"fields": {"world_size": group.size, **config.described()}})
+    job.on_membership(lambda lined_up: _label(context, lined_up, config))
     return job
 
 
-def _configure_log(environment: Environment) -> None:
+def _label(context: LogContext, job: Job, config: JobConfig) -> None:
+    context.update(rank=job.rank, generation=job.generation, attempt=job.attempt)
+    if job.is_coordinator:
+        if config.checkpoint_dir is None:
+            _log.warning("no checkpoint folder is given: nothing outlives this world (checkpoint_dir=…)")
+        _log.info("configuration", extra={"fields": {"world_size": job.world_size, **config.described()}})
+
+
+def _configure_log(environment: Environment) -> LogContext:
     fields = {"pod": environment.pod_name, "generation": environment.generation, "attempt": environment.attempt}
     context = LogContext(fields={name: value for name, value in fields.items() if value})
-    context.update(rank=environment.rank)
+    if not environment.standby:
+        context.update(rank=environment.rank)
     configure(context)
+    return context
 
 
 def _connect(environment: Environment) -> Agent:
-    if environment.agent_socket is None:
-        return NoAgent()
-    if environment.generation is None or environment.attempt is None:
-        raise UsageError("HOLDFAST_AGENT_SOCKET is set without HOLDFAST_GENERATION and HOLDFAST_ATTEMPT: unset it")
-    return RankAgent(
-        environment.agent_socket,
-        rank=environment.rank,
-        local_rank=environment.local_rank,
-        pair=Pair(environment.generation, environment.attempt),
-    )
+    first = place.from_environment(environment)
+    if environment.agent_socket is not None:
+        return RankAgent(environment.agent_socket, slot=environment.slot, place=first)
+    if first is None:
+        raise LaunchError("HOLDFAST_STANDBY is set without HOLDFAST_AGENT_SOCKET: unset it")
+    return NoAgent(first)
 
 
-def _attempt(environment: Environment, config: JobConfig, agent: Agent, group: Group) -> Attempt:
-    if environment.generation is None or environment.attempt is None:
-        return attempt_by_hand(config.checkpoint_dir, group, environment.run_id)
-    return Attempt(
-        pair=Pair(environment.generation, environment.attempt),
-        job_uid=environment.job_uid,
-        publication=environment.publication,
-        run_id=environment.run_id,
-        known=agent.known_claims(),
-    )
-
-
-def _engine(config: JobConfig, attempt: Attempt, agent: Agent, group: Group) -> Engine | None:
+def _engine(config: JobConfig, agent: Agent) -> Engine | None:
     if config.checkpoint_dir is None:
-        if group.rank == 0:
-            _log.warning("no checkpoint folder is given: nothing outlives this world (checkpoint_dir=…)")
         return None
 
     def report(claims: tuple[Claim, ...]) -> None:
         agent.send("foreignClaims", claims=[claim.to_json() for claim in claims])
 
-    return Engine(
-        config.checkpoint_dir,
-        attempt,
-        group,
-        keep_last=config.keep_last,
-        resume=config.resume,
-        on_foreign=report,
-    )
+    return Engine(config.checkpoint_dir, keep_last=config.keep_last, resume=config.resume, on_foreign=report)
+
+
+def _device(here: Place) -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", here.local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+class PhaseTeller:
+    """Tells the launcher what people want to see of a rank: changes that last, not each part of a step."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._told = RankPhase.STARTUP
+
+    def entered(self, activity: Activity, step: int) -> None:
+        """`activity.Listener`."""
+        phase = _PHASES.get(activity, RankPhase.STEP)
+        if phase is not self._told:
+            self._told = phase
+            self._agent.send("phase", phase=str(phase), step=step)
+
+
+_PHASES = {
+    Activity.STARTUP: RankPhase.STARTUP,
+    Activity.PARKED: RankPhase.RESTORE,
+    Activity.SYNC: RankPhase.RESTORE,
+    Activity.RESTORE: RankPhase.RESTORE,
+    Activity.CHECKPOINT: RankPhase.CHECKPOINT,
+    Activity.EVALUATION: RankPhase.EVALUATION,
+    Activity.DONE: RankPhase.DONE,
+}

@@ -36,9 +36,10 @@ def snapshot(step: int, pair: Pair) -> Snapshot:
 def run(root: Path, pair: Pair, steps: list[int], announce: Callable[[int], object] = lambda step: None) -> int:
     """The step from which the attempt went on; then it commits `steps`."""
     attempt = Attempt(pair=pair, job_uid="job-1", publication="p1", run_id="run")
-    engine = Engine(root, attempt, Alone(), keep_last=2, resume=Resume.ALWAYS, on_foreign=print)
+    engine = Engine(root, keep_last=2, resume=Resume.ALWAYS, on_foreign=print)
+    engine.enter(attempt, Alone())
     found = engine.restore()
-    engine.claim(found)
+    engine.claim(step=found.step, pair=found.pair)
     for step in steps:
         result = engine.save(snapshot(step, pair))
         if not result.committed:

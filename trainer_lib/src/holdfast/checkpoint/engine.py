@@ -1,4 +1,4 @@
-"""The checkpoints of one attempt: look, claim, save, keep. No torch.
+"""The checkpoints of a job: look, claim, save, keep. No torch.
 
 Before its first step an attempt has restored what it goes on from and has written its claim; from then on nothing
 that an older attempt commits beyond that point is ever read.
@@ -15,9 +15,9 @@ from uuid import uuid4
 
 from holdfast.checkpoint import fencing, retention, tier
 from holdfast.checkpoint.claims import list_claims, write_claim
-from holdfast.checkpoint.exchange import Exchange, lead
+from holdfast.checkpoint.exchange import Alone, Exchange, lead
 from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.reader import Restored, restore
+from holdfast.checkpoint.reader import Restored, newest, restore
 from holdfast.checkpoint.writer import SaveResult, Snapshot, save
 from holdfast.errors import CheckpointError, ForeignClaimError
 from holdfast.worlds import Claim, Pair
@@ -63,26 +63,40 @@ def _listed(root: Path) -> list[dict[str, object]]:
 
 
 class Engine:
-    """One attempt's commits in one shared folder."""
+    """A job's commits in one shared folder, attempt after attempt."""
 
     def __init__(
         self,
         root: Path,
-        attempt: Attempt,
-        exchange: Exchange,
         *,
         keep_last: int,
         resume: fencing.Resume,
         on_foreign: Callable[[tuple[Claim, ...]], None],
     ) -> None:
         self._root = root
-        self._attempt = attempt
-        self._exchange = exchange
         self._keep_last = keep_last
         self._resume = resume
         self._on_foreign = on_foreign
         self._verified: set[tuple[int, Pair]] = set()
         self._fence: tuple[Claim, ...] = ()
+        self._attempt = Attempt(pair=Pair(0, 0), job_uid="", publication="", run_id="")
+        self._exchange: Exchange = Alone()
+
+    def enter(self, attempt: Attempt, exchange: Exchange) -> None:
+        """From now on this attempt commits, and its ranks exchange over this."""
+        self._attempt, self._exchange = attempt, exchange
+        self._fence = fencing.union(self._fence, attempt.known)
+
+    def newest(self) -> CommitName | None:
+        """The newest readable commit's name; nothing of it is read but the manifest. Every rank calls it."""
+
+        def look() -> list[int]:
+            self._look()
+            found = newest(self._root, claims=self._fence, job_uid=self._attempt.job_uid, resume=self._resume)
+            return [] if found is None else [found.step, found.pair.generation, found.pair.attempt]
+
+        answer = lead(self._exchange, look)
+        return CommitName(step=answer[0], pair=Pair(answer[1], answer[2])) if answer else None
 
     def restore(self) -> Restored:
         """The newest commit of this job's line that every rank can read whole."""
@@ -104,14 +118,17 @@ class Engine:
             )
         return found
 
-    def claim(self, found: Restored) -> Claim:
-        """Make this attempt's claim durable; after it, look again whether another has claimed meanwhile."""
+    def claim(self, *, step: int, pair: Pair | None) -> Claim:
+        """Make this attempt's claim durable; after it, look again whether another has claimed meanwhile.
+
+        `step` and `pair` name the state from which it goes on.
+        """
         claim = Claim(
             pair=self._attempt.pair,
             job_uid=self._attempt.job_uid,
             publication=self._attempt.publication,
-            from_step=found.step,
-            from_pair=found.pair,
+            from_step=step,
+            from_pair=pair,
         )
         lead(self._exchange, lambda: self._write(claim))
         return claim
@@ -135,13 +152,13 @@ class Engine:
         self._root.mkdir(parents=True, exist_ok=True)
         on_tier = list_claims(self._root)
         self._refuse_foreign(on_tier)
-        self._fence = tuple(sorted({*on_tier, *self._attempt.known}, key=lambda claim: claim.pair))
+        self._fence = fencing.union(on_tier, self._attempt.known)
 
     def _write(self, claim: Claim) -> None:
         write_claim(self._root, claim)
         on_tier = list_claims(self._root)
         self._refuse_foreign([other for other in on_tier if other != claim])
-        self._fence = tuple(sorted({*on_tier, *self._fence}, key=lambda claim: claim.pair))
+        self._fence = fencing.union(on_tier, self._fence)
         tier.clean(self._root, own=claim.pair)
 
     def _refuse_foreign(self, on_tier: list[Claim] | tuple[Claim, ...]) -> None:
@@ -163,7 +180,9 @@ class Engine:
     def _expire(self) -> None:
         """Let go of old commits; not once a newer attempt has claimed, which may stand on any of them."""
         try:
-            if any(claim.pair > self._attempt.pair for claim in list_claims(self._root)):
+            on_tier = list_claims(self._root)
+            self._fence = fencing.union(on_tier, self._fence)
+            if any(claim.pair > self._attempt.pair for claim in on_tier):
                 _log.warning("a newer attempt than %s has claimed: no commit is deleted", self._attempt.pair)
                 return
             commits = [fencing.Commit(step=n.step, pair=n.pair) for n in tier.list_commits(self._root)]

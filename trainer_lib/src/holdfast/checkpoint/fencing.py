@@ -44,6 +44,11 @@ class Verdict:
     reason: str = ""
 
 
+def union(*sets: Iterable[Claim]) -> tuple[Claim, ...]:
+    """Claims of several sources, each once, in their order."""
+    return tuple(sorted({claim for claims in sets for claim in claims}, key=lambda claim: claim.pair))
+
+
 def first_own(claims: Iterable[Claim], job_uid: str) -> Pair | None:
     """The pair of the job's first claim: what others have above it is void."""
     return min((claim.pair for claim in claims if claim.job_uid == job_uid), default=None)

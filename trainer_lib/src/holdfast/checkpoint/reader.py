@@ -104,6 +104,15 @@ def _owner(root: Path, name: CommitName) -> fencing.Commit:
     return fencing.Commit(step=name.step, pair=name.pair, job_uid=manifest.job_uid, publication=manifest.publication)
 
 
+def newest(
+    root: Path, *, claims: Iterable[Claim], job_uid: str, resume: fencing.Resume = fencing.Resume.ALWAYS
+) -> CommitName | None:
+    """The newest readable commit with a good manifest, as one rank sees it."""
+    search = _Search(root=root, claims=tuple(claims), job_uid=job_uid, resume=resume, step=None)
+    name = search.next()
+    return None if name is None else _parsed(name)
+
+
 def restore(
     root: Path,
     exchange: Exchange,

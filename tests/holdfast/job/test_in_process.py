@@ -1,0 +1,142 @@
+"""A lost peer costs no step: survivors keep their state, line up anew, and bring newcomers to it from memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+STEPS = "60"
+
+
+def steps(launcher: Any, slot: int) -> list[int]:
+    return [message["step"] for message in launcher.of(slot, "step")]
+
+
+def trains(launcher: Any, *slots: int, beyond: int) -> None:
+    launcher.wait(f"steps beyond {beyond}", lambda: all(steps(launcher, s)[-1:] > [beyond] for s in slots))
+
+
+def left(launcher: Any, *slots: int) -> None:
+    launcher.wait("all to leave", lambda: all(launcher.of(slot, "left") for slot in slots))
+
+
+def kill(launcher: Any, slot: int) -> None:
+    os.kill(launcher.processes[slot].pid, signal.SIGKILL)
+    launcher.processes.pop(slot).wait()
+
+
+def assert_whole(launcher: Any, *slots: int) -> None:
+    """Every step once at each survivor, the same state at the end everywhere, every sample exactly once."""
+    for slot in slots:
+        assert launcher.processes[slot].wait(120) == 0, launcher.output()
+    told = [launcher.told(slot) for slot in slots]
+    for what in ("weights", "statistics", "audit"):
+        assert all(one[what] == told[0][what] for one in told)
+    assert told[0]["audit"].startswith("exactly once")
+    for slot in slots:
+        seen = steps(launcher, slot)
+        assert seen == list(range(seen[0], int(STEPS) + 1)), f"slot {slot} made {seen}"
+
+
+def test_two_go_on_where_three_stood_and_no_step_is_lost(launcher: Any, tmp_path: Path) -> None:
+    root = tmp_path / "tier"
+    launcher.start(3, root, "--steps", STEPS, "--pause", "0.01")
+    trains(launcher, 0, 1, 2, beyond=5)
+    kill(launcher, 2)
+    left(launcher, 0, 1)
+    reached = max(steps(launcher, slot)[-1] for slot in (0, 1))
+    launcher.leave(1, 0, 1)
+    launcher.form(2, [0, 1])
+    assert_whole(launcher, 0, 1)
+    restored = [launcher.of(slot, "restored")[-1] for slot in (0, 1)]
+    assert {(message["source"], message["step"] >= reached) for message in restored} == {("memory", True)}
+    assert not list(root.glob("step-*.g1.a1")), "nothing was read from a checkpoint: there was none"
+
+
+def test_a_newcomer_gets_its_state_from_memory_and_ranks_may_change(launcher: Any, tmp_path: Path) -> None:
+    launcher.start(3, tmp_path / "tier", "--steps", STEPS, "--pause", "0.01")
+    trains(launcher, 0, 1, 2, beyond=5)
+    kill(launcher, 0)
+    left(launcher, 1, 2)
+    launcher.leave(1, 1, 2)
+    launcher.form(2, [3, 1, 2])  # the newcomer is rank 0, and so the coordinator
+    assert_whole(launcher, 1, 2, 3)
+    assert [message["source"] for message in launcher.of(3, "restored")] == ["memory"]
+    assert launcher.of(3, "restored")[0]["step"] == steps(launcher, 3)[0] - 1 > 0
+    assert launcher.of(3, "claim") == [], "the attempt goes on under the generation's claim"
+
+
+def test_a_second_loss_while_the_state_travels_leaves_the_survivor_whole(launcher: Any, tmp_path: Path) -> None:
+    launcher.start(2, tmp_path / "tier", "--steps", STEPS, "--pause", "0.01")
+    trains(launcher, 0, 1, beyond=5)
+    kill(launcher, 1)
+    left(launcher, 0)
+    launcher.leave(1, 0)
+    launcher.form(2, [2, 0])
+    launcher.wait("the newcomer to arrive", lambda: bool(launcher.of(2, "hello")))
+    kill(launcher, 2)
+    launcher.wait("the survivor to leave again", lambda: len(launcher.of(0, "left")) > 1)
+    launcher.leave(2, 0)
+    launcher.form(3, [0])
+    assert_whole(launcher, 0)
+
+
+def test_growth_pauses_at_a_step_without_a_commit(launcher: Any, tmp_path: Path) -> None:
+    root = tmp_path / "tier"
+    launcher.start(2, root, "--steps", STEPS, "--pause", "0.01")
+    launcher.stand_by(2)
+    trains(launcher, 0, 1, beyond=5)
+    launcher.wait("the newcomer to be ready", lambda: bool(launcher.of(2, "ready")))
+    assert launcher.of(2, "hello") == []
+    for slot in (0, 1):
+        launcher.ask(slot, "quiesce", "grow-1", commit=False)
+    launcher.wait("the pause", lambda: all(launcher.of(slot, "quiesced") for slot in (0, 1)))
+    at = {launcher.of(slot, "quiesced")[0]["step"] for slot in (0, 1)}
+    assert len(at) == 1
+    assert not list(root.glob("step-*"))
+    launcher.leave(1, 0, 1)
+    launcher.form(2, [0, 1, 2], generation=1)
+    assert_whole(launcher, 0, 1, 2)
+    assert steps(launcher, 2)[0] == at.pop() + 1
+
+
+def test_a_new_generation_claims_before_its_first_step(launcher: Any, tmp_path: Path) -> None:
+    launcher.start(2, tmp_path / "tier", "--steps", STEPS, "--pause", "0.01")
+    trains(launcher, 0, 1, beyond=5)
+    launcher.leave(1, 0, 1)
+    left(launcher, 0, 1)
+    reached = launcher.of(0, "left")[0]["step"]
+    launcher.form(1, [1, 0], generation=2)
+    assert_whole(launcher, 0, 1)
+    (claim,) = launcher.of(1, "claim")
+    assert claim["claim"]["fromStep"] in (reached, reached + 1)
+    assert claim["claim"]["fromPair"] == {"generation": 1, "attempt": 1}
+
+
+def test_one_that_is_told_to_leave_says_so_at_once_though_its_script_sleeps(launcher: Any, tmp_path: Path) -> None:
+    launcher.start(2, tmp_path / "tier", "--steps", STEPS, "--pause", "0.3")
+    trains(launcher, 0, 1, beyond=1)
+    launcher.leave(1, 0, 1)
+    left(launcher, 0, 1)
+    assert [launcher.of(slot, "peerLost") for slot in (0, 1)] == [[], []]
+    for process in launcher.processes.values():
+        process.kill()
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_stopped_peer_does_not_hold_the_others_in_its_collective(
+    launcher: Any, tmp_path: Path, stopped: int
+) -> None:
+    launcher.start(2, tmp_path / "tier", "--steps", STEPS, "--pause", "0.01")
+    trains(launcher, 0, 1, beyond=5)
+    os.kill(launcher.processes[stopped].pid, signal.SIGSTOP)
+    other = 1 - stopped
+    launcher.leave(1, other)
+    left(launcher, other)
+    kill(launcher, stopped)
+    launcher.form(2, [other])
+    assert_whole(launcher, other)

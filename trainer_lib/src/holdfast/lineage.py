@@ -1,0 +1,126 @@
+"""What goes on from world to world: the managed objects, the counters, the place in the data, and the marks.
+
+All of it is the same on every rank, but for the marks (until a world has lined up) and the random generators.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from holdfast import marks
+from holdfast.checkpoint import rng
+from holdfast.checkpoint.numerics import fingerprint as numerics
+from holdfast.checkpoint.reader import Loaded
+from holdfast.checkpoint.state import Flat, Stateful, assemble, flatten, load_into
+from holdfast.data import Position
+from holdfast.data.mix import mix_all
+from holdfast.marks import Standing
+from holdfast.worlds import Json, Pair
+
+_log = logging.getLogger("holdfast.job")
+
+
+class Lineage:
+    """The state of the job as this rank has it."""
+
+    def __init__(self, objects: Mapping[str, Stateful]) -> None:
+        self.objects = dict(objects)
+        self.standing = Standing()
+        self.origin: Pair | None = None  # the last attempt that voted in this state
+        self.skipped = 0
+        self.skipped_in_a_row = 0
+        self.position: Position | None = None
+        self.saved_step = 0  # the last step known to be durable
+
+    @property
+    def step(self) -> int:
+        """The last committed step."""
+        return self.standing.step
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """The managed optimizer, if there is one."""
+        found = self.objects.get("optimizer")
+        return found if isinstance(found, torch.optim.Optimizer) else None
+
+    def modules(self) -> list[torch.nn.Module]:
+        """The managed modules."""
+        return [thing for thing in self.objects.values() if isinstance(thing, torch.nn.Module)]
+
+    def trained(self) -> Iterator[torch.nn.Parameter]:
+        """Every parameter of the modules and of the optimizer."""
+        for module in self.modules():
+            yield from module.parameters()
+        if self.optimizer is not None:
+            for group in self.optimizer.param_groups:
+                yield from group["params"]
+
+    def flat(self) -> Flat:
+        """The objects taken apart."""
+        return flatten(self.objects)
+
+    # To a newcomer, from memory
+
+    def side(self) -> dict[str, Any]:
+        """What travels beside the objects."""
+        return {
+            "step": self.step,
+            "origin": None if self.origin is None else self.origin.to_json(),
+            "skipped": self.skipped,
+            "skippedInARow": self.skipped_in_a_row,
+            "savedStep": self.saved_step,
+            "position": None if self.position is None else self.position.to_json(),
+        }
+
+    def take_memory(self, tree: Any, tensors: Mapping[str, torch.Tensor], side: Json, *, rank: int) -> None:
+        """Become what a survivor is."""
+        load_into(self.objects, tree, lambda name: tensors[name])
+        self.origin = Pair.maybe(side["origin"])
+        self.skipped, self.skipped_in_a_row = int(side["skipped"]), int(side["skippedInARow"])
+        self.saved_step = int(side["savedStep"])
+        self.position = None if side["position"] is None else Position.from_json(side["position"])
+        rng.seed(mix_all(int(side["step"]), rank))
+
+    # From a commit
+
+    def take_commit(self, loaded: Loaded, *, rank: int) -> None:
+        """Become what was committed."""
+        manifest = loaded.manifest
+        load_into(
+            self.objects,
+            manifest.state["objects"],
+            lambda name: assemble(manifest.tensors[name], loaded.chunk),
+        )
+        self.standing = Standing(step=manifest.step)
+        self.origin = manifest.pair
+        self.skipped = int(manifest.state.get("counters", {}).get("skipped", 0))
+        self.skipped_in_a_row = 0
+        self.saved_step = manifest.step
+        self.position = None if manifest.data is None else Position.from_json(manifest.data)
+        if loaded.alone is None:
+            rng.seed(mix_all(manifest.step, rank))  # this rank was not there when the commit was made
+        else:
+            rng.apply(loaded.alone["rng"])
+        if manifest.numerics != numerics():
+            _log.warning("the checkpoint was made under other numerics; results may differ in their last bits")
+
+    def begin_anew(self) -> None:
+        """There is nothing to go on from: the objects stay as the script made them."""
+        self.standing, self.origin, self.position = Standing(), None, None
+
+    # A step
+
+    def stepped(self, pair: Pair) -> None:
+        """The vote on the next step came back: it is committed here."""
+        self.standing = marks.committed(self.standing)
+        self.origin = pair
+
+
+def finite(*numbers: float) -> bool:
+    """Whether all are numbers."""
+    return all(math.isfinite(number) for number in numbers)

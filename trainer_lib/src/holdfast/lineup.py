@@ -1,0 +1,231 @@
+"""Entering a world: form its groups, agree on whose state goes on, bring everyone to it, claim.
+
+A world that fails on the way costs nothing but the way: survivors keep their state, and line up again in the next.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch._C._distributed_c10d import TCPStore
+
+from holdfast import marks, transfer
+from holdfast.activity import Activity, Meter
+from holdfast.checkpoint.engine import Attempt, Engine, attempt_by_hand
+from holdfast.checkpoint.reader import Restored
+from holdfast.collectives import Group, Over
+from holdfast.config import JobConfig
+from holdfast.environment import publish
+from holdfast.errors import DamagedError, ForeignClaimError, PeerLostError
+from holdfast.lineage import Lineage
+from holdfast.marks import Standing, Verdict
+from holdfast.place import Place
+from holdfast.rank_agent import Agent
+from holdfast.stepping import Stepper
+from holdfast.worlds import Pair
+
+_log = logging.getLogger("holdfast.job")
+
+# Only a bound on waiting for a peer that says nothing at all: launchers end an attempt long before.
+CONNECT_SECONDS: Final = 1800.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Team:
+    """The world that this rank trains in."""
+
+    place: Place
+    group: Group
+    over: Over
+    attempt: Attempt
+
+    @property
+    def pair(self) -> Pair:
+        """The attempt's name."""
+        return self.attempt.pair
+
+
+class Lineup:
+    """Takes a rank's state from world to world."""
+
+    def __init__(
+        self,
+        *,
+        agent: Agent,
+        engine: Engine | None,
+        config: JobConfig,
+        lineage: Lineage,
+        stepper: Stepper,
+        meter: Meter,
+        device: Callable[[Place], torch.device],
+        interface: str,
+    ) -> None:
+        self._agent = agent
+        self._engine = engine
+        self._config = config
+        self._lineage = lineage
+        self._stepper = stepper
+        self._meter = meter
+        self._device = device
+        self._interface = interface
+        self._served: TCPStore | None = None
+
+    def enter(self, first: Place | None = None) -> Team:
+        """The next world that lines up; `first` is a place that is known already."""
+        place = first
+        while True:
+            if place is None:
+                self._meter.enter(Activity.PARKED)
+                place = self._agent.next_place()
+            try:
+                return self._enter(place)
+            except PeerLostError as error:
+                self._agent.lose_peers(str(error))
+            except ForeignClaimError:
+                if not self._agent.connected:
+                    raise
+                self._agent.leave("a foreign claim stands on the checkpoint folder")
+            place = None
+
+    def leave(self, team: Team, reason: str) -> None:
+        """Have no more to do with a world, and be ready for the next."""
+        self._agent.leave(reason)
+        team.group.abandon()
+
+    # Inside
+
+    def _enter(self, place: Place) -> Team:
+        publish(place.torchrun)
+        over = self._agent.enter(place)
+        self._meter.enter(Activity.SYNC, self._lineage.step)
+        group = self._connect(place, over)
+        try:
+            team = Team(place=place, group=group, over=over, attempt=self._attempt(place, group))
+            if self._engine is not None:
+                self._engine.enter(team.attempt, group)
+            self._agree(team)
+            self._stepper.attach(group, team.pair)
+        except BaseException:
+            group.abandon()
+            raise
+        return team
+
+    def _connect(self, place: Place, over: Over) -> Group:
+        if place.world_size > 1 and place.serves_store and place.port is not None:
+            self._served = TCPStore(place.host, place.port, is_master=True, wait_for_workers=False)
+        return Group.connect(
+            host=place.host,
+            port=place.port or 0,
+            prefix=place.name,
+            rank=place.rank,
+            size=place.world_size,
+            device=self._device(place),
+            over=over,
+            timeout=CONNECT_SECONDS,
+            interface=self._interface,
+        )
+
+    def _attempt(self, place: Place, group: Group) -> Attempt:
+        if place.pair is None:
+            return attempt_by_hand(self._config.checkpoint_dir, group, place.run_id)
+        return Attempt(
+            pair=place.pair,
+            job_uid=place.job_uid,
+            publication=place.publication,
+            run_id=place.run_id,
+            known=self._agent.known_claims(),
+        )
+
+    def _agree(self, team: Team) -> None:
+        """Whose state goes on; afterwards it is everyone's."""
+        told = team.group.gather(self._lineage.standing.to_json())
+        standings = [Standing.from_json(value) for value in told]
+        verdict = marks.resolve(standings)
+        claimed = verdict.donor is not None and _claimed(standings[verdict.donor], team.pair)
+        if verdict.donor is not None and self._engine is not None and not claimed:
+            # Within a generation no commit is above the best memory (protocol, rule 2), and nobody needs to look.
+            newest = self._engine.newest()
+            verdict = marks.resolve(standings, None if newest is None else newest.pair)
+        _log.info("%s", verdict.message)
+        if verdict.donor is None:
+            self._from_checkpoint(team)
+        else:
+            self._from_memory(team, verdict, claimed=claimed)
+        team.group.barrier()
+
+    def _from_memory(self, team: Team, verdict: Verdict, *, claimed: bool) -> None:
+        group, lineage = team.group, self._lineage
+        if group.rank in verdict.survivors:
+            self._stepper.settle(self._synchronised(team, verdict), apply=verdict.apply)
+            if verdict.newcomers:
+                transfer.give(group, verdict.newcomers, verdict.survivors, lineage.flat(), lineage.side())
+        else:
+            received = _received(group, verdict.survivors)  # until it is here, an older state of ours may still count
+            self._stepper.settle(marks.torn(lineage.standing), apply=False)
+            lineage.take_memory(*received, rank=group.rank)
+            lineage.standing = self._synchronised(team, verdict)
+        self._say_restored("memory", lineage.origin)
+        if self._engine is not None and not claimed:
+            self._claim(team, self._engine)
+
+    def _synchronised(self, team: Team, verdict: Verdict) -> Standing:
+        return marks.synchronised(self._lineage.standing, team.pair, verdict.step, verdict.voted)
+
+    def _from_checkpoint(self, team: Team) -> None:
+        self._meter.enter(Activity.RESTORE)
+        lineage = self._lineage
+        found = Restored(loaded=None) if self._engine is None else self._engine.restore()
+        self._stepper.settle(marks.torn(lineage.standing), apply=False)
+        if found.loaded is None:
+            lineage.begin_anew()
+            self._equalise(team.group)
+        else:
+            lineage.take_commit(found.loaded, rank=team.group.rank)
+        self._say_restored("none" if found.loaded is None else "checkpoint", found.pair, found)
+        if self._engine is not None:
+            self._claim(team, self._engine)
+        lineage.standing = marks.synchronised(lineage.standing, team.pair, lineage.step, None)
+        _log.info(
+            "training goes on from step %d of %s" if found.loaded else "training starts at step %d",
+            *((found.step, found.loaded.name) if found.loaded else (0,)),
+        )
+
+    def _equalise(self, group: Group) -> None:
+        """All ranks start from rank 0's weights."""
+        if group.size == 1:
+            return
+        for module in self._lineage.modules():
+            for tensor in (*module.parameters(), *module.buffers()):
+                group.broadcast_(tensor.data, 0)
+
+    def _say_restored(self, source: str, pair: Pair | None, found: Restored | None = None) -> None:
+        quarantined = found.quarantined if found is not None else ()
+        self._agent.send(
+            "restored",
+            step=self._lineage.step,
+            source=source,
+            fromPair=None if pair is None else pair.to_json(),
+            quarantined=[{"path": bad.path, "reason": bad.reason} for bad in quarantined],
+        )
+
+    def _claim(self, team: Team, engine: Engine) -> None:
+        claim = engine.claim(step=self._lineage.step, pair=self._lineage.origin)
+        if team.group.rank == 0:
+            self._agent.send("claim", claim=claim.to_json())
+
+
+def _received(group: Group, donors: Sequence[int]) -> tuple[Any, dict[str, torch.Tensor], Any]:
+    """A state that arrives damaged is asked for again, in another attempt."""
+    try:
+        return transfer.receive(group, donors)
+    except DamagedError as error:
+        raise PeerLostError(f"the state did not arrive whole: {error}") from error
+
+
+def _claimed(best: Standing, pair: Pair) -> bool:
+    """Whether the state comes from an attempt of this generation, which claimed or inherited a claim."""
+    return best.synced is not None and best.synced.generation == pair.generation

@@ -1,0 +1,270 @@
+"""One global step of one rank: accumulate, average, vote, apply; or forget it as if it had not been tried.
+
+Nothing raises into the script: PeerLostError leaves these methods for the job, which lines up anew. What is kept of
+a step whose vote did not come back is all that applying it needs, so that it can be applied without its peers.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from holdfast import agreement, marks
+from holdfast.activity import Activity, Meter
+from holdfast.agreement import Agreed, Ballot
+from holdfast.averaging import Reducer
+from holdfast.collectives import Group
+from holdfast.data import Audit
+from holdfast.errors import NonFiniteError, UsageError
+from holdfast.lineage import Lineage, finite
+from holdfast.marks import Standing
+from holdfast.rank_agent import Agent
+from holdfast.statistics import Statistics
+from holdfast.undo import Undo
+from holdfast.worlds import Pair
+
+_log = logging.getLogger("holdfast.job")
+
+NON_FINITE_STEPS: Final = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What `job.step` did. `committed` is true when it ended a global batch and the optimizer applied it.
+
+    A step that a lost peer undid has reason `Retried`: the same samples come again.
+    """
+
+    committed: bool
+    step: int
+    loss: float | None = None
+    grad_norm: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """A step that was applied or passed over, and what the ranks agreed on with it."""
+
+    result: StepResult
+    agreed: Agreed
+
+
+@dataclass
+class _Batch:
+    """The global batch in the making."""
+
+    loss: float = 0.0
+    weight: float = 0.0
+    seen: Audit = Audit()  # noqa: RUF009  (frozen)
+    started: float = 0.0
+
+
+@dataclass(kw_only=True)
+class _Kept:
+    """All that applying a prepared step needs, beside the averages. `norm` is known once they became gradients."""
+
+    agreed: Agreed
+    samples: int | None
+    statistics: torch.Tensor | None
+    norm: float | None = None
+
+
+class Stepper:
+    """Makes the steps of a lineage, in one world after the other."""
+
+    def __init__(
+        self,
+        lineage: Lineage,
+        agent: Agent,
+        meter: Meter,
+        *,
+        wants_commit: Callable[[], bool],
+        max_grad_norm: float | None,
+        scaler: Any = None,
+    ) -> None:
+        self._lineage = lineage
+        self._agent = agent
+        self._meter = meter
+        self._wants_commit = wants_commit
+        self._max_grad_norm = max_grad_norm
+        self._scaler = scaler
+        self._reducer = Reducer(lineage.trained())
+        self._statistics = Statistics(lineage.modules())
+        self._undo = Undo(lineage.modules(), scaler)
+        self._batch = _Batch()
+        self._kept: _Kept | None = None
+        self._group: Group | None = None
+        self._pair: Pair | None = None
+        self.torn = False  # the optimizer raised half way: this state is nobody's
+
+    def attach(self, group: Group, pair: Pair) -> None:
+        """The next steps are made with these peers."""
+        self._group, self._pair = group, pair
+        self._reducer.attach(group)
+        self.begin()
+
+    def begin(self) -> None:
+        """Nothing of the next step is done yet."""
+        self._batch = _Batch(started=time.monotonic())
+        self._undo.remember()
+
+    def add(self, loss: torch.Tensor, weight: float, seen: Audit | None, *, last: bool) -> None:
+        """Backward of one micro-batch; with the last one the averages start on their way."""
+        if self.torn:
+            raise UsageError("the optimizer failed in an earlier step: let that exception end the script")
+        if weight:  # the mean over no samples is not a number, and would spoil everyone's step
+            self._reducer.arm(last=last)
+            weighted = loss * weight
+            (weighted if self._scaler is None else self._scaler.scale(weighted)).backward()
+            self._batch.loss += float(loss.detach()) * weight
+        self._batch.weight += weight
+        if seen is not None:
+            self._batch.seen += seen
+
+    def finish(self, samples: int | None) -> Made:
+        """Average, vote, apply."""
+        if self._group is None or self._pair is None:
+            raise UsageError("call job.manage(model=…, optimizer=…) first")
+        kept = self._prepare(self._group, self._pair, samples)
+        self._vote(kept, self._group, self._pair)
+        return self._apply(kept)
+
+    def settle(self, standing: Standing, *, apply: bool) -> None:
+        """After an attempt: what was decided about a step in its middle, and the standing that goes with it.
+
+        Both are one change: a failure between them would leave marks that do not speak for the state.
+        """
+        lineage, kept = self._lineage, self._kept
+        doubt, lineage.standing = lineage.standing.doubt, standing
+        if apply and doubt is not None and kept is not None:
+            lineage.origin = doubt.pair
+            self._apply(kept)
+            return
+        self._kept = None
+        self._reducer.discard()
+        self._undo.restore()
+
+    # Inside
+
+    def _prepare(self, group: Group, pair: Pair, samples: int | None) -> _Kept:
+        self._meter.enter(Activity.AVERAGE)
+        touched = self._reducer.touched()
+        numbers = agreement.encode(self._ballot(touched), rank=group.rank, world_size=group.size)
+        agreed = agreement.decode(self._reducer.finish(numbers), world_size=group.size)
+        statistics = self._statistics.collect(group)
+        if agreed.weight == 0:
+            raise UsageError("no rank had a sample in this step: call job.step(loss, samples=…) only while one has")
+        self._kept = _Kept(agreed=agreed, samples=samples, statistics=statistics)
+        self._lineage.standing = marks.prepared(self._lineage.standing, pair)
+        return self._kept
+
+    def _ballot(self, touched: list[bool]) -> Ballot:
+        wanted = self._agent.requests()
+        return Ballot(
+            checkpoint=bool(wanted.checkpoint) or self._wants_commit(),
+            quiesce=bool(wanted.quiesce),
+            pause=bool(wanted.pause),
+            bound=not self._agent.parting().keep,
+            non_finite=not math.isfinite(self._batch.loss),
+            touched=touched,
+            loss=self._batch.loss,
+            weight=self._batch.weight,
+            seen=self._batch.seen,
+        )
+
+    def _vote(self, kept: _Kept, group: Group, pair: Pair) -> None:
+        """PeerLostError if it did not come back (see `marks`). Its way there and back is used for the norm."""
+        self._meter.enter(Activity.VOTE)
+        self._agent.begin_vote()
+        try:
+            self._lineage.standing = marks.voted(self._lineage.standing, pair)
+            vote = torch.ones(1)
+            pending = group.launch_sum(vote)
+            self._norm(kept)
+            pending.wait()
+            self._lineage.stepped(pair)
+        finally:
+            self._agent.end_vote()
+
+    def _norm(self, kept: _Kept) -> float:
+        """Make the averages the gradients; their norm is the same on every rank, since they are."""
+        if kept.norm is not None:
+            return kept.norm
+        self._reducer.adopt(kept.agreed.touched)
+        weight = kept.agreed.weight
+        if not math.isclose(weight, 1.0, rel_tol=1e-9):
+            self._reducer.scale(1.0 / weight)
+        if self._scaler is not None and self._lineage.optimizer is not None:
+            self._scaler.unscale_(self._lineage.optimizer)
+        kept.norm = float(self._reducer.norm())
+        return kept.norm
+
+    def _apply(self, kept: _Kept) -> Made:
+        """Never fails for want of a peer. The step is counted already."""
+        self._meter.enter(Activity.APPLY)
+        lineage, agreed, norm = self._lineage, kept.agreed, self._norm(kept)
+        good = finite(norm) and not agreed.non_finite
+        self.torn = True
+        if good or self._scaler is not None:
+            self._optimize(norm, agreed)
+        self.torn = False
+        if good:
+            self._statistics.take(kept.statistics)
+        self._reducer.clear()
+        self._kept = None
+        if lineage.position is not None and kept.samples is not None:
+            lineage.position = lineage.position.advanced(kept.samples, agreed.seen)
+        result = self._told(kept, norm) if good else self._passed_over(agreed)
+        self.begin()
+        return Made(result=result, agreed=agreed)
+
+    def _optimize(self, norm: float, agreed: Agreed) -> None:
+        if self._max_grad_norm is not None and finite(norm):
+            self._reducer.clip(self._max_grad_norm, norm)
+        optimizer, scheduler = self._lineage.optimizer, self._lineage.objects.get("scheduler")
+        if optimizer is not None and self._scaler is not None:
+            self._scaler.step(optimizer)  # passes over a step that is not finite, and lowers its scale
+            self._scaler.update()
+        elif optimizer is not None:
+            optimizer.step()
+        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            scheduler.step(agreed.loss)
+        elif scheduler is not None:
+            scheduler.step()  # type: ignore[attr-defined]
+
+    def _told(self, kept: _Kept, norm: float) -> StepResult:
+        self._lineage.skipped_in_a_row = 0
+        agreed, step = kept.agreed, self._lineage.step
+        self._agent.send(
+            "step",
+            step=step,
+            loss=agreed.loss,
+            samples=kept.samples or agreed.weight,
+            seconds=round(time.monotonic() - self._batch.started, 6),
+            lr=self._learning_rate(),
+            worldSize=self._group.size if self._group else 1,
+        )
+        return StepResult(committed=True, step=step, loss=agreed.loss, grad_norm=norm, reason="Committed")
+
+    def _learning_rate(self) -> float | None:
+        optimizer = self._lineage.optimizer
+        return None if optimizer is None else float(optimizer.param_groups[0]["lr"])
+
+    def _passed_over(self, agreed: Agreed) -> StepResult:
+        lineage = self._lineage
+        lineage.skipped += 1
+        lineage.skipped_in_a_row += 1
+        _log.warning("step %d was not applied: its loss or gradients are not finite", lineage.step)
+        if lineage.skipped_in_a_row >= NON_FINITE_STEPS and self._scaler is None:
+            raise NonFiniteError(
+                f"{NON_FINITE_STEPS} steps in a row were not finite: lower the learning rate, give max_grad_norm, "
+                "or look for the cause in the data from that step on"
+            )
+        return StepResult(committed=False, step=lineage.step, loss=agreed.loss, reason="NonFinite")
