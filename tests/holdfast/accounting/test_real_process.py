@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from holdfast import timeline_view
 from holdfast.accounting import Spent
 from holdfast.activity import Activity
 
-SCRIPT = Path(__file__).parent / "scripts" / "keeps_books.py"
+SCRIPTS = Path(__file__).parent / "scripts"
 CAUSES = {
     Spent.STARTUP: [Activity.SYNC],
     Spent.DATA: [Activity.DATA],
@@ -24,7 +26,9 @@ CAUSES = {
 
 @pytest.mark.parametrize("slow", [Activity.SYNC, Activity.DATA, Activity.COMPUTE, Activity.CHECKPOINT])
 def test_what_a_process_slept_through_is_booked_on_its_cause(slow: Activity) -> None:
-    done = subprocess.run([sys.executable, SCRIPT, slow, "0.2"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / "keeps_books.py", slow, "0.2"], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     report, seconds = told["report"], told["report"]["seconds"]
@@ -35,3 +39,31 @@ def test_what_a_process_slept_through_is_booked_on_its_cause(slow: Activity) -> 
     booked = sum(seconds.values()) + report["open"]
     assert abs(report["wall"] - booked) <= 0.01 * report["wall"]
     assert report["wall"] <= told["wall"]
+
+
+def test_a_launcher_accounts_for_a_rank_that_is_killed_and_for_the_time_until_another_stands_in(
+    tmp_path: Path,
+) -> None:
+    timeline = tmp_path / "what happened.jsonl"
+    command = [sys.executable, "-m", "holdfast", "run", "--timeline", str(timeline), "--"]
+    environ = {"PATH": os.environ["PATH"], "HOLDFAST_RUN_DIR": str(tmp_path)}
+    environ |= {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}
+    done = subprocess.run(
+        [*command, sys.executable, str(SCRIPTS / "tells_books.py")],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads((tmp_path / "status.json").read_text())["accounting"]
+    assert (told["steps"], told["lostSteps"], told["failures"]) == (8, 0, 1)
+    assert abs(told["unattributedSeconds"]) <= 0.01 * told["wallSeconds"]
+    assert told["seconds"]["productive"] >= 7 * 0.05
+    assert told["seconds"]["recompute"] >= 0.05
+    assert told["seconds"]["restart"] > 0
+    assert {known["phase"] for known in told["recoveries"]} == {"detection", "restart", "sync", "step"}
+    story = timeline_view.read(timeline)
+    kinds = [entry["kind"] for entry in story.entries if entry["kind"] != "step"]
+    assert kinds == ["start", "world", "failure", "world", "recovery", "end"]
+    assert story.skipped == 0
