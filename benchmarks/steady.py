@@ -32,7 +32,7 @@ LOG = bench.OUT / "steady.log"
 TARGET = "<= 1.03"
 CONTESTANTS = {"loop": "job.step", "averaging": "averages, ballot and vote alone", "torchft": "torchft"}
 # Steps of a turn: long enough that what surrounds it does not count, short enough for many blocks.
-STEPS = {"3.7 M": 6, "29 M": 2}
+STEPS = {"3.7 M": 6, "29 M": 1}
 PATIENCE = 120.0
 
 
