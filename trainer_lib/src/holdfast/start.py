@@ -12,6 +12,7 @@ import torch
 from holdfast import faults, place
 from holdfast.accounting import Ledger
 from holdfast.activity import Activity, Meter
+from holdfast.chaos.inject import listener as chaos_listener
 from holdfast.checkpoint.engine import Engine
 from holdfast.config import JobConfig, effective
 from holdfast.constants import RankPhase
@@ -20,6 +21,7 @@ from holdfast.errors import LaunchError
 from holdfast.job import Job
 from holdfast.logs import LogContext, configure
 from holdfast.place import Place
+from holdfast.progress import open_board
 from holdfast.rank_agent import Agent, NoAgent, RankAgent
 from holdfast.worlds import Claim
 
@@ -50,11 +52,12 @@ def init(
     context = _configure_log(environment)
     agent = _connect(environment)
     ledger = Ledger(time.monotonic, lambda report: agent.send("account", **report))
+    listeners = (PhaseTeller(agent), ledger, open_board(environment), chaos_listener(environment))
     job = Job(
         agent=agent,
         config=config,
         engine=_engine(config, agent),
-        meter=Meter(PhaseTeller(agent), ledger),
+        meter=Meter(*(listener for listener in listeners if listener is not None)),
         ledger=ledger,
         device=_device,
         interface=environment.socket_interface,
