@@ -25,7 +25,6 @@ from _recovery.observer import latest, lost_steps, resumed
 
 ROUNDS = 25
 WARM_UP = "warm-up "
-SETTLE_SECONDS = 4.0
 KILL_EVERY = 30.0
 OURS = ("ours kill", "ours pods launcher", "ours zygote kill", "ours stop", "ours sleep", "ours gil")
 HANGS = {
@@ -100,24 +99,32 @@ class Book:
 
 
 def session(contest: Contest, faults: Sequence[str], book: Book) -> None:
-    """A job from its start to its end, and in between its faults. One that does not come back is started again."""
-    left = list(faults)
+    """Jobs until each fault has had its turn; one that does not come back from a fault is followed by another."""
+    left, starts = list(faults), 0
     while left:
+        starts += 1
+        if starts > len(faults) + 2:
+            raise SystemExit(f"{contest.key}: a job does not even start; out of patience")
         try:
             with c.running(contest.job) as job:
-                while left:
-                    fault = left.pop(0)
-                    trial = hurt(job, fault.removeprefix(WARM_UP), contest.patience)
-                    say(contest, fault, trial)
-                    if not fault.startswith(WARM_UP):
-                        book.keep(contest, fault, trial)
-                    if not trial.resumed:
-                        break
-                    recover(job)
-                else:
-                    look_back(contest, job, book)
+                job.await_quiet()
+                one_job(contest, job, left, book)
         except c.TrialFailedError as error:
             print(error, file=sys.stderr)
+
+
+def one_job(contest: Contest, job: c.Job, left: list[str], book: Book) -> None:
+    """Take faults from the list until it is empty or one was too much."""
+    while left:
+        fault = left.pop(0)
+        trial = hurt(job, fault.removeprefix(WARM_UP), contest.patience)
+        say(contest, fault, trial)
+        if not fault.startswith(WARM_UP):
+            book.keep(contest, fault, trial)
+        if not trial.resumed:
+            return
+        recover(job)
+    look_back(contest, job, book)
 
 
 def hurt(job: c.Job, fault: str, patience: float) -> Trial:
@@ -180,7 +187,7 @@ def recover(job: c.Job) -> None:
     since = time.monotonic_ns()
     job.revive()
     job.await_healthy(since=since)
-    time.sleep(max(0.0, SETTLE_SECONDS - (time.monotonic_ns() - since) / 1e9))
+    job.await_quiet()
 
 
 def look_back(contest: Contest, job: c.Job, book: Book) -> None:
@@ -267,8 +274,7 @@ def goodput(effort: bench.Effort, book: Book) -> None:
 def steps_in(kind: type[c.Job], window: float, *, disturbed: bool) -> int:
     """Steps that a job makes in so many seconds."""
     with c.running(kind) as job:
-        time.sleep(SETTLE_SECONDS)
-        job.trace.read()
+        job.await_quiet()
         first, started = job.trace.step, time.monotonic()
         end, kill_at = started + window, started + min(KILL_EVERY, window) / 2
         while (now := time.monotonic()) < end:

@@ -27,6 +27,8 @@ CACHE = Path(os.environ.get("HOLDFAST_CACHE") or ROOT / ".cache")
 PEERS = CACHE / "bench-peers"
 PEER_LIST = HERE.parent / "peers.txt"
 STEPS = 1_000_000
+QUIET_SECONDS = 1.0
+QUIET_TICKS = 3  # hundredths of a second
 _PR_SET_PDEATHSIG = 1
 _prctl = ctypes.PyDLL(None).prctl
 
@@ -111,6 +113,31 @@ class Job(ABC):
             f"{steps} steps of {self.full} ranks",
             seconds=seconds,
         )
+
+    def await_quiet(self, *, seconds: float = 60.0) -> None:
+        """Until nothing beside launchers and ranks works: what stands by for a fault is ready for it."""
+        end = time.monotonic() + seconds
+        before = self._others_ticks()
+        while time.monotonic() < end:
+            time.sleep(QUIET_SECONDS)
+            now = self._others_ticks()
+            if now.keys() == before.keys() and sum(now.values()) - sum(before.values()) <= QUIET_TICKS:
+                return
+            before = now
+
+    def _others_ticks(self) -> dict[int, int]:
+        """The CPU time of each process that is neither one that we started nor a rank."""
+        self.trace.read()
+        known = {process.pid for process in self._processes} | {
+            line.pid for line in latest(self.trace.lines).values()
+        }
+        found = {}
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if int(process.name) not in known and str(self.folder).encode() in (process / "environ").read_bytes():
+                    fields = (process / "stat").read_text().rpartition(")")[2].split()
+                    found[int(process.name)] = int(fields[11]) + int(fields[12])
+        return found
 
     def tail(self) -> str:
         """The ends of its logs."""
