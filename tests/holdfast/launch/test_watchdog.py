@@ -138,6 +138,22 @@ def test_who_waits_and_shows_no_sign_of_life_hangs(scene: Scene, activity: Activ
     assert "rank 0 has shown no sign of life for" in verdict.message
 
 
+def test_what_a_script_does_after_a_step_has_the_time_of_data(scene: Scene) -> None:
+    scene.watchdog.settings = HangSettings(data=30)
+    scene.enter(A.AVERAGE, 0, 2)
+    scene.enter(A.APPLY, 1)
+    assert scene.wait(30) == ()
+    assert scene.wait(1)[0].rank == 1
+
+
+def test_a_rank_that_is_stopped_after_a_step_hangs(scene: Scene) -> None:
+    scene.enter(A.AVERAGE, 0, 2)
+    scene.enter(A.APPLY, 1)
+    scene.stopped.add(1)
+    (verdict,) = scene.wait(2)
+    assert verdict.message.startswith("rank 1 has shown no sign of life for ")
+
+
 def test_groups_may_form_in_silence_for_a_while(scene: Scene) -> None:
     scene.enter(A.SYNC)
     scene.stopped.add(0)

@@ -60,6 +60,25 @@ def test_a_killed_rank_comes_back_from_a_warm_process(cluster: Any, wait_for: Wa
     assert a.wait() == 75, cluster.tail()
 
 
+def test_a_rank_asleep_in_its_loss_is_replaced_and_no_step_is_lost(cluster: Any, wait_for: Wait) -> None:
+    cluster.settings["processesPerWorker"] = 2
+    (a,) = cluster.start("a", script="trains.py", ASLEEP="1")
+    cluster.publish(1, "a")
+    wait_for(lambda: len(a.ranks) == 2 and a.step > 0, cluster.tail, deadline=90)
+    before = {rank["rank"]: rank["pid"] for rank in a.ranks}
+    wait_for(lambda: a.status["incidents"] and a.status["incidents"][0]["resumedTime"], cluster.tail, deadline=90)
+    (incident,) = a.status["incidents"]
+    assert (incident["cause"], incident["reason"], incident["rank"]) == ("Infrastructure", "Hung", 1)
+    assert "in compute after step 60" in incident["message"]
+    assert incident["message"].endswith("; waiting: rank 0 for its gradients")
+    assert incident["lostSteps"] == 0
+    after = {rank["rank"]: rank["pid"] for rank in a.ranks}
+    assert after[0] == before[0]
+    assert after[1] != before[1]
+    (stacks,) = (a.run_dir / "stacks").iterdir()
+    assert "trains.py" in stacks.read_text()
+
+
 def test_a_drained_worker_commits_first_and_the_others_go_on_from_there(cluster: Any, wait_for: Wait) -> None:
     checkpoints = str(cluster.shared / "checkpoints")
     cluster.settings["minReplicas"] = 1

@@ -3,6 +3,8 @@
 - A rank whose end is in its own hands is hung when it takes longer than the deadline of what it does. The deadline of
   a step follows the median of the last steps; until enough are known, first steps may compile.
 - A rank that waits for others is not to blame, however long it waits, unless it shows no sign of life.
+- After a step comes what a script does beside it (it logs, or asks a loader of its own): that has the time of data,
+  and a rank is to blame earlier only if it shows no sign of life.
 - When all ranks of a world wait, nobody is to blame and nobody will come: their collectives do not match, and the
   odd one out is ended. Of a world that is partly elsewhere that is only known after the longest of all deadlines.
 - When a verdict would leave no rank of the world with its state, there is no hurry: whatever slows down all alike is
@@ -46,7 +48,6 @@ _MOST_GROWTH: Final = 6
 # So many hangs at one step are the script's own doing, and its budget ends them.
 _SCRIPTS_OWN: Final = 3
 
-_BY_STEP: Final = frozenset({Activity.COMPUTE, Activity.APPLY})
 _NEVER: Final = frozenset({Activity.PARKED, Activity.DONE})
 
 
@@ -192,7 +193,7 @@ class Pace:
             took, reading = self._starting.get(sight.slot, 0.0), sight.reading
             if reading.made >= KNOWN_STEPS:
                 self._first = max(self._first or 0.0, took)
-            elif reading.activity in _BY_STEP:
+            elif reading.activity is Activity.COMPUTE:
                 starting[sight.slot] = max(took, now - reading.since)
             else:
                 starting[sight.slot] = took
@@ -226,7 +227,7 @@ class Watchdog:
     # Those who keep others waiting
 
     def _overdue(self, seen: Observed, now: float) -> tuple[Verdict, ...]:
-        late = [(sight, limit) for sight, limit in self._limits(seen) if self._age(sight, now) > limit]
+        late = [(sight, limit) for sight, limit in self._limits(seen, now) if self._age(sight, now) > limit]
         late = [(sight, limit) for sight, limit in late if self._silent(sight, now)] or late
         if seen.whole and len(late) == len(seen.sights):
             patient = [(sight, max(limit, min(limit * _NO_HURRY, self.settings.startup))) for sight, limit in late]
@@ -234,14 +235,15 @@ class Watchdog:
         blamed = {sight.slot for sight, _ in late}
         waiters = [sight for sight in seen.sights if sight.slot not in blamed and _in_collective(sight.reading)]
         waits = _waits(waiters, elsewhere=not seen.whole)
-        return tuple(self._late(sight, self._age(sight, now), limit, waits) for sight, limit in late)
+        return tuple(self._late(sight, limit, waits, now) for sight, limit in late)
 
-    def _limits(self, seen: Observed) -> Iterable[tuple[Sight, float]]:
+    def _limits(self, seen: Observed, now: float) -> Iterable[tuple[Sight, float]]:
         for sight in seen.sights:
             if sight.reading.activity not in _NEVER:
-                yield sight, self._limit(sight.reading, seen.world_size)
+                yield sight, self._limit(sight, seen.world_size, now)
 
-    def _limit(self, reading: Reading, world_size: int) -> float:
+    def _limit(self, sight: Sight, world_size: int, now: float) -> float:
+        reading = sight.reading
         settings = self.settings
         fixed = {
             Activity.STARTUP: settings.startup,
@@ -252,8 +254,10 @@ class Watchdog:
         }
         if reading.activity in fixed:
             return fixed[reading.activity]
+        if reading.activity is Activity.APPLY and not self._silent(sight, now):
+            return settings.data
         step = self._step_limit(reading, world_size)
-        if reading.activity in _BY_STEP:
+        if reading.activity is Activity.COMPUTE:
             return self._pace.first(settings.startup) if step is None else step
         if step is None:
             return _SILENT_SECONDS
@@ -273,7 +277,12 @@ class Watchdog:
     def _age(self, sight: Sight, now: float) -> float:
         """For how long it has kept others waiting; who waits himself only does by showing no sign of life."""
         reading = sight.reading
-        return self._pauses.awake(reading.beat if reading.activity.waiting else reading.since, now)
+        return self._pauses.awake(reading.beat if self._by_beat(sight, now) else reading.since, now)
+
+    def _by_beat(self, sight: Sight, now: float) -> bool:
+        """Whether only a sign of life is asked of it."""
+        activity = sight.reading.activity
+        return activity.waiting or (activity is Activity.APPLY and self._silent(sight, now))
 
     def _silent(self, sight: Sight, now: float) -> bool:
         return self._pauses.awake(sight.reading.beat, now) > LEAST_SECONDS
@@ -306,10 +315,11 @@ class Watchdog:
 
     # Words
 
-    def _late(self, sight: Sight, seconds: float, limit: float, waits: str) -> Verdict:
-        if sight.reading.activity.waiting:
+    def _late(self, sight: Sight, limit: float, waits: str, now: float) -> Verdict:
+        seconds = self._age(sight, now)
+        if self._by_beat(sight, now):
             return self._verdict(sight, "has shown no sign of life", seconds, limit, waits)
-        if self._repeats and sight.reading.activity in _BY_STEP:
+        if self._repeats and sight.reading.activity is Activity.COMPUTE:
             waits += "; what is not a step belongs into 'with job.phase(\"evaluation\")'"
         return self._verdict(sight, "has been busy", seconds, limit, waits)
 
