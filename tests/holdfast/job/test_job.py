@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +14,12 @@ import torch
 
 from holdfast import CheckpointError, DataError, NonFiniteError, StateError, UsageError
 from holdfast.checkpoint.claims import write_claim
+from holdfast.elastic import Elasticity
 from holdfast.rank_agent import Requests
 from holdfast.worlds import Claim, Pair
 
 Make = Callable[..., Any]
+OWN_LOADER = Path(__file__).parent / "scripts" / "own_loader.py"
 
 
 class Numbers:
@@ -300,3 +304,81 @@ def test_a_damaged_commit_is_named_to_the_launcher(solo: Make, tmp_path: Path) -
     assert told["quarantined"] == [
         {"path": "step-8.g1.a1", "reason": "rank-0.safetensors: digest of chunk 0 differs"}
     ]
+
+
+def test_a_script_with_its_own_loader_ends_with_a_commit_of_its_last_step(solo: Make, tmp_path: Path) -> None:
+    run = solo(tmp_path)
+    made = parts()
+    run.job.manage(**made)
+    for index in range(3):
+        run.job.step(made["model"](Numbers()[index]).square().mean())
+    run.job.close()
+    assert [kind for kind, _ in run.launcher.told if kind != "phase"][-2:] == ["checkpoint", "done"]
+    again = solo(tmp_path)
+    again.job.manage(**parts())
+    assert again.job.committed_step == 3
+    again.job.close()
+    assert again.launcher.of("checkpoint") == [], "it made no step, so there is nothing to commit"
+    assert again.launcher.of("done") == [{"step": 3}]
+
+
+def test_a_script_that_fails_or_manages_nothing_ends_without_a_commit(solo: Make, tmp_path: Path) -> None:
+    run = solo(tmp_path / "fails")
+    made = parts()
+    run.job.manage(**made)
+    run.job.step(made["model"](Numbers()[0]).square().mean())
+    run.job.close(failed=lambda: True)
+    assert (run.launcher.of("checkpoint"), run.launcher.of("done")) == ([], [])
+    bare = solo(tmp_path / "bare")
+    bare.job.close()
+    assert bare.launcher.of("done") == [{"step": 0}]
+
+
+SCALED = Elasticity(batch="scaled", learning_rate="linear", reference_world_size=2, warmup_steps=4)
+
+
+def test_a_scaled_job_takes_its_own_batch_and_rate_and_keeps_both_over_a_restore(solo: Make, tmp_path: Path) -> None:
+    """A world of one, for a reference of two: half the batch, half the rate."""
+    for steps in (3, 6):
+        run = solo(tmp_path)
+        made = parts()
+        run.job.manage(**made, elasticity=SCALED)
+        for batch in run.job.batches(Numbers(), global_batch_size=8, micro_batch_size=4, max_steps=steps):
+            run.job.step((made["model"](batch) - 1).square().mean())
+        assert run.job.audit().ok
+        assert run.job.audit().seen.count == 4 * steps
+    told = run.launcher.of("step")
+    assert [(body["samples"], body["worldSize"]) for body in told] == [(4, 1)] * 3
+    plain = solo(None)
+    train(plain.job, 6)
+    expected = [body["lr"] / 2 for body in plain.launcher.of("step")[3:]]
+    assert [body["lr"] for body in told] == pytest.approx(expected)
+
+
+def test_a_model_that_changes_in_mid_run_is_in_no_commit(solo: Make, tmp_path: Path) -> None:
+    run = solo(tmp_path)
+    made = parts()
+    run.job.manage(**made)
+    run.job.step(made["model"](Numbers()[0]).square().mean())
+    made["model"].append(torch.nn.Linear(1, 1))
+    with pytest.raises(UsageError, match=r"model\.3\.weight, model\.3\.bias: new"):
+        run.job.save()
+    assert not list(tmp_path.glob("step-*"))
+
+
+def test_what_is_no_loss_is_refused_at_step(solo: Make) -> None:
+    job = solo(None).job
+    made = parts()
+    job.manage(**made)
+    with pytest.raises(UsageError, match=r"loss\.mean\(\)"):
+        job.step(made["model"](torch.ones(3, 2)))
+
+
+@pytest.mark.parametrize(("words", "code", "commits"), [(("3",), 0, 1), (("3", "loss is negative"), 1, 0)])
+def test_the_end_of_a_process_commits_unless_the_script_failed(
+    tmp_path: Path, words: tuple[str, ...], code: int, commits: int
+) -> None:
+    environ = {**os.environ, "HOLDFAST_CHECKPOINT_DIR": str(tmp_path)}
+    ended = subprocess.run([sys.executable, str(OWN_LOADER), *words], env=environ, capture_output=True, text=True)
+    assert ended.returncode == code, ended.stderr
+    assert len(list(tmp_path.glob("step-3.*/MANIFEST.json"))) == commits

@@ -30,6 +30,7 @@ from holdfast.errors import (
 )
 
 if TYPE_CHECKING:
+    from holdfast.elastic import Elasticity
     from holdfast.job import AuditResult, Job
     from holdfast.start import init
     from holdfast.stepping import StepResult
@@ -42,6 +43,7 @@ __all__ = [
     "ClaimError",
     "DamagedError",
     "DataError",
+    "Elasticity",
     "ForeignClaimError",
     "HoldfastError",
     "Job",
@@ -64,6 +66,10 @@ def __getattr__(name: str) -> Any:
         from holdfast.start import init
 
         return init
+    if name == "Elasticity":
+        from holdfast.elastic import Elasticity
+
+        return Elasticity
     if name in _FROM_JOB:
         from holdfast import job
 

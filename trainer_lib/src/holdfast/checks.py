@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from numbers import Integral
 from typing import Any, Final
 
 import torch
@@ -149,7 +150,7 @@ def check_run(*, max_steps: Any, seed: Any) -> None:
 
 def check_whole(field: str, value: Any, *, least: int) -> None:
     """A whole number that is not too small."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise UsageError(f"{field} is {value!r}: give a whole number of at least {least}")
 
 

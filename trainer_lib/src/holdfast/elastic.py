@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -135,6 +135,11 @@ class Ramp:
         """Read it back."""
         return cls(begin=float(value["begin"]), target=float(value["target"]), since=int(value["since"]))
 
+    @classmethod
+    def maybe(cls, value: Mapping[str, Any] | None) -> Ramp | None:
+        """Read back what may not be there."""
+        return None if value is None else cls.from_json(value)
+
 
 class Scaler:
     """Applies the rule to an optimizer. `ramp` is its whole state: part of a checkpoint, and sent to newcomers.
@@ -146,7 +151,7 @@ class Scaler:
         self.config = config
         self.ramp: Ramp | None = None
         self._optimizer = optimizer
-        self._factor = 1.0
+        self._applied: float | torch.Tensor | None = None
         if config.learning_rate != Rule.NONE:
             _check_rates(self._groups())
 
@@ -156,19 +161,25 @@ class Scaler:
         target, length = self.config.factor(world_size), self.config.warmup_steps
         before = self.ramp or Ramp(begin=target, target=target, since=step)
         self.ramp = before.towards(target, step, length)
-        self._factor = self.ramp.at(step, length)
-        if self._factor == 1.0:
-            yield
-            return
-        with scaled(self._groups(), self._factor):
+        factor = self.ramp.at(step, length)
+        with scaled(self._groups(), factor) if factor != 1.0 else nullcontext():
+            self._applied = self._first()
             yield
 
     @property
     def lr(self) -> float | None:
-        """The learning rate of the first group as the last step had it, if it did not change since. For the log."""
+        """The learning rate of the first group in the last step, or in the script's hands before one. For the log."""
+        rate = self._first() if self._applied is None else self._applied
+        return None if rate is None else float(rate)
+
+    def to_json(self) -> dict[str, Any] | None:
+        """The state, for the checkpoint and for newcomers."""
+        return None if self.ramp is None else self.ramp.to_json()
+
+    def _first(self) -> float | torch.Tensor | None:
         groups = self._groups()
         rate = groups[0].get("lr") if groups else None
-        return None if rate is None else float(rate) * self._factor
+        return rate.detach().clone() if isinstance(rate, torch.Tensor) else rate
 
     def _groups(self) -> list[ParamGroup]:
         return [] if self._optimizer is None else self._optimizer.param_groups

@@ -25,10 +25,12 @@ from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.numerics import fingerprint as numerics
 from holdfast.checkpoint.state import Stateful, flatten
 from holdfast.checkpoint.writer import SaveResult, Snapshot
+from holdfast.checks import check_managed, check_run
 from holdfast.committer import Committer
 from holdfast.config import JobConfig
 from holdfast.data import Audit, Position, expected_audit
 from holdfast.data.loader import Loader, MapDataset, MicroBatch, fingerprint, make_loader
+from holdfast.elastic import Elasticity, Scaler
 from holdfast.errors import PeerLostError, StateError, UsageError
 from holdfast.lineage import Lineage
 from holdfast.lineup import Lineup, Team
@@ -37,6 +39,7 @@ from holdfast.rank_agent import Agent, Parting
 from holdfast.stepping import Stepper, StepResult
 
 _log = logging.getLogger("holdfast.job")
+_TORCHS = (torch.nn.Module, torch.optim.Optimizer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +84,7 @@ class Job:
         self._stepper: Stepper | None = None
         self._lineup: Lineup | None = None
         self._committer = Committer(engine, agent, config.interval, self._lineage)
+        self._elasticity = Elasticity()
         self._loader: Loader | None = None
         self._micro: MicroBatch | None = None
         self._last_micro = True
@@ -163,10 +167,12 @@ class Job:
         scheduler: Any = None,
         scaler: Any = None,
         max_grad_norm: float | None = None,
+        elasticity: Elasticity | None = None,
         **stateful: Stateful,
     ) -> None:
         """Take charge of the state: get the newest good one if there is one, and keep it from now on.
 
+        `elasticity` says how batch and learning rate follow the world's size; without it they do not.
         `scaler` is a `torch.amp.GradScaler`: `job.step` scales the loss and steps the optimizer through it.
         Anything else with `state_dict` and `load_state_dict` may be given by a name of its own.
         """
@@ -174,7 +180,11 @@ class Job:
             raise UsageError("job.manage() was called twice: give it everything at once")
         named = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, **stateful}
         objects = {name: _checked(name, thing) for name, thing in named.items() if thing is not None}
+        others = {name: thing for name, thing in objects.items() if not isinstance(thing, _TORCHS)}
+        check_managed(objects, list(flatten(others).tensors.values()))
         flatten(objects)
+        self._elasticity = elasticity or self._elasticity
+        self._lineage.rates = Scaler(optimizer, self._elasticity)
         self._lineage.objects.update(objects)
         self._stepper = Stepper(
             self._lineage,
@@ -213,8 +223,14 @@ class Job:
         loop by its end: that commits the last step and tells the launcher that the work is done.
         """
         self._parts()
+        check_run(max_steps=max_steps, seed=seed)
         self._loader = make_loader(
-            dataset, global_batch=global_batch_size, micro_batch=micro_batch_size, device=self.device, collate=collate
+            dataset,
+            global_batch=global_batch_size,
+            micro_batch=micro_batch_size,
+            device=self.device,
+            collate=collate,
+            elasticity=self._elasticity,
         )
         start, saved = Position(fingerprint=fingerprint(dataset), seed=seed), self._lineage.position
         self._lineage.position = start if saved is None else start.resumed(saved)
@@ -233,11 +249,12 @@ class Job:
         if team.over.is_set():
             return self._retry(PeerLostError(team.over.reason))
         own = 1.0 if samples is None else float(samples)
-        weight = micro.samples / self._loader.global_batch if micro and self._loader else own
+        batch = None if self._loader is None else self._loader.batch_at(team.group.size)
+        weight = micro.samples / batch if micro and batch else own
         stepper.add(loss, weight, micro.seen if micro else None, last=micro is None or self._last_micro)
         if micro is not None and not self._last_micro:
             return StepResult(committed=False, step=self.committed_step, reason="Accumulating")
-        return self._end_step(self._loader.global_batch if self._loader else None)
+        return self._end_step(batch)
 
     def save(self) -> bool:
         """Commit a checkpoint now; every rank must call it at the same step. False if it failed (it was said why)."""
@@ -254,6 +271,8 @@ class Job:
         A script without `job.batches` is done when it returns; leaving the loop half way is not being done.
         """
         if not failed() and not self._looping:
+            while self._lineup is not None and not self._finish():
+                pass
             self._say_done()
         self._agent.close()
         if self._team is not None:
@@ -337,7 +356,7 @@ class Job:
                 raise UsageError("the loop took a batch and did not call job.step(loss) for it")
             self._meter.enter(Activity.DATA)
         if not parts:  # more ranks than samples: this one only adds zeros
-            self._end_step(loader.global_batch)
+            self._end_step(loader.batch_at(team.group.size))
 
     def _end_step(self, samples: int | None) -> StepResult:
         stepper, _ = self._parts()
@@ -378,6 +397,7 @@ class Job:
         self._leave("the last step of this attempt is made")
 
     def _commit(self) -> SaveResult:
+        self._parts()[0].check()
         with self._meter.during(Activity.CHECKPOINT):
             return self._committer.commit(self.committed_step, self._snapshot)
 
@@ -388,7 +408,11 @@ class Job:
             name=CommitName(step=lineage.step, pair=team.pair),
             specs=flat.specs,
             read=flat.read,
-            state={"objects": flat.tree, "counters": {"skipped": lineage.skipped}},
+            state={
+                "objects": flat.tree,
+                "counters": {"skipped": lineage.skipped},
+                "ramp": lineage.rates.to_json(),
+            },
             data=None if lineage.position is None else lineage.position.to_json(),
             alone={"rank": team.group.rank, "worldSize": team.group.size, "rng": rng.capture()},
             numerics=numerics(),

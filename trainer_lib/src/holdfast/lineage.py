@@ -19,6 +19,7 @@ from holdfast.checkpoint.reader import Loaded
 from holdfast.checkpoint.state import Flat, Stateful, assemble, flatten, load_into
 from holdfast.data import Position
 from holdfast.data.mix import mix_all
+from holdfast.elastic import Elasticity, Ramp, Scaler
 from holdfast.marks import Standing
 from holdfast.worlds import Json, Pair
 
@@ -35,6 +36,7 @@ class Lineage:
         self.skipped = 0
         self.skipped_in_a_row = 0
         self.position: Position | None = None
+        self.rates = Scaler(None, Elasticity())
         self.saved_step = 0  # the last step known to be durable
 
     @property
@@ -74,6 +76,7 @@ class Lineage:
             "skipped": self.skipped,
             "skippedInARow": self.skipped_in_a_row,
             "savedStep": self.saved_step,
+            "ramp": self.rates.to_json(),
             "position": None if self.position is None else self.position.to_json(),
         }
 
@@ -83,6 +86,7 @@ class Lineage:
         self.origin = Pair.maybe(side["origin"])
         self.skipped, self.skipped_in_a_row = int(side["skipped"]), int(side["skippedInARow"])
         self.saved_step = int(side["savedStep"])
+        self.rates.ramp = Ramp.maybe(side["ramp"])
         self.position = None if side["position"] is None else Position.from_json(side["position"])
         rng.seed(mix_all(int(side["step"]), rank))
 
@@ -99,6 +103,7 @@ class Lineage:
         self.standing = Standing(step=manifest.step)
         self.origin = manifest.pair
         self.skipped = int(manifest.state.get("counters", {}).get("skipped", 0))
+        self.rates.ramp = Ramp.maybe(manifest.state.get("ramp"))
         self.skipped_in_a_row = 0
         self.saved_step = manifest.step
         self.position = None if manifest.data is None else Position.from_json(manifest.data)
@@ -111,7 +116,7 @@ class Lineage:
 
     def begin_anew(self) -> None:
         """There is nothing to go on from: the objects stay as the script made them."""
-        self.standing, self.origin, self.position = Standing(), None, None
+        self.standing, self.origin, self.position, self.rates.ramp = Standing(), None, None, None
 
     # A step
 

@@ -19,6 +19,7 @@ from holdfast import agreement, marks
 from holdfast.activity import Activity, Meter
 from holdfast.agreement import Agreed, Ballot
 from holdfast.averaging import Reducer
+from holdfast.checks import Structure, check_loss
 from holdfast.collectives import Group
 from holdfast.data import Audit
 from holdfast.errors import NonFiniteError, UsageError
@@ -72,6 +73,7 @@ class _Kept:
 
     agreed: Agreed
     samples: int | None
+    world_size: int
     statistics: torch.Tensor | None
     norm: float | None = None
 
@@ -96,6 +98,7 @@ class Stepper:
         self._max_grad_norm = max_grad_norm
         self._scaler = scaler
         self._reducer = Reducer(lineage.trained())
+        self._structure = Structure(lineage.objects)
         self._statistics = Statistics(lineage.modules())
         self._undo = Undo(lineage.modules(), scaler)
         self._batch = _Batch()
@@ -120,6 +123,7 @@ class Stepper:
         if self.torn:
             raise UsageError("the optimizer failed in an earlier step: let that exception end the script")
         if weight:  # the mean over no samples is not a number, and would spoil everyone's step
+            check_loss(loss)
             self._reducer.arm(last=last)
             weighted = loss * weight
             (weighted if self._scaler is None else self._scaler.scale(weighted)).backward()
@@ -135,6 +139,10 @@ class Stepper:
         kept = self._prepare(self._group, self._pair, samples)
         self._vote(kept, self._group, self._pair)
         return self._apply(kept)
+
+    def check(self) -> None:
+        """Before the state is saved: it must be what the optimizer works on."""
+        self._structure.check_now()
 
     def settle(self, standing: Standing, *, apply: bool) -> None:
         """After an attempt: what was decided about a step in its middle, and the standing that goes with it.
@@ -154,6 +162,7 @@ class Stepper:
     # Inside
 
     def _prepare(self, group: Group, pair: Pair, samples: int | None) -> _Kept:
+        self._structure.check(self._lineage.step)
         self._meter.enter(Activity.AVERAGE)
         touched = self._reducer.touched()
         numbers = agreement.encode(self._ballot(touched), rank=group.rank, world_size=group.size)
@@ -161,7 +170,7 @@ class Stepper:
         statistics = self._statistics.collect(group)
         if agreed.weight == 0:
             raise UsageError("no rank had a sample in this step: call job.step(loss, samples=…) only while one has")
-        self._kept = _Kept(agreed=agreed, samples=samples, statistics=statistics)
+        self._kept = _Kept(agreed=agreed, samples=samples, world_size=group.size, statistics=statistics)
         self._lineage.standing = marks.prepared(self._lineage.standing, pair)
         return self._kept
 
@@ -213,7 +222,9 @@ class Stepper:
         good = finite(norm) and not agreed.non_finite
         self.torn = True
         if good or self._scaler is not None:
-            self._optimize(norm, agreed)
+            with lineage.rates.applied(kept.world_size, lineage.step):
+                self._optimize(norm)
+            self._schedule(agreed)
         self.torn = False
         if good:
             self._statistics.take(kept.statistics)
@@ -225,15 +236,18 @@ class Stepper:
         self.begin()
         return Made(result=result, agreed=agreed)
 
-    def _optimize(self, norm: float, agreed: Agreed) -> None:
+    def _optimize(self, norm: float) -> None:
         if self._max_grad_norm is not None and finite(norm):
             self._reducer.clip(self._max_grad_norm, norm)
-        optimizer, scheduler = self._lineage.optimizer, self._lineage.objects.get("scheduler")
+        optimizer = self._lineage.optimizer
         if optimizer is not None and self._scaler is not None:
             self._scaler.step(optimizer)  # passes over a step that is not finite, and lowers its scale
             self._scaler.update()
         elif optimizer is not None:
             optimizer.step()
+
+    def _schedule(self, agreed: Agreed) -> None:
+        scheduler = self._lineage.objects.get("scheduler")
         if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
             scheduler.step(agreed.loss)
         elif scheduler is not None:
@@ -248,14 +262,10 @@ class Stepper:
             loss=agreed.loss,
             samples=kept.samples or agreed.weight,
             seconds=round(time.monotonic() - self._batch.started, 6),
-            lr=self._learning_rate(),
-            worldSize=self._group.size if self._group else 1,
+            lr=self._lineage.rates.lr,
+            worldSize=kept.world_size,
         )
         return StepResult(committed=True, step=step, loss=agreed.loss, grad_norm=norm, reason="Committed")
-
-    def _learning_rate(self) -> float | None:
-        optimizer = self._lineage.optimizer
-        return None if optimizer is None else float(optimizer.param_groups[0]["lr"])
 
     def _passed_over(self, agreed: Agreed) -> StepResult:
         lineage = self._lineage
