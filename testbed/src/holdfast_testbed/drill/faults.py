@@ -270,23 +270,23 @@ def drills(interval_steps: int) -> list[Drill]:
     return [
         Drill(
             name="rank killed",
-            promise=promise("rank process SIGKILLed", 15, 1, "Infrastructure"),
+            promise=promise("rank process SIGKILLed", 3, 0, "Infrastructure"),
             inflict=kill_rank,
         ),
         Drill(
             name="pod deleted",
-            promise=promise("pod deleted", 30, 0, "Interruption"),
+            promise=promise("pod deleted", 3, 0, "Interruption"),
             inflict=delete_pod,
         ),
         Drill(
             name="spot notice",
-            promise=promise("spot notice on a node", 30, 0, "Interruption"),
+            promise=promise("spot notice on a node", 10, 0, "Interruption"),
             inflict=announce_interruption,
             repair=reclaim_and_replace,
         ),
         Drill(
             name="operator killed",
-            promise=promise("launcher killed, and the operator in mid-recovery", 45, 1, "Infrastructure"),
+            promise=promise("launcher killed, and the operator in mid-recovery", 5, 0, "Infrastructure"),
             inflict=kill_launcher_and_operator,
         ),
         Drill(
@@ -297,13 +297,13 @@ def drills(interval_steps: int) -> list[Drill]:
         ),
         Drill(
             name="power cut",
-            promise=promise("node's power cut", 60, 1, "Infrastructure"),
+            promise=promise("node's power cut", 5, 0, "Infrastructure"),
             inflict=cut_power,
             repair=restore_power,
         ),
         Drill(
             name="exception",
-            promise=promise("exception in the script", 15, 1, "Application"),
+            promise=promise("exception in the script", 5, 0, "Application"),
             inflict=raise_in_script,
         ),
     ]
