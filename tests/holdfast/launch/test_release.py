@@ -6,19 +6,21 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 Wait = Callable[..., Any]
+SCRIPTS = Path(__file__).parent / "scripts"
 
 
-def story(cluster: Any, slot: int) -> list[dict[str, Any]]:
-    """What the process of a slot (of the only launcher) said and heard."""
-    file = cluster.shared / f"said-{slot}"
+def story(cluster: Any, slot: int, folder: str = ".") -> list[dict[str, Any]]:
+    """What the process of a slot said and heard."""
+    file = cluster.shared / folder / f"said-{slot}"
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def said(cluster: Any, slot: int, kind: str) -> list[dict[str, Any]]:
-    return [line for line in story(cluster, slot) if line["type"] == kind]
+def said(cluster: Any, slot: int, kind: str, folder: str = ".") -> list[dict[str, Any]]:
+    return [line for line in story(cluster, slot, folder) if line["type"] == kind]
 
 
 def training(cluster: Any, wait_for: Wait, processes: int = 2, **environ: str) -> Any:
@@ -129,4 +131,57 @@ def test_a_growth_stops_the_others_without_ending_them(cluster: Any, wait_for: W
     assert [rank["pid"] for rank in a.ranks] == pids
     (wish,) = [line["what"] for line in said(cluster, 0, "heard") if line["what"]["type"] == "quiesce"]
     assert wish["commit"] is False
+    assert a.status["incidents"] == []
+
+
+def standing_by(cluster: Any, wait_for: Wait) -> tuple[Any, Any]:
+    """One trains, another is no member yet: its script is started all the same."""
+    (cluster.shared / "b").mkdir()
+    (a,) = cluster.start("a", script="stands.py")
+    (b,) = cluster.start("b", script="stands.py", TEST_DIR=str(cluster.shared / "b"))
+    cluster.publish(1, "a")
+    wait_for(lambda: a.step > 3, lambda: f"one trains {cluster.tail()}")
+    wait_for(lambda: said(cluster, 0, "ready", "b"), lambda: f"b stands by {cluster.tail()}")
+    return a, b
+
+
+def take_in(cluster: Any, wait_for: Wait, b: Any) -> None:
+    cluster.publish(2, "a", "b", previous=[{"generation": 1, "publication": "p1", "members": ["uid-a"]}])
+    cluster.await_world(2, "a", "b")
+    wait_for(lambda: b.step > 3, lambda: f"both train {cluster.tail()}")
+
+
+def test_a_process_that_stood_by_takes_its_place(cluster: Any, wait_for: Wait) -> None:
+    a, b = standing_by(cluster, wait_for)
+    (ready,) = said(cluster, 0, "ready", "b")
+    assert b.ranks == []
+    take_in(cluster, wait_for, b)
+    assert [rank["pid"] for rank in b.ranks] == [ready["pid"]]
+    assert a.status["incidents"] == []
+
+
+def test_a_process_that_died_standing_by_is_replaced_and_nobody_minds(cluster: Any, wait_for: Wait) -> None:
+    a, b = standing_by(cluster, wait_for)
+    (ready,) = said(cluster, 0, "ready", "b")
+    os.kill(ready["pid"], signal.SIGKILL)
+    take_in(cluster, wait_for, b)
+    assert [rank["pid"] for rank in b.ranks] != [ready["pid"]]
+    assert a.status["incidents"] == b.status["incidents"] == []
+
+
+def test_a_script_that_needs_its_place_from_the_start_gets_it(cluster: Any, wait_for: Wait) -> None:
+    """The launcher cannot read off this one that it must not stand by."""
+    source = (SCRIPTS / "stands.py").read_text()
+    body = "import os, time\npathlib.Path(os.environ['TEST_DIR'], 'began').touch()\ntime.sleep(2)\n"
+    body += f"os.environ['RA' + 'NK']\nrunpy.run_path({str(SCRIPTS / 'keeps.py')!r}, run_name='__main__')\n"
+    script = cluster.shared / "needs.py"
+    script.write_text(source[: source.index("runpy.run_path")] + body)
+    (a,) = cluster.start("a", script=str(script))
+    (b,) = cluster.start("b", script="keeps.py")
+    cluster.publish(1, "b")
+    wait_for((cluster.shared / "began").exists, lambda: f"it stands by {cluster.tail()}")
+    b.stop()
+    before = [{"generation": 1, "publication": "p1", "members": ["uid-b"]}]
+    a.publish(cluster.document(2, "a", previous=before, gone=["uid-b"]))
+    wait_for(lambda: a.step > 3, lambda: f"it trains {cluster.tail()}")
     assert a.status["incidents"] == []

@@ -72,7 +72,7 @@ class AgentConfig:
     termination_log: Path | None = None
     membership_from_file: bool = True
     timeline: Path | None = None  # in the run directory if not given
-    stand_by: bool = False  # start the script before its world is known
+    stand_by: bool = True  # start the script before its world is known
 
 
 class Agent:

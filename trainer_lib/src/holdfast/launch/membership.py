@@ -95,7 +95,7 @@ class Rules:
     budgets: tuple[Budget, ...] = ()
     backoff_initial: float = 1.0
     backoff_max: float = 60.0
-    settle: float = 0.5
+    settle: float = 0.3
     accept_deadline: float = 5.0
     resend: float = 1.0
     never_accepted_wait: float = 30.0

@@ -94,6 +94,7 @@ class Supervisor:
         self._oom = OomCounter()
         self._slots = itertools.count()
         self._ranks: dict[int, Rank] = {}
+        self._world: tuple[World, Master, Membership] | None = None
         self._stopping: list[Pair] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self.pair: Pair | None = None
@@ -130,6 +131,7 @@ class Supervisor:
     def start(self, world: World, master: Master, membership: Membership) -> None:
         """Fill this launcher's places in a world: first with who was kept, then with new processes."""
         self.pair = world.pair
+        self._world = (world, master, membership)
         errors = self._fresh_error_dir(world.pair)
         self._ranks = {slot: rank for slot, rank in self._ranks.items() if rank.alive or not rank.ended}
         kept = {rank.local_rank: rank for rank in self._ranks.values() if rank.kept}
@@ -144,7 +146,7 @@ class Supervisor:
                 self._forget(rank)
         for place in here:
             error_file = errors / f"rank-{place.rank}.json"
-            if place.local_rank not in kept and not self._start(place, world, master, membership, error_file):
+            if place.local_rank not in kept and not self._start(place, error_file):
                 return
 
     def stand_by(self, membership: Membership) -> None:
@@ -166,9 +168,11 @@ class Supervisor:
     def _processes(self, membership: Membership) -> int:
         return self._command.processes or membership.rules.processes_per_worker
 
-    def _start(
-        self, place: RankPlace, world: World, master: Master, membership: Membership, error_file: Path
-    ) -> bool:
+    def _start(self, place: RankPlace, error_file: Path) -> bool:
+        """A new process for a place in the present world."""
+        if self._world is None:
+            raise AssertionError("there is no world to start a rank for")
+        world, master, membership = self._world
         rank = self._new(place.local_rank)
         rank.take(place, world.pair, error_file)
         environ = rank_environ(
@@ -314,9 +318,19 @@ class Supervisor:
             if rank.pair is None and not rank.forgotten:
                 self._listener.standby_ended()
             return
+        if rank.world is not None and not ended.sent and self._start_again(rank):
+            return
         end = self._describe(rank, ended)
         rank.ended_well = end.ended_well
         self._listener.rank_ended(rank, end)
+
+    def _start_again(self, rank: Rank) -> bool:
+        """It was to stand by, and ended before it heard of its world: perhaps it must know that from the start."""
+        if rank.pair != self.pair or rank.place is None or rank.error_file is None:
+            return False
+        del self._ranks[rank.slot]
+        self._start(rank.place, rank.error_file)
+        return True
 
     def _describe(self, rank: Rank, ended: ProcessExit) -> RankEnd:
         exception, traceback = rank.exception, rank.traceback
