@@ -7,23 +7,23 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast.checkpoint.claims import list_claims, write_claim
-from holdfast.place import from_message
-from holdfast.rank_agent import RankAgent, Requests
-from holdfast.worlds import Claim
+from holdfast.place import Place
+from holdfast.rank_agent import Parting, RankAgent, Requests
+from holdfast.worlds import Claim, Pair
 
 HERE = Path(__file__).parent
 GOLDEN = json.loads((HERE / "agent_socket.json").read_text())
 CLAIM = json.loads((HERE / "claim.json").read_text())
 
 # What a rank may leave out.
-OPTIONAL = {"lr", "worldSize"}
+OPTIONAL = {"slot", "source", "lr", "worldSize"}
 
 TRAIN = """
 import torch, holdfast
@@ -47,6 +47,7 @@ class Server:
 
     def __init__(self, path: Path) -> None:
         self.heard: list[dict[str, Any]] = []
+        self.unsaid = {"quiesce", "leave", "world"}
         self.ended = threading.Event()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
@@ -58,7 +59,7 @@ class Server:
         with connection, connection.makefile("r") as lines:
             self.heard.append(json.loads(lines.readline()))
             for message in GOLDEN["launcher"]:
-                if message["type"] not in ("quiesce", "leave", "world"):
+                if message["type"] not in self.unsaid:
                     connection.sendall(json.dumps({**message, "novelty": 1}).encode() + b"\n")
             connection.sendall(b'{"type":"a message of a later release"}\n')
             for line in lines:
@@ -84,21 +85,64 @@ def shape(value: Any) -> Any:
     return type(value).__name__
 
 
-def test_the_launchers_golden_messages_are_read(server: Server, tmp_path: Path) -> None:
-    golden = {message["type"]: message for message in GOLDEN["launcher"]}
-    world = from_message({**golden["world"], "attempt": 1})
-    agent = RankAgent(tmp_path / "agent.sock", slot=3, place=world)
-    agent.enter(agent.next_place())
-    assert [claim.to_json() for claim in agent.known_claims()] == golden["welcome"]["claims"]
-    wanted = Requests(checkpoint=(golden["checkpoint"]["id"],))
+HERE_NOW = Place(
+    rank=0, local_rank=0, world_size=1, local_world_size=1, host="127.0.0.1", port=1, pair=Pair(2, 1)
+)
+
+
+def eventually(holds: Callable[[], bool]) -> bool:
     deadline = threading.Event()
     for _ in range(200):
-        if agent.requests() == wanted:
-            break
+        if holds():
+            return True
         deadline.wait(0.05)
-    assert agent.requests() == wanted
+    return False
+
+
+def test_the_launchers_golden_messages_are_read(server: Server, tmp_path: Path) -> None:
+    server.unsaid = {"leave", "world"}
+    agent = RankAgent(tmp_path / "agent.sock", slot=3, place=HERE_NOW)
+    golden = {message["type"]: message for message in GOLDEN["launcher"]}
+    assert [claim.to_json() for claim in agent.known_claims()] == golden["welcome"]["claims"]
+    assert agent.reached == golden["welcome"]["reached"]
+    wanted = Requests(checkpoint=(golden["checkpoint"]["id"],), pause=(golden["quiesce"]["id"],))
+    assert eventually(lambda: agent.requests() == wanted), agent.requests()
     agent.answered(wanted)
     assert agent.requests() == Requests()
+    agent.close()
+
+
+def test_the_golden_leave_is_answered_with_the_golden_left(server: Server, tmp_path: Path) -> None:
+    server.unsaid = {"quiesce", "world"}
+    agent = RankAgent(tmp_path / "agent.sock", slot=3, place=HERE_NOW)
+    agent.parting = lambda: Parting(step=450, in_doubt=True, keep=True)
+    golden = next(message for message in GOLDEN["rank"] if message["type"] == "left")
+    assert eventually(lambda: any(message["type"] == "left" for message in server.heard))
+    (left,) = (message for message in server.heard if message["type"] == "left")
+    assert shape(left) == shape(golden)
+    assert (left["generation"], left["attempt"]) == (golden["generation"], golden["attempt"])
+    assert agent.enter(HERE_NOW).is_set()
+    agent.close()
+
+
+def test_a_standby_takes_the_golden_world(server: Server, tmp_path: Path) -> None:
+    server.unsaid = {"quiesce", "leave", "welcome"}
+    agent = RankAgent(tmp_path / "agent.sock", slot=3, place=None)
+    golden = next(message for message in GOLDEN["launcher"] if message["type"] == "world")
+    place = agent.next_place()
+    assert (place.pair, place.rank, place.world_size) == (Pair(2, 2), golden["rank"], golden["worldSize"])
+    assert (place.host, place.port) == (golden["masterHost"], golden["masterPort"])
+    assert (place.job_uid, place.run_id, place.publication) == (
+        golden["jobUID"],
+        golden["runID"],
+        golden["publication"],
+    )
+    assert place.torchrun == golden["torchrun"]
+    agent.enter(place)
+    assert eventually(lambda: server.heard[-1]["type"] == "hello")
+    told = {message["type"]: shape(message) for message in GOLDEN["rank"]}
+    assert shape(server.heard[0]) == told["standby"]
+    assert shape(server.heard[-1]) == told["hello"]
     agent.close()
 
 
