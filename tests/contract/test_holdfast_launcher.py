@@ -111,6 +111,7 @@ def test_the_status_is_emitted_as_it_is_agreed() -> None:
         notices=[],
         ending=None,
         accounting=wanted["accounting"],
+        warm_processes=wanted["warmProcesses"],
     )
     assert emitted == wanted
 

@@ -85,9 +85,7 @@ def shape(value: Any) -> Any:
     return type(value).__name__
 
 
-HERE_NOW = Place(
-    rank=0, local_rank=0, world_size=1, local_world_size=1, host="127.0.0.1", port=1, pair=Pair(2, 1)
-)
+HERE_NOW = Place(rank=0, local_rank=0, world_size=1, local_world_size=1, host="127.0.0.1", port=1, pair=Pair(2, 1))
 
 
 def eventually(holds: Callable[[], bool]) -> bool:

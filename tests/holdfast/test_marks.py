@@ -10,6 +10,7 @@ from holdfast.errors import DocumentError, InvariantError
 from holdfast.marks import (
     Doubt,
     Standing,
+    affirmed,
     committed,
     prepared,
     resolve,
@@ -136,3 +137,17 @@ def test_a_standing_travels_as_json(standing: Standing) -> None:
 def test_rubbish_is_no_standing(rubbish: dict[str, object]) -> None:
     with pytest.raises(DocumentError, match="not a"):
         Standing.from_json(rubbish)
+
+
+def test_a_step_applied_from_a_doubt_outranks_its_attempts_others_once_it_is_affirmed() -> None:
+    """One who never came to B stands by A's marks: before B's first vote its state could still go on."""
+    outside = voted(prepared(READY, A), A)
+    inside = synchronised(IN_DOUBT, B, 8, A)
+    assert resolve([outside, inside]).survivors == (1,), "here both are asked"
+    assert resolve([outside]).step == 8, "and alone it could roll forward too"
+    unprepared = READY
+    assert resolve([unprepared]).step == 7, "but one that was not prepared goes on without the step"
+    assert resolve([unprepared, affirmed(inside, B)]).step == 8
+    assert resolve([unprepared], commit=affirmed(inside, B).voted).donor is None, "a commit of B outranks it"
+    with pytest.raises(InvariantError):
+        affirmed(IN_DOUBT, A)

@@ -109,6 +109,7 @@ def _launcher(status: Document, now: datetime) -> Iterator[Metric]:
         "holdfast_committed_step": ("The last committed step", status.get("committedStep")),
         "holdfast_loss": ("The loss of the last committed step", status.get("loss")),
         "holdfast_samples_per_second": ("Samples a second", status.get("throughput")),
+        "holdfast_warm_processes": ("Processes that stand by for a lost rank", status.get("warmProcesses")),
     }
     for name, (text, value) in numbers.items():
         if value is not None and _number(value):

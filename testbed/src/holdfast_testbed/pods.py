@@ -37,6 +37,7 @@ def processes_of(pod: dict[str, Any]) -> list[Process]:
                     pid=stat.pid,
                     ppid=stat.parent,
                     start=stat.start,
+                    name=stat.name,
                     cmdline=tuple(command_line(stat.pid)),
                     container=names.get(container, ""),
                 )

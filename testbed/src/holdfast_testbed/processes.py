@@ -39,6 +39,7 @@ class Stat:
     """The fields of `/proc/PID/stat` that matter here."""
 
     pid: int
+    name: str
     state: str
     parent: int
     start: int
@@ -52,8 +53,9 @@ class Stat:
 def parse_stat(line: str) -> Stat:
     """Parse a line of `/proc/PID/stat`; the command in brackets may hold spaces and brackets itself."""
     pid, rest = line.split(" (", 1)
-    fields = rest.rsplit(") ", 1)[1].split()
-    return Stat(pid=int(pid), state=fields[0], parent=int(fields[1]), start=int(fields[19]))
+    name, numbers = rest.rsplit(") ", 1)
+    fields = numbers.split()
+    return Stat(pid=int(pid), name=name, state=fields[0], parent=int(fields[1]), start=int(fields[19]))
 
 
 def look(pid: int) -> Stat | None:
@@ -159,6 +161,8 @@ class Process:
     pid: int
     ppid: int
     start: int
+    name: str
+    """What `ps` calls it."""
     cmdline: tuple[str, ...]
     container: str
     """Name of its container; empty for the pod's sandbox."""

@@ -155,7 +155,19 @@ class Lineup:
             self._from_checkpoint(team)
         else:
             self._from_memory(team, verdict, claimed=claimed)
-        team.group.barrier()
+        if verdict.apply:
+            self._affirm(team)
+        else:
+            team.group.barrier()
+
+    def _affirm(self, team: Team) -> None:
+        """A step that was applied from a doubt: no checkpoint may hold it before all have voted on it."""
+        self._agent.begin_vote()
+        try:
+            self._lineage.standing = marks.affirmed(self._lineage.standing, team.pair)
+            team.group.barrier()
+        finally:
+            self._agent.end_vote()
 
     def _from_memory(self, team: Team, verdict: Verdict, *, claimed: bool) -> None:
         group, lineage = team.group, self._lineage

@@ -130,6 +130,15 @@ def synchronised(standing: Standing, pair: Pair, step: int, voted: Pair | None) 
     return Standing(step=step, voted=voted, synced=pair)
 
 
+def affirmed(standing: Standing, pair: Pair) -> Standing:
+    """An empty vote on the common state of `pair` is launched next: what was applied from a doubt may be committed.
+
+    Until a vote in `pair` a rank outside it, with the marks of the attempt before, could go on without the step.
+    """
+    _need(standing.synced == pair and standing.doubt is None, standing, f"affirms {pair}")
+    return replace(standing, voted=pair)
+
+
 def torn(standing: Standing) -> Standing:
     """The state was half changed, or is gone: it comes back as a newcomer only."""
     return replace(standing, step=0, voted=None, synced=None, doubt=None)

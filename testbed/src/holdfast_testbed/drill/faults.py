@@ -46,12 +46,17 @@ class Stage:
         return sorted(alive, key=lambda pod: members.index(pod.name))
 
     def launcher(self, pod: PodSight) -> Process:
-        return min(self._trainer_processes(pod), key=lambda process: process.pid)
+        """The container's first process: the only one whose parent is outside."""
+        processes = self._trainer_processes(pod)
+        inside = {process.pid for process in processes}
+        return next(process for process in processes if process.ppid not in inside)
 
     def rank_process(self, pod: PodSight) -> Process:
+        """Neither a process that only stands by, nor the one that serves the attempt's store."""
         launcher = self.launcher(pod)
         children = [p for p in self._trainer_processes(pod) if p.ppid == launcher.pid]
-        return next(p for p in children if "train.py" in " ".join(p.cmdline))
+        ours = ("holdfast-", "holdfast.launch.")
+        return next(p for p in children if not any(mark in f"{p.name} {' '.join(p.cmdline)}" for mark in ours))
 
     def operator(self) -> Process:
         names = self.cluster.kubectl(
@@ -137,6 +142,7 @@ def _new_incidents(watcher: Watcher, known: set[Pair]) -> tuple[Incident, ...]:
 
 def kill_rank(stage: Stage) -> None:
     pod = stage.workers()[1]
+    stage.watcher.wait("a warm process to stand by", lambda: stage.watcher.warm(pod.name) > 0, timeout=90)
     process = stage.rank_process(pod)
     stage.cluster.signal(process, signal.SIGKILL)
     stage.say(f"SIGKILL to the rank process in {pod.name} (pid {process.pid} on {pod.node})")

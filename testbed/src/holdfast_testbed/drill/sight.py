@@ -32,6 +32,7 @@ class Progress:
     step: int
     workers: int
     loss: float | None = None
+    warm: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +90,7 @@ def progress_of(pod: str, metrics: Mapping[str, float], at: float) -> Progress |
         step=int(metrics.get("holdfast_committed_step", 0)),
         workers=int(metrics.get("holdfast_world_workers", 0)),
         loss=metrics.get("holdfast_loss"),
+        warm=int(metrics.get("holdfast_warm_processes", 0)),
     )
 
 

@@ -84,6 +84,12 @@ class Watcher:
             recent = self._progress[-64:]
         return max(recent, key=lambda p: (p.pair, p.step), default=None)
 
+    def warm(self, pod: str) -> int:
+        """How many warm processes a pod's launcher has, by its last word."""
+        with self._lock:
+            told = [progress.warm for progress in self._progress[-64:] if progress.pod == pod]
+        return told[-1] if told else 0
+
     def wait(self, what: str, condition: Callable[[], bool], timeout: float) -> None:
         """Return as soon as the condition holds; raise TimeoutError that names what was waited for."""
         deadline = time.monotonic() + timeout

@@ -454,6 +454,7 @@ class Agent:
             notices=self._notices,
             ending=self._ending,
             accounting=self._chronicle.document(),
+            warm_processes=self._pool.ready,
         )
 
 

@@ -39,6 +39,7 @@ def status(
     notices: Sequence[Mapping[str, Any]],
     ending: Ending | None,
     accounting: Mapping[str, Any] | None = None,
+    warm_processes: int = 0,
 ) -> dict[str, Any]:
     """The whole document."""
     return {
@@ -56,6 +57,7 @@ def status(
         "ranks": [rank.to_status() for rank in ranks if rank.alive],
         **_progress(progress),
         "accounting": None if accounting is None else dict(accounting),
+        "warmProcesses": warm_processes,
         "highestClaim": _highest_claim(state, progress),
         "foreignClaims": [claim.to_json() for claim in state.foreign],
         "conflict": state.conflict,
