@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 
 
@@ -147,3 +148,9 @@ def steps_of_all(marks: Sequence[Mark], since: float, *, size: int) -> int:
         if mark.began >= since and mark.size == size:
             ranks.setdefault(mark.step, set()).add(mark.rank)
     return sum(len(found) == size for found in ranks.values())
+
+
+def longest_pause(marks: Sequence[Mark], since: float, until: float) -> float:
+    """The longest time between two steps, whoever made them."""
+    times = [since, *(mark.time for mark in marks if since < mark.time < until), until]
+    return max(later - earlier for earlier, later in pairwise(times))

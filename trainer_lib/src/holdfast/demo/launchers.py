@@ -16,6 +16,8 @@ from holdfast import children
 from holdfast.constants import ENV_CHECKPOINT_DIR, ENV_RUN_DIR, STATUS_FILE
 
 COUNT = 3
+PACE_FILE = "pace"
+_STANDS_BY = "a warm process stands by"
 _PASSED_ON = ("HOLDFAST_", "TORCH", "MASTER_", "RANK", "LOCAL_", "WORLD_", "GROUP_", "ROLE_")
 
 
@@ -44,7 +46,7 @@ class Launchers:
         self._processes[number] = children.start(
             [sys.executable, "-m", "holdfast", "run", *options, "--", *script],
             environ=self._environ | own,
-            log=self._root / f"launcher-{number}.log",
+            log=self._log_file(number),
         )
 
     def kill(self, number: int) -> None:
@@ -83,9 +85,16 @@ class Launchers:
                 return int(one["rank"]), int(one["pid"])
         return None
 
+    def stands_by(self, number: int) -> bool:
+        """Whether a launcher has said that a process waits to take a lost rank's place."""
+        return _STANDS_BY in self._log_file(number).read_text(errors="replace")
+
+    def _log_file(self, number: int) -> Path:
+        return self._root / f"launcher-{number}.log"
+
     def log(self, number: int) -> str:
         """The end of what it logged."""
-        path = self._root / f"launcher-{number}.log"
+        path = self._log_file(number)
         return path.read_text(errors="replace")[-3000:] if path.exists() else ""
 
 

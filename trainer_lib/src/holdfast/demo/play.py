@@ -12,16 +12,21 @@ from datetime import datetime
 from pathlib import Path
 from types import FrameType
 
-from holdfast.chaos.trace import Mark, Trace, first_after, lost_steps, steps_of_all
+from holdfast.chaos.trace import Mark, Trace, first_after, longest_pause, lost_steps, steps_of_all
 from holdfast.children import swept_folder
-from holdfast.demo.launchers import COUNT, Launchers
+from holdfast.demo.launchers import COUNT, PACE_FILE, Launchers
 from holdfast.demo.story import Check, Outcome, Promise, held, table
 from holdfast.errors import DemoError
 
-MAX_STEPS = 900
+MAX_STEPS = 450
 PATIENCE = 30.0
+READY_PATIENCE = 60.0
 _POLL_SECONDS = 0.01
 _CALM_STEPS = 12
+# Steps are few while the launchers load what stands by, so that enough are left for the faults.
+_SLOW_SECONDS = 0.25
+_PACE_SECONDS = 0.06
+_WORD_SECONDS = 0.5
 _ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 KILLED = Promise(fault="rank process SIGKILLed", seconds=3.0)
@@ -58,6 +63,7 @@ class _Demo:
         self._started = time.monotonic()
         self._size = 0
         self._told: set[str] = set()
+        self._over = False
         self._outcomes: list[Outcome] = []
 
     def run(self) -> int:
@@ -74,13 +80,18 @@ class _Demo:
         return 0 if held(self._outcomes, checks) and len(self._outcomes) == len(_FAULTS) else 1
 
     def _course(self) -> None:
+        self._pace(_SLOW_SECONDS)
         self._say("demo", f"{COUNT} launchers on this host, one rank each; nothing but this host is used")
         self._launchers.start(0)  # the first owns the endpoint; its loss would end the run
         self._wait(lambda: bool(self._launchers.status(0)), "the first launcher does not come up")
         for number in range(1, COUNT):
             self._launchers.start(number)
-        self._calm(time.monotonic(), "training never began", patience=90.0)
-        self._say("demo", "the job trains; from here on it is hurt on purpose")
+        self._calm(time.monotonic(), "training never began", patience=READY_PATIENCE)
+        self._say("demo", "the job trains; each launcher gets a warm process ready")
+        ready = self._launchers.stands_by
+        self._wait(lambda: all(map(ready, range(COUNT))), "no warm process stands by", patience=READY_PATIENCE)
+        self._pace(_PACE_SECONDS)
+        self._say("demo", "from here on it is hurt on purpose")
         for promise, hurt in _FAULTS:
             self._outcomes.append(self._suffer(promise, hurt))
             if self._outcomes[-1].next_step is None:
@@ -88,34 +99,37 @@ class _Demo:
             if promise is not SHRUNK:  # the next one is its end
                 self._calm(time.monotonic(), "the world of three did not come back")
         self._say("demo", f"enough; the rest of {MAX_STEPS} steps without a pause")
-        (self._root / "hurry").touch()
+        self._pace(0.0)
+        self._over = True
         self._wait(lambda: None not in self._launchers.exit_codes(), "the job did not end", patience=60.0)
 
     def _suffer(self, promise: Promise, hurt: Callable[[_Demo], None]) -> Outcome:
         """One fault, until the step after it."""
         moment, wall = time.monotonic(), time.time()
         hurt(self)
+        found = self._next_step(promise, moment)
+        self._wait_a_little_for_word(promise, wall)
+        noticed = None if promise is GROWN else self._noticed(wall)
+        if found is None:
+            return Outcome(promise=promise, noticed=noticed)
+        lost = lost_steps(self._trace.marks, moment)
+        text = f"step {found.step} by {found.size} ranks, {found.time - moment:.2f} s later; {lost} steps lost"
+        if promise is GROWN:
+            text += f"; the others paused for {longest_pause(self._trace.marks, moment, found.time):.2f} s"
+        self._say("resumed", text)
+        return Outcome(promise=promise, noticed=noticed, next_step=found.time - moment, lost=lost)
 
-        def wanted(mark: Mark) -> bool:
-            return promise.size in (None, mark.size)
+    def _next_step(self, promise: Promise, moment: float) -> Mark | None:
+        """The first step that began after the fault, in a world of the promised size; None if it never comes."""
 
-        found: list[Mark] = []
-
-        def resumed() -> bool:
-            if not found and (mark := first_after(self._trace.marks, moment, wanted=wanted)):
-                found.append(mark)
-            return bool(found)
+        def made() -> Mark | None:
+            return first_after(self._trace.marks, moment, wanted=lambda mark: promise.size in (None, mark.size))
 
         try:
-            self._wait(resumed, promise.fault)
-            self._wait_a_little_for_word(wall)
+            self._wait(lambda: made() is not None, promise.fault)
         except DemoError:
-            return Outcome(promise=promise, noticed=self._noticed(wall))
-        mark, lost = found[0], lost_steps(self._trace.marks, moment)
-        self._say(
-            "resumed", f"step {mark.step} by {mark.size} ranks, {mark.time - moment:.2f} s later; {lost} steps lost"
-        )
-        return Outcome(promise=promise, noticed=self._noticed(wall), next_step=mark.time - moment, lost=lost)
+            return None
+        return made()
 
     # The faults
 
@@ -141,6 +155,12 @@ class _Demo:
         self._say("GROWTH", "launcher 2 is started again")
         self._launchers.start(2)
 
+    def _pace(self, seconds: float) -> None:
+        """How long the training rests after each step."""
+        beside = self._root / ".pace"
+        beside.write_text(str(seconds))
+        beside.rename(self._root / PACE_FILE)
+
     # Waiting, and telling what is seen meanwhile
 
     def _victim(self, number: int) -> tuple[int, int]:
@@ -152,9 +172,9 @@ class _Demo:
     def _calm(self, since: float, lost: str, *, patience: float = PATIENCE) -> None:
         self._wait(lambda: steps_of_all(self._trace.marks, since, size=COUNT) >= _CALM_STEPS, lost, patience=patience)
 
-    def _wait_a_little_for_word(self, wall: float) -> None:
+    def _wait_a_little_for_word(self, promise: Promise, wall: float) -> None:
         """A launcher's status follows its step within a fraction of a second."""
-        end = time.monotonic() + 0.5
+        end = time.monotonic() + (0.0 if promise is GROWN else _WORD_SECONDS)
         self._wait(lambda: self._noticed(wall) is not None or time.monotonic() > end, "")
 
     def _wait(self, condition: Callable[[], bool], lost: str, *, patience: float = PATIENCE) -> None:
@@ -170,7 +190,7 @@ class _Demo:
             if mark.size != self._size:
                 self._size = mark.size
                 self._say("training", f"a world of {mark.size} makes step {mark.step}, loss {mark.loss or 0:.2f}")
-        for incident in self._launchers.incidents():
+        for incident in [] if self._over else self._launchers.incidents():
             text = f"{incident['cause']}/{incident['reason']}: {incident['message']}"
             if text not in self._told:
                 self._told.add(text)

@@ -17,10 +17,10 @@ from torch.nn import functional
 
 import holdfast
 from holdfast.chaos.trace import Recorder
+from holdfast.demo.launchers import PACE_FILE
 
 CONTEXT = 32
 WIDTH = 64
-PACE_SECONDS = 0.05
 GLOBAL_BATCH = 48
 MICRO_BATCH = 16
 
@@ -48,8 +48,14 @@ def network() -> nn.Module:
     )
 
 
+def pace(folder: Path) -> float:
+    """Seconds to rest after a step, for who watches; none where nobody says."""
+    file = folder / PACE_FILE
+    return float(file.read_text()) if file.exists() else 0.0
+
+
 def main() -> None:
-    """Train at a pace until the folder holds `hurry`, then as fast as it goes."""
+    """Train at the pace that the folder's file says."""
     folder, max_steps = Path(sys.argv[1]), int(sys.argv[2])
     torch.set_num_threads(1)
     job = holdfast.init()
@@ -65,8 +71,7 @@ def main() -> None:
         result = job.step(functional.cross_entropy(logits, window[:, -1].long()))
         if result.committed:
             recorder.made(result.step, rank=job.rank, size=job.world_size, loss=result.loss)
-        if not (folder / "hurry").exists():
-            time.sleep(PACE_SECONDS)
+        time.sleep(pace(folder))
     if job.is_coordinator:
         audit = job.audit()
         document = {"ok": audit.ok, "samples": audit.seen.count, "step": job.committed_step}

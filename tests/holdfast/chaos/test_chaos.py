@@ -1,0 +1,63 @@
+"""A real training, hurt in every way that `holdfast chaos` knows, comes to its end with every sample seen once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+STEPS = 60
+Hurt = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def hurt(tmp_path: Path) -> Hurt:
+    """A training of two ranks under chaos."""
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        script = [sys.executable, "-m", "holdfast.demo.train", str(tmp_path), str(STEPS)]
+        return subprocess.run(
+            [sys.executable, "-m", "holdfast", "chaos", *words, "--nproc-per-node", "2", "--", *script],
+            env={**os.environ, "TMPDIR": str(tmp_path), "HOLDFAST_CHECKPOINT_DIR": str(tmp_path / "checkpoints")},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+    return run
+
+
+def audit(folder: Path) -> dict[str, object]:
+    """What the training's end found of its samples."""
+    found: dict[str, object] = json.loads((folder / "audit.json").read_text())
+    return found
+
+
+def test_faults_at_steps_lose_no_step_and_no_sample(hurt: Hurt, tmp_path: Path) -> None:
+    words = [
+        "--kill",
+        "rank=1,step=10,at=vote",
+        "--exception",
+        "rank=0,step=20",
+        "--slow",
+        "rank=1,step=30,seconds=0.05",
+    ]
+    ended = hurt(*words, "--sleep", "rank=0,step=40,seconds=0.2", "--stop", "rank=1,step=50,seconds=0.2")
+    assert ended.returncode == 0, ended.stderr
+    assert audit(tmp_path) == {"ok": True, "samples": STEPS * 48, "step": STEPS}
+    for kind in ("kill to rank 1", "exception to rank 0", "slow to rank 1", "sleep to rank 0", "stop to rank 1"):
+        assert f"chaos: {kind}" in ended.stderr
+    assert "5 faults, 0 steps lost" in ended.stderr
+
+
+def test_a_rate_strikes_until_the_end(hurt: Hurt, tmp_path: Path) -> None:
+    (tmp_path / "pace").write_text("0.05")
+    ended = hurt("--rate", "2/s", "--faults", "kill,sleep,slow", "--seed", "3", "--max-restarts", "100")
+    assert "--seed 3 does it again" in ended.stderr
+    assert ended.returncode == 0, ended.stderr
+    assert audit(tmp_path)["ok"] is True

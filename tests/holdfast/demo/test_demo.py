@@ -1,0 +1,79 @@
+"""The demo as a person runs it: its promises are kept, and nothing is left of it, whatever ends it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+Start = Callable[[], subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Begins a demo whose temporary folder is in the test's own."""
+    begun: list[subprocess.Popen[str]] = []
+
+    def begin() -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast", "demo"],
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        begun.append(process)
+        return process
+
+    yield begin
+    for process in begun:
+        process.kill()
+        process.wait()
+
+
+def left_over(folder: Path) -> list[str]:
+    """Processes that were started with this temporary folder, and what lies in it."""
+    found = [str(path) for path in folder.iterdir()]
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            environ = (process / "environ").read_bytes()
+        except OSError:
+            continue
+        if f"TMPDIR={folder}\0".encode() in environ:
+            found.append(process.name)
+    return found
+
+
+def is_gone(folder: Path) -> bool:
+    end = time.monotonic() + 30.0
+    while left_over(folder) and time.monotonic() < end:
+        time.sleep(0.05)
+    return left_over(folder) == []
+
+
+def test_all_promises_are_held(start: Start, tmp_path: Path) -> None:
+    demo = start()
+    said, _ = demo.communicate(timeout=300)
+    assert demo.returncode == 0, said
+    assert said.count("FAULT") == 3
+    assert "every sample exactly once" in said
+    assert is_gone(tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_of_a_demo_that_was_ended(start: Start, tmp_path: Path, number: signal.Signals) -> None:
+    demo = start()
+    end = time.monotonic() + 60.0
+    while not list(tmp_path.glob("*/launcher-2.log")) and time.monotonic() < end:
+        time.sleep(0.05)
+    demo.send_signal(number)
+    demo.communicate(timeout=60)
+    assert demo.returncode == (-number if number == signal.SIGKILL else 128 + number)
+    assert is_gone(tmp_path)
