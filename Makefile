@@ -49,10 +49,10 @@ cluster: setup ## a local real Kubernetes with NODES nodes (default 3)
 cluster-down: setup-venv ## remove it without a trace
 	@$(TESTBED) down --name $(CLUSTER)
 
-bench: setup-venv ## every benchmark, each a table against its peer and its limit
+bench: setup ## every benchmark, each a table against its peer and its limit
 	@for b in benchmarks/*.py; do case $$b in */_*) ;; *) $(PY) $$b $(BENCH_ARGS) ;; esac; done
 
-bench-%: setup-venv
+bench-%: setup
 	@$(PY) benchmarks/$*.py $(BENCH_ARGS)
 
 generate: ## make the files that are derived from others
