@@ -56,8 +56,9 @@ def test_faults_at_steps_lose_no_step_and_no_sample(hurt: Hurt, tmp_path: Path) 
 
 
 def test_a_rate_strikes_until_the_end(hurt: Hurt, tmp_path: Path) -> None:
-    (tmp_path / "pace").write_text("0.05")
-    ended = hurt("--rate", "2/s", "--faults", "kill,sleep,slow", "--seed", "3", "--max-restarts", "100")
-    assert "--seed 3 does it again" in ended.stderr
+    (tmp_path / "pace").write_text("0.1")
+    ended = hurt("--rate", "30/min", "--faults", "kill,slow", "--seed", "3", "--checkpoint-interval", "10")
     assert ended.returncode == 0, ended.stderr
+    assert "--seed 3 does it again" in ended.stderr
+    assert "chaos: kill to rank" in ended.stderr
     assert audit(tmp_path)["ok"] is True

@@ -81,7 +81,7 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class Strike:
-    """One fault of a rate: so many seconds after training began, to the rank that `pick` falls on."""
+    """One fault of a rate: so many seconds after the one before it, to the rank that `pick` falls on."""
 
     after: float
     kind: Kind
@@ -106,9 +106,8 @@ class Plan:
     def strikes(self) -> Iterator[Strike]:
         """Faults at random instants, as many a second as the rate says on average; without an end."""
         source = random.Random(f"strikes {self.seed}")  # noqa: S311  (a schedule, not a secret)
-        after = 0.0
         while self.per_second:
-            after += source.expovariate(self.per_second)
+            after = source.expovariate(self.per_second)
             yield Strike(after=after, kind=source.choice(self.kinds), pick=source.random())
 
 

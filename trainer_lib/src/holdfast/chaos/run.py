@@ -71,7 +71,7 @@ class _Chaos:
         self._next: Strike | None = next(self._strikes, None)
         self._number = len(plan.faults)
         self._ran: float | None = None
-        self._began: float | None = None
+        self._struck: float | None = None  # the last time, or when training began
         self._resting: list[tuple[float, int]] = []
 
     def watch(self) -> None:
@@ -100,8 +100,8 @@ class _Chaos:
             self._rest(injection)
         if self._ran is None and status.get("phase") == str(Phase.RUNNING):
             self._ran = time.monotonic()
-        if self._began is None and self._trains():
-            self._began = time.monotonic()
+        if self._struck is None and self._trains():
+            self._struck = time.monotonic()
 
     def _trains(self) -> bool:
         silent = self._ran is not None and time.monotonic() - self._ran > _SILENT_START_SECONDS
@@ -115,15 +115,16 @@ class _Chaos:
         return document
 
     def _strike_if_due(self) -> None:
-        if self._began is None or self._next is None or time.monotonic() < self._began + self._next.after:
+        """One that finds nobody, since the job is between two worlds, waits; those after it wait with it."""
+        if self._struck is None or self._next is None or time.monotonic() < self._struck + self._next.after:
             return
         ranks = [one for one in self._status().get("ranks", []) if one.get("pid")]
         if not ranks:
-            return  # between two worlds: it waits for the next one
+            return
         victim = ranks[int(self._next.pick * len(ranks))]
         self._number += 1
         self._strike(self._next.kind, rank=int(victim["rank"]), pid=int(victim["pid"]))
-        self._next = next(self._strikes, None)
+        self._struck, self._next = time.monotonic(), next(self._strikes, None)
 
     def _strike(self, kind: Kind, *, rank: int, pid: int) -> None:
         fault = replace(self._plan.of(kind), number=self._number)
