@@ -219,20 +219,20 @@ def contests(effort: bench.Effort, book: Book) -> list[Contest]:
             Contest(key="ours pods", job=c.ThreeLaunchers, faults=("launcher",), warm_up=False),
             Contest(key="torchrun", job=c.Torchrun, faults=("kill",), warm_up=False),
         ]
-    four, two = ("kill",) * 4, ("kill",) * 2
+    five, two = ("kill",) * 5, ("kill",) * 2
     found = [
-        Contest(key="ours", job=c.OneLauncher, faults=(*four, *HANGS)),
+        Contest(key="ours", job=c.OneLauncher, faults=(*five, *HANGS)),
         Contest(key="ours pods", job=c.ThreeLaunchers, faults=("launcher",) * 3),
-        Contest(key="torchrun", job=c.Torchrun, faults=four),
-        Contest(key="torchrun stock", job=c.StockTorchrun, faults=two),
+        Contest(key="torchrun", job=c.Torchrun, faults=five),
+        Contest(key="torchrun stock", job=c.StockTorchrun, faults=two, patience=15.0, warm_up=False),
     ]
     if not c.no_warm_option():
-        found.append(Contest(key="ours zygote", job=c.OneLauncherNoWarm, faults=four))
+        found.append(Contest(key="ours zygote", job=c.OneLauncherNoWarm, faults=five))
     if not book.without_torchft:
         found += [
-            Contest(key="torchft", job=c.Torchft, faults=two),
-            Contest(key="torchft tuned", job=c.TunedTorchft, faults=four),
-            Contest(key="torchft hang", job=c.Torchft, faults=("stop",), patience=90.0, every=3, warm_up=False),
+            Contest(key="torchft", job=c.Torchft, faults=two, warm_up=False),
+            Contest(key="torchft tuned", job=c.TunedTorchft, faults=five),
+            Contest(key="torchft hang", job=c.Torchft, faults=("stop",), patience=90.0, every=4, warm_up=False),
         ]
     return found
 
@@ -240,7 +240,7 @@ def contests(effort: bench.Effort, book: Book) -> list[Contest]:
 def trials(effort: bench.Effort, book: Book) -> None:
     """All rounds, in random order each. The first fault of a contender is a warm-up that is not kept."""
     taking_part = contests(effort, book)
-    for book.round in range(effort.pick(quick=1, default=3, full=ROUNDS)):
+    for book.round in range(effort.pick(quick=1, default=2, full=ROUNDS)):
         if book.in_round(book.round, "whole"):
             continue
         for contest in random.sample(taking_part, len(taking_part)):

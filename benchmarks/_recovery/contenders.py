@@ -78,10 +78,9 @@ class Job(ABC):
             process.kill()
         for process in self._processes:
             process.wait()
-        for pid in {line.pid for line in self.trace.lines}:
+        for pid in self._ours():
             with contextlib.suppress(OSError):
-                if str(self.folder).encode() in Path(f"/proc/{pid}/environ").read_bytes():
-                    os.kill(pid, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)  # what outlived who started it
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def pid(self, rank: int) -> int:
@@ -132,11 +131,20 @@ class Job(ABC):
             line.pid for line in latest(self.trace.lines).values()
         }
         found = {}
+        for pid in self._ours() - known:
+            with contextlib.suppress(OSError):
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                found[pid] = int(fields[11]) + int(fields[12])
+        return found
+
+    def _ours(self) -> set[int]:
+        """All processes of this job, whoever started them."""
+        mark = f"BENCH_FOLDER={self.folder}\0".encode()
+        found = set()
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if int(process.name) not in known and str(self.folder).encode() in (process / "environ").read_bytes():
-                    fields = (process / "stat").read_text().rpartition(")")[2].split()
-                    found[int(process.name)] = int(fields[11]) + int(fields[12])
+                if mark in (process / "environ").read_bytes():
+                    found.add(int(process.name))
         return found
 
     def tail(self) -> str:
