@@ -163,6 +163,7 @@ class Launcher:
         self._server.listen()
         self._stores: list[TCPStore] = []
         self._root = folder
+        self.script = SCRIPT
         self._arguments: tuple[str, ...] = ()
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         threading.Thread(target=self._accept, daemon=True).start()
@@ -247,7 +248,7 @@ class Launcher:
 
     def _spawn(self, slot: int, environ: dict[str, str]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, str(SCRIPT), *self._arguments],
+            [sys.executable, str(self.script), *self._arguments],
             env={**os.environ, **environ},
             stdout=self._log(slot).open("w"),
             stderr=subprocess.STDOUT,

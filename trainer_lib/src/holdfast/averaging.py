@@ -19,6 +19,7 @@ import torch
 
 from holdfast.collectives import Group, Pending
 from holdfast.errors import UsageError
+from holdfast.parts import like, local
 
 BUCKET_BYTES: Final = 25 << 20
 # The first one is small, so that something travels early in backward.
@@ -58,22 +59,28 @@ class Reducer:
         self._known = frozenset(id(parameter) for parameter in every)
         self._kinds = self._kinds_now()
         self._optimizer = optimizer
-        self._plans = _plans(self.parameters, bucket_bytes)
-        self._bucket_of = _bucket_of(self._plans, len(self.parameters))
+        self._bucket_bytes = bucket_bytes
+        self._plan_buckets()
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(partial(self._arrived, index))  # type: ignore[no-untyped-call]
             for index, parameter in enumerate(self.parameters)
         ]
         self._lock = threading.Lock()  # backward has a thread for each device
-        self._group = Group.alone(torch.device("cpu"))
+        self._group = self._everyone = Group.alone(torch.device("cpu"))
         self._averaged = False
         self._forget()
 
-    def attach(self, group: Group) -> None:
-        """Work with this attempt's group from now on. Complete averages stay; anything else is forgotten."""
-        self._group = group
-        if not self._averaged:
-            self._forget()
+    def attach(self, group: Group, peers: Group | None = None) -> None:
+        """Work with this attempt's group from now on. Complete averages stay; anything else is forgotten.
+
+        Of a sharded model, `peers` are those with the same shard: the others have other gradients.
+        """
+        self._group, self._everyone = group if peers is None else peers, group
+        if self._averaged:
+            return
+        if [local(parameter).shape for parameter in self.parameters] != self._shapes:
+            self._plan_buckets()
+        self._forget()
 
     def close(self) -> None:
         """Take no more part in backward."""
@@ -99,7 +106,7 @@ class Reducer:
         self._prepare()
         self._launch_rest()
         numbers = torch.tensor(ballot, dtype=torch.float64)
-        self._flights.append(self._group.launch_max(numbers))
+        self._flights.append(self._everyone.launch_max(numbers))
         for flight in self._flights:
             flight.wait()
         self._flights.clear()
@@ -117,10 +124,10 @@ class Reducer:
     def adopt(self, touched: Sequence[bool]) -> None:
         """Make the averages the parameters' gradients; none where no rank had one, so that optimizers pass it by."""
         for parameter, view, kept in zip(self.parameters, self._views, touched, strict=True):
-            parameter.grad = view if kept else None
+            parameter.grad = like(parameter, view) if kept else None
 
     def norm(self) -> float:
-        """The norm of all averages together; the same on every rank, since they are."""
+        """The norm of all averages that are here; the same on every rank that has them."""
         norms = [torch.linalg.vector_norm(flat, dtype=_wide(flat.dtype)).double() for flat in self._flats]
         return float(torch.stack([norm.cpu() for norm in norms]).norm()) if norms else 0.0
 
@@ -146,6 +153,11 @@ class Reducer:
 
     # Inside
 
+    def _plan_buckets(self) -> None:
+        self._shapes = [local(parameter).shape for parameter in self.parameters]
+        self._plans = _plans(self.parameters, self._bucket_bytes)
+        self._bucket_of = _bucket_of(self._plans, len(self.parameters))
+
     def _forget(self) -> None:
         self._flats: list[torch.Tensor] = []
         self._views: list[torch.Tensor] = []
@@ -169,7 +181,7 @@ class Reducer:
         views: dict[int, torch.Tensor] = {}
         for plan, flat in zip(self._plans, self._flats, strict=True):
             for index, start in zip(plan.members, plan.starts, strict=True):
-                views[index] = _view(flat, start, self.parameters[index])
+                views[index] = _view(flat, start, local(self.parameters[index]))
         self._views = [views[index] for index in range(len(self.parameters))]
 
     def _arrived(self, index: int, parameter: torch.Tensor) -> None:
@@ -185,7 +197,7 @@ class Reducer:
 
     def _take(self, index: int, parameter: torch.Tensor) -> None:
         """Into the bucket, and freed at once: the next gradient then finds warm memory (a tenth of a step's time)."""
-        bucket, gradient = self._bucket_of[index], parameter.grad
+        bucket, gradient = self._bucket_of[index], None if parameter.grad is None else local(parameter.grad)
         if bucket < self._next:
             raise UsageError(
                 "a parameter got its gradient twice in one backward, as checkpoint(use_reentrant=True) does: "
@@ -256,7 +268,7 @@ def _plans(parameters: Sequence[torch.nn.Parameter], bucket_bytes: int) -> tuple
         bucket = open_.setdefault(key, [])
         bucket.append(index)
         limit = bucket_bytes if filled else min(FIRST_BUCKET_BYTES, bucket_bytes)
-        if sum(parameters[one].nbytes for one in bucket) >= limit:
+        if sum(local(parameters[one]).nbytes for one in bucket) >= limit:
             filled.append(open_.pop(key))
     return tuple(_plan(parameters, members) for members in (*filled, *open_.values()))
 
@@ -268,7 +280,7 @@ def _plan(parameters: Sequence[torch.nn.Parameter], members: Sequence[int]) -> _
     starts, end = [], 0
     for index in members:
         starts.append(end)
-        numbers = parameters[index].numel() * (2 if first.dtype.is_complex else 1)
+        numbers = local(parameters[index]).numel() * (2 if first.dtype.is_complex else 1)
         end += -(-numbers // line) * line
     return _Plan(dtype=real, device=first.device, members=tuple(members), starts=tuple(starts), length=end)
 
@@ -278,7 +290,7 @@ def _bucket_of(plans: Sequence[_Plan], count: int) -> list[int]:
     return [found[index] for index in range(count)]
 
 
-def _view(flat: torch.Tensor, start: int, parameter: torch.nn.Parameter) -> torch.Tensor:
+def _view(flat: torch.Tensor, start: int, parameter: torch.Tensor) -> torch.Tensor:
     """The parameter's place in its bucket, in the parameter's own shape and order of numbers."""
     if parameter.is_complex():
         part = flat[start : start + 2 * parameter.numel()]

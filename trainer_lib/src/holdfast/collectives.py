@@ -165,6 +165,28 @@ class Group:
         """Begin to take the maximum over all ranks, in place."""
         return self._launch_all_reduce(tensor, dist.ReduceOp.MAX)
 
+    def launch_gather(self, output: torch.Tensor, part: torch.Tensor) -> Pending:
+        """Begin to put every rank's part, in order of ranks, into `output`; flat tensors, all parts of one length."""
+        self.over.check()
+        if self.size == 1:
+            output.copy_(part)
+            return _Done()
+        gpus = self._nccl
+        if gpus is not None and part.is_cuda:
+            return _NcclPending(_launched(lambda: gpus.all_gather(output, part)), self.over)
+        return _GlooPending(self._pg()._allgather_base(output, part), self.over)
+
+    def launch_scatter(self, output: torch.Tensor, parts: torch.Tensor) -> Pending:
+        """Begin to sum all ranks' `parts`, of which this rank gets its own; flat tensors."""
+        self.over.check()
+        if self.size == 1:
+            output.copy_(parts)
+            return _Done()
+        gpus = self._nccl
+        if gpus is not None and parts.is_cuda:
+            return _NcclPending(_launched(lambda: gpus.reduce_scatter(output, parts)), self.over)
+        return _GlooPending(self._pg()._reduce_scatter_base(output, parts), self.over)
+
     def launch_send(self, tensor: torch.Tensor, to: int, tag: int = 0) -> Pending:
         """Begin to send a tensor on the CPU to one rank."""
         return self._launch_aside(lambda: self._pg().send([tensor], to, tag))

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed
@@ -25,7 +25,7 @@ from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.numerics import fingerprint as numerics
 from holdfast.checkpoint.state import Stateful, flatten
 from holdfast.checkpoint.writer import SaveResult, Snapshot
-from holdfast.checks import check_managed, check_run
+from holdfast.checks import check_managed, check_run, check_whole
 from holdfast.committer import Committer
 from holdfast.config import JobConfig
 from holdfast.data import Audit, Position, expected_audit
@@ -36,9 +36,11 @@ from holdfast.lineage import Lineage
 from holdfast.lineup import Lineup, Team
 from holdfast.place import Place
 from holdfast.rank_agent import Agent, Parting
+from holdfast.sharding import Sharding, check_sharded
 from holdfast.stepping import Stepper, StepResult
 
 _log = logging.getLogger("holdfast.job")
+Module = TypeVar("Module", bound=torch.nn.Module)
 _TORCHS = (torch.nn.Module, torch.optim.Optimizer)
 
 
@@ -80,6 +82,7 @@ class Job:
         self._interface = interface
         self._first: Place | None = None
         self._team: Team | None = None
+        self._sharding: Sharding | None = None
         self._lineage = Lineage({})
         self._stepper: Stepper | None = None
         self._lineup: Lineup | None = None
@@ -125,6 +128,11 @@ class Job:
     def run_id(self) -> str:
         """Stable over restarts: for experiment trackers."""
         return self._place.run_id if self._team is None else self._team.attempt.run_id
+
+    @property
+    def shard(self) -> int:
+        """Which shard of the model this rank has; 0 if it is not sharded. It may change when the world does."""
+        return 0 if self._sharding is None else self._sharding.shard
 
     @property
     def committed_step(self) -> int:
@@ -178,6 +186,7 @@ class Job:
         """
         if self._lineup is not None:
             raise UsageError("job.manage() was called twice: give it everything at once")
+        check_sharded(self._sharding, _parameters(model, *stateful.values()), scaler)
         named = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, **stateful}
         objects = {name: _checked(name, thing) for name, thing in named.items() if thing is not None}
         others = {name: thing for name, thing in objects.items() if not isinstance(thing, _TORCHS)}
@@ -186,6 +195,7 @@ class Job:
         self._elasticity = elasticity or self._elasticity
         self._lineage.rates = Scaler(optimizer, self._elasticity)
         self._lineage.objects.update(objects)
+        self._lineage.sharding = self._sharding
         self._stepper = Stepper(
             self._lineage,
             self._agent,
@@ -206,6 +216,23 @@ class Job:
         )
         first, self._first = self._first, None
         self._line_up(self._lineup, first)
+
+    def fully_shard(
+        self, module: Module, *, size: int, reshard_after_forward: bool | None = None, mp_policy: Any = None
+    ) -> Module:
+        """Shard a module's parameters over replicas of `size` ranks, as torch's `fully_shard` (FSDP2) does.
+
+        Call it bottom-up: on the layers, then on the whole model; before the optimizer is made, and with the same
+        size. The world must be made of whole replicas.
+        """
+        check_whole("size", size, least=2)
+        if self._sharding is None:
+            self._sharding = Sharding(size, self.device)
+        if self._sharding.size != size:
+            raise UsageError(f"job.fully_shard was called with size {self._sharding.size} and now with {size}")
+        options = {"reshard_after_forward": reshard_after_forward, "mp_policy": mp_policy}
+        self._sharding.add(module, {name: value for name, value in options.items() if value is not None})
+        return module
 
     def batches(
         self,
@@ -276,7 +303,7 @@ class Job:
             self._say_done()
         self._agent.close()
         if self._team is not None:
-            self._team.group.close()
+            self._team.close()
 
     # Worlds
 
@@ -344,7 +371,9 @@ class Job:
         stepper.begin()
         position = self._lineage.position or start
         self._lineage.position = position
-        parts = loader.parts(position, rank=team.group.rank, world_size=team.group.size)
+        parts = loader.parts(
+            position, rank=team.group.rank, world_size=team.group.size, alike=self._sharding is not None
+        )
         for part in parts:
             micro = loader.fetch(part, position)
             self._micro, self._last_micro = micro, part is parts[-1]
@@ -407,6 +436,7 @@ class Job:
         return Snapshot(
             name=CommitName(step=lineage.step, pair=team.pair),
             specs=flat.specs,
+            holding=team.holding(flat.sharded),
             read=flat.read,
             state={
                 "objects": flat.tree,
@@ -451,6 +481,12 @@ def _checked(name: str, thing: Any) -> Stateful:
             "give it both, or leave it out of manage()"
         )
     return thing
+
+
+def _parameters(*things: Any) -> Iterator[torch.nn.Parameter]:
+    for thing in things:
+        if isinstance(thing, torch.nn.Module):
+            yield from thing.parameters()
 
 
 def _activity(name: str) -> Activity:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from holdfast.data import Position
 from holdfast.data.mix import mix_all
 from holdfast.elastic import Elasticity, Ramp, Scaler
 from holdfast.marks import Standing
+from holdfast.sharding import Sharding
 from holdfast.worlds import Json, Pair
 
 _log = logging.getLogger("holdfast.job")
@@ -37,6 +38,7 @@ class Lineage:
         self.skipped_in_a_row = 0
         self.position: Position | None = None
         self.rates = Scaler(None, Elasticity())
+        self.sharding: Sharding | None = None
         self.saved_step = 0  # the last step known to be durable
 
     @property
@@ -82,7 +84,7 @@ class Lineage:
 
     def take_memory(self, tree: Any, tensors: Mapping[str, torch.Tensor], side: Json, *, rank: int) -> None:
         """Become what a survivor is."""
-        load_into(self.objects, tree, lambda name: tensors[name])
+        self._load(tree, lambda name: tensors[name])
         self.origin = Pair.maybe(side["origin"])
         self.skipped, self.skipped_in_a_row = int(side["skipped"]), int(side["skippedInARow"])
         self.saved_step = int(side["savedStep"])
@@ -95,11 +97,7 @@ class Lineage:
     def take_commit(self, loaded: Loaded, *, rank: int) -> None:
         """Become what was committed."""
         manifest = loaded.manifest
-        load_into(
-            self.objects,
-            manifest.state["objects"],
-            lambda name: assemble(manifest.tensors[name], loaded.chunk),
-        )
+        self._load(manifest.state["objects"], lambda name: assemble(manifest.tensors[name], loaded.chunk))
         self.standing = Standing(step=manifest.step)
         self.origin = manifest.pair
         self.skipped = int(manifest.state.get("counters", {}).get("skipped", 0))
@@ -117,6 +115,12 @@ class Lineage:
     def begin_anew(self) -> None:
         """There is nothing to go on from: the objects stay as the script made them."""
         self.standing, self.origin, self.position, self.rates.ramp = Standing(), None, None, None
+
+    def _load(self, tree: Any, tensor: Callable[[str], torch.Tensor]) -> None:
+        if self.sharding is None:
+            load_into(self.objects, tree, tensor)
+        else:
+            load_into(self.objects, tree, tensor, self.sharding.part)
 
     # A step
 

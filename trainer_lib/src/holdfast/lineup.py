@@ -6,25 +6,28 @@ A world that fails on the way costs nothing but the way: survivors keep their st
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
 from torch._C._distributed_c10d import TCPStore
 
-from holdfast import marks, transfer
+from holdfast import marks, shards, transfer
 from holdfast.activity import Activity, Meter
 from holdfast.checkpoint.engine import Attempt, Engine, attempt_by_hand
 from holdfast.checkpoint.reader import Restored
+from holdfast.checkpoint.shard import Holding
 from holdfast.collectives import Group, Over
 from holdfast.config import JobConfig
 from holdfast.environment import publish
 from holdfast.errors import DamagedError, ForeignClaimError, PeerLostError
 from holdfast.lineage import Lineage
 from holdfast.marks import Standing, Verdict
+from holdfast.parts import is_sharded
 from holdfast.place import Place
 from holdfast.rank_agent import Agent
+from holdfast.shards import Deal
 from holdfast.stepping import Stepper
 from holdfast.worlds import Pair
 
@@ -42,11 +45,40 @@ class Team:
     group: Group
     over: Over
     attempt: Attempt
+    deal: Deal | None = None
+    """Who has which shard of the model, if it is sharded."""
+    peers: Group | None = None
+    mates: Group | None = None
 
     @property
     def pair(self) -> Pair:
         """The attempt's name."""
         return self.attempt.pair
+
+    def abandon(self) -> None:
+        """Leave all groups at once."""
+        for group in self._groups():
+            group.abandon()
+
+    def close(self) -> None:
+        """Leave all groups in order."""
+        for group in self._groups():
+            group.close()
+
+    def sharing(self, ranks: Sequence[int]) -> list[int]:
+        """Those of them that have, or are to have, the same state as this rank."""
+        return [rank for rank in ranks if self.deal is None or self.deal.shards[rank] == self._shard()]
+
+    def holding(self, names: Iterable[str]) -> Holding | None:
+        """What a commit must know of who has what."""
+        deal = self.deal
+        return None if deal is None else Holding(names=frozenset(names), size=deal.size, shards=deal.shards)
+
+    def _shard(self) -> int | None:
+        return None if self.deal is None else self.deal.shards[self.group.rank]
+
+    def _groups(self) -> list[Group]:
+        return [group for group in (self.peers, self.mates, self.group) if group is not None]
 
 
 class Lineup:
@@ -94,7 +126,7 @@ class Lineup:
     def leave(self, team: Team, reason: str) -> None:
         """Have no more to do with a world, and be ready for the next."""
         self._agent.leave(reason)
-        team.group.abandon()
+        team.abandon()
 
     # Inside
 
@@ -102,27 +134,32 @@ class Lineup:
         publish(place.torchrun)
         over = self._agent.enter(place)
         self._meter.enter(Activity.SYNC, self._lineage.step)
+        if place.world_size > 1 and place.serves_store and place.port is not None:
+            self._served = TCPStore(place.host, place.port, is_master=True, wait_for_workers=False)
         group = self._connect(place, over)
+        team = None
         try:
             team = Team(place=place, group=group, over=over, attempt=self._attempt(place, group))
             if self._engine is not None:
                 self._engine.enter(team.attempt, group)
-            self._agree(team)
-            self._stepper.attach(group, team.pair)
+            verdict, deal, claimed = self._agree(team)
+            team = self._dealt(team, deal)
+            self._follow(team, verdict, claimed=claimed)
+            self._stepper.attach(group, team.pair, peers=team.peers, mates=team.mates)
         except BaseException:
-            group.abandon()
+            (team or group).abandon()
             raise
         return team
 
-    def _connect(self, place: Place, over: Over) -> Group:
-        if place.world_size > 1 and place.serves_store and place.port is not None:
-            self._served = TCPStore(place.host, place.port, is_master=True, wait_for_workers=False)
+    def _connect(self, place: Place, over: Over, name: str = "", members: Sequence[int] | None = None) -> Group:
+        """Of all ranks, or of some of them."""
+        ranks = range(place.world_size) if members is None else members
         return Group.connect(
             host=place.host,
             port=place.port or 0,
-            prefix=place.name,
-            rank=place.rank,
-            size=place.world_size,
+            prefix=place.name + name,
+            rank=ranks.index(place.rank),
+            size=len(ranks),
             device=self._device(place),
             over=over,
             timeout=CONNECT_SECONDS,
@@ -140,17 +177,24 @@ class Lineup:
             known=self._agent.known_claims(),
         )
 
-    def _agree(self, team: Team) -> None:
-        """Whose state goes on; afterwards it is everyone's."""
-        told = team.group.gather(self._lineage.standing.to_json())
-        standings = [Standing.from_json(value) for value in told]
-        verdict = marks.resolve(standings)
+    def _agree(self, team: Team) -> tuple[Verdict, Deal | None, bool]:
+        """Whose state goes on, who has which shard of it, and whether the generation's claim stands for it."""
+        sharding = self._lineage.sharding
+        shard = None if sharding is None else sharding.shard
+        told = team.group.gather({"standing": self._lineage.standing.to_json(), "shard": shard})
+        standings = [Standing.from_json(value["standing"]) for value in told]
+        held = [value["shard"] for value in told]
+        verdict, deal = self._resolve(standings, held)
         claimed = verdict.donor is not None and _claimed(standings[verdict.donor], team.pair)
         if verdict.donor is not None and self._engine is not None and not claimed:
             # Within a generation no commit is above the best memory (protocol, rule 2), and nobody needs to look.
             newest = self._engine.newest()
-            verdict = marks.resolve(standings, None if newest is None else newest.pair)
+            verdict, deal = self._resolve(standings, held, None if newest is None else newest.pair)
         _log.info("%s", verdict.message)
+        return verdict, deal, claimed
+
+    def _follow(self, team: Team, verdict: Verdict, *, claimed: bool) -> None:
+        """Make the state that goes on everyone's."""
         if verdict.donor is None:
             self._from_checkpoint(team)
         else:
@@ -159,6 +203,8 @@ class Lineup:
             self._affirm(team)
         else:
             team.group.barrier()
+        if self._lineage.sharding is not None and self._lineage.step:
+            self._lineage.sharding.settled()
 
     def _affirm(self, team: Team) -> None:
         """A step that was applied from a doubt: no checkpoint may hold it before all have voted on it."""
@@ -169,29 +215,65 @@ class Lineup:
         finally:
             self._agent.end_vote()
 
+    def _resolve(
+        self, standings: Sequence[Standing], held: Sequence[int], commit: Pair | None = None
+    ) -> tuple[Verdict, Deal | None]:
+        sharding = self._lineage.sharding
+        if sharding is None:
+            return marks.resolve(standings, commit), None
+        return shards.resolve(standings, held, sharding.size, commit)
+
+    def _dealt(self, team: Team, deal: Deal | None) -> Team:
+        sharding, place = self._lineage.sharding, team.place
+        if deal is None or sharding is None:
+            return team
+        _log.info("shard %d of %d, replica %d", deal.shards[place.rank], deal.size, deal.replica(place.rank))
+        team = replace(team, deal=deal)
+        peers = self._connect(place, team.over, f"/shard-{deal.shards[place.rank]}", deal.peers(place.rank))
+        team = replace(team, peers=peers)
+        try:
+            mates = self._connect(place, team.over, f"/replica-{deal.replica(place.rank)}", deal.mates(place.rank))
+        except BaseException:
+            peers.abandon()
+            raise
+        sharding.attach(mates)
+        return replace(team, mates=mates)
+
     def _from_memory(self, team: Team, verdict: Verdict, *, claimed: bool) -> None:
         group, lineage = team.group, self._lineage
+        donors, takers = team.sharing(verdict.survivors), team.sharing(verdict.newcomers)
         if group.rank in verdict.survivors:
             self._stepper.settle(self._synchronised(team, verdict), apply=verdict.apply)
-            if verdict.newcomers:
-                transfer.give(group, verdict.newcomers, verdict.survivors, lineage.flat(), lineage.side())
+            if takers:
+                transfer.give(group, takers, donors, lineage.flat(), lineage.side())
         else:
-            received = _received(group, verdict.survivors)  # until it is here, an older state of ours may still count
+            received = _received(group, donors)  # until it is here, an older state of ours may still count
             self._stepper.settle(marks.torn(lineage.standing), apply=False)
+            self._take_shard(team)
             lineage.take_memory(*received, rank=group.rank)
             lineage.standing = self._synchronised(team, verdict)
         self._say_restored("memory", lineage.origin)
         if self._engine is not None and not claimed:
             self._claim(team, self._engine)
 
+    def _take_shard(self, team: Team) -> None:
+        if team.deal is not None and self._lineage.sharding is not None:
+            self._lineage.sharding.become(team.deal.shards[team.group.rank])
+
     def _synchronised(self, team: Team, verdict: Verdict) -> Standing:
-        return marks.synchronised(self._lineage.standing, team.pair, verdict.step, verdict.voted)
+        standing = self._lineage.standing
+        if standing.voted != verdict.voted and standing.synced is not None:
+            standing = marks.torn(
+                standing
+            )  # of one attempt, as `shards.resolve` said: only the vote did not get here
+        return marks.synchronised(standing, team.pair, verdict.step, verdict.voted)
 
     def _from_checkpoint(self, team: Team) -> None:
         self._meter.enter(Activity.RESTORE)
         lineage = self._lineage
         found = Restored(loaded=None) if self._engine is None else self._engine.restore()
         self._stepper.settle(marks.torn(lineage.standing), apply=False)
+        self._take_shard(team)
         if found.loaded is None:
             lineage.begin_anew()
             self._equalise(team.group)
@@ -208,11 +290,14 @@ class Lineup:
 
     def _equalise(self, group: Group) -> None:
         """All ranks start from rank 0's weights."""
+        if self._lineage.sharding is not None:
+            self._lineage.sharding.begin_anew(group)
         if group.size == 1:
             return
         for module in self._lineage.modules():
             for tensor in (*module.parameters(), *module.buffers()):
-                group.broadcast_(tensor.data, 0)
+                if not is_sharded(tensor):
+                    group.broadcast_(tensor.data, 0)
 
     def _say_restored(self, source: str, pair: Pair | None, found: Restored | None = None) -> None:
         quarantined = found.quarantined if found is not None else ()

@@ -60,7 +60,7 @@ class Nccl:
         self.lost = False
         self._group = group
         self._device = device
-        self._flying: dict[int, torch.Tensor] = {}
+        self._flying: dict[int, tuple[torch.Tensor, ...]] = {}
 
     @classmethod
     def connect(cls, store: Any, *, rank: int, size: int, device: torch.device, timeout: float) -> Nccl:
@@ -87,6 +87,14 @@ class Nccl:
         options.rootRank, options.rootTensor = src, 0
         return self._fly(tensor, self._group.broadcast([tensor], options))
 
+    def all_gather(self, output: torch.Tensor, part: torch.Tensor) -> Flight:
+        """Begin to collect every rank's part, in order of ranks."""
+        return self._fly(output, self._group._allgather_base(output, part), part)
+
+    def reduce_scatter(self, output: torch.Tensor, parts: torch.Tensor) -> Flight:
+        """Begin to sum, each rank getting its part."""
+        return self._fly(output, self._group._reduce_scatter_base(output, parts), parts)
+
     def forget(self, tensor: torch.Tensor) -> None:
         """Its operation is done."""
         self._flying.pop(id(tensor), None)
@@ -99,6 +107,6 @@ class Nccl:
             torch.cuda.synchronize(self._device)
             self._flying.clear()
 
-    def _fly(self, tensor: torch.Tensor, work: Any) -> Flight:
-        self._flying[id(tensor)] = tensor
+    def _fly(self, tensor: torch.Tensor, work: Any, *more: torch.Tensor) -> Flight:
+        self._flying[id(tensor)] = (tensor, *more)
         return Flight(self, work, tensor)

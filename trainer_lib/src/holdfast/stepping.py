@@ -26,6 +26,7 @@ from holdfast.errors import NonFiniteError, UsageError
 from holdfast.lineage import Lineage, finite
 from holdfast.marks import Standing
 from holdfast.rank_agent import Agent
+from holdfast.sharding import whole_norm
 from holdfast.statistics import Statistics
 from holdfast.undo import Undo
 from holdfast.worlds import Pair
@@ -97,6 +98,8 @@ class Stepper:
         self._wants_commit = wants_commit
         self._max_grad_norm = max_grad_norm
         self._scaler = scaler
+        self._sharding = lineage.sharding
+        self._mates: Group | None = None
         self._reducer = Reducer(lineage.trained())
         self._structure = Structure(lineage.objects)
         self._statistics = Statistics(lineage.modules())
@@ -107,10 +110,10 @@ class Stepper:
         self._pair: Pair | None = None
         self.torn = False  # the optimizer raised half way: this state is nobody's
 
-    def attach(self, group: Group, pair: Pair) -> None:
-        """The next steps are made with these peers."""
-        self._group, self._pair = group, pair
-        self._reducer.attach(group)
+    def attach(self, group: Group, pair: Pair, *, peers: Group | None = None, mates: Group | None = None) -> None:
+        """The next steps are made with these ranks. Of a sharded model, `peers` have our shard, `mates` the rest."""
+        self._group, self._pair, self._mates = group, pair, mates
+        self._reducer.attach(group, peers)
         self.begin()
 
     def begin(self) -> None:
@@ -122,7 +125,8 @@ class Stepper:
         """Backward of one micro-batch; with the last one the averages start on their way."""
         if self.torn:
             raise UsageError("the optimizer failed in an earlier step: let that exception end the script")
-        if weight:  # the mean over no samples is not a number, and would spoil everyone's step
+        if weight or self._sharding is not None:
+            # The mean over no samples is no number, and would spoil everyone's step. But mates wait for each other.
             check_loss(loss)
             self._reducer.arm(last=last)
             weighted = loss * weight
@@ -142,6 +146,8 @@ class Stepper:
 
     def check(self) -> None:
         """Before the state is saved: it must be what the optimizer works on."""
+        if self._sharding is not None:
+            self._sharding.reset()
         self._structure.check_now()
 
     def settle(self, standing: Standing, *, apply: bool) -> None:
@@ -157,6 +163,8 @@ class Stepper:
             return
         self._kept = None
         self._reducer.discard()
+        if self._sharding is not None:
+            self._sharding.reset()
         self._undo.restore()
 
     # Inside
@@ -171,6 +179,8 @@ class Stepper:
         if agreed.weight == 0:
             raise UsageError("no rank had a sample in this step: call job.step(loss, samples=…) only while one has")
         self._kept = _Kept(agreed=agreed, samples=samples, world_size=group.size, statistics=statistics)
+        if self._mates is not None:
+            self._norm(self._kept)
         self._lineage.standing = marks.prepared(self._lineage.standing, pair)
         return self._kept
 
@@ -203,7 +213,10 @@ class Stepper:
             self._agent.end_vote()
 
     def _norm(self, kept: _Kept) -> float:
-        """Make the averages the gradients; their norm is the same on every rank, since they are."""
+        """Make the averages the gradients; their norm is the same on every rank, since they are.
+
+        Of a sharded model it takes the mates, so it is part of what is prepared.
+        """
         if kept.norm is not None:
             return kept.norm
         self._reducer.adopt(kept.agreed.touched)
@@ -212,7 +225,8 @@ class Stepper:
             self._reducer.scale(1.0 / weight)
         if self._scaler is not None and self._lineage.optimizer is not None:
             self._scaler.unscale_(self._lineage.optimizer)
-        kept.norm = float(self._reducer.norm())
+        own = float(self._reducer.norm())
+        kept.norm = own if self._mates is None else whole_norm(own, self._mates)
         return kept.norm
 
     def _apply(self, kept: _Kept) -> Made:
@@ -230,6 +244,8 @@ class Stepper:
             self._statistics.take(kept.statistics)
         self._reducer.clear()
         self._kept = None
+        if self._sharding is not None:
+            self._sharding.settled()
         if lineage.position is not None and kept.samples is not None:
             lineage.position = lineage.position.advanced(kept.samples, agreed.seen)
         result = self._told(kept, norm) if good else self._passed_over(agreed)

@@ -56,7 +56,7 @@ class Channel(Protocol):
 
 def give(group: Channel, to: Sequence[int], donors: Sequence[int], flat: Flat, side: Json) -> None:
     """Send this rank's part of the state to newcomers; each of `donors` calls it. `side` is the first one's."""
-    layout = Layout(flat.specs)
+    layout = Layout(flat.here)
     sharing = layout.sharing(donors)
     if not to or group.rank not in sharing:
         return

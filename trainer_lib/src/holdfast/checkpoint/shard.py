@@ -142,6 +142,38 @@ def divide(
     return tuple(tuple(share) for share in shares)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Holding:
+    """Which tensors are sharded by rows, and who has which shard of them: `shards` is in order of ranks."""
+
+    names: frozenset[str]
+    size: int
+    shards: tuple[int, ...]
+
+
+def held_by(specs: Sequence[TensorSpec], holding: Holding, rank: int) -> tuple[Piece, ...]:
+    """The rows that this rank writes: of each tensor, one of the ranks that have them, in turn."""
+    shard = holding.shards[rank]
+    peers = [other for other, one in enumerate(holding.shards) if one == shard]
+    mine = [spec for turn, spec in enumerate(sorted(specs, key=_name)) if peers[turn % len(peers)] == rank]
+    cut = [(spec, *rows(spec.shape[0], holding.size, shard)) for spec in mine]
+    return tuple(
+        Piece(spec=spec, start=(begin, *(0 for _ in spec.shape[1:])), shape=(end - begin, *spec.shape[1:]))
+        for spec, begin, end in cut
+        if end > begin
+    )
+
+
+def rows(length: int, size: int, shard: int) -> tuple[int, int]:
+    """[begin, end) of a shard along a first dimension, as `torch.chunk` cuts it: later shards may be empty."""
+    step = -(-length // size)
+    return min(length, step * shard), min(length, step * (shard + 1))
+
+
+def _name(spec: TensorSpec) -> str:
+    return spec.name
+
+
 def _cut(spec: TensorSpec, fair: int) -> list[Piece]:
     parts = -(-spec.nbytes // fair)
     rows = spec.shape[0] if spec.shape else 1

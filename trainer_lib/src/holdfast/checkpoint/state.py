@@ -1,7 +1,8 @@
 """Live objects ↔ named tensors and a JSON tree. No pickle: what cannot be said in these is refused by name.
 
-In the tree, `{"$tensor": name}` stands for a tensor, and `$map`, `$tuple`, `$float`, `$bytes`, `$array` for what
-JSON lacks. A tensor's name is its path in the tree, so it means the same on every rank and in every release.
+In the tree, `{"$tensor": name}` stands for a tensor, `{"$rows": [name, shape]}` for one of which each rank of a
+replica has rows, and `$map`, `$tuple`, `$float`, `$bytes`, `$array` for what JSON lacks. A tensor's name is its path
+in the tree, so it means the same on every rank and in every release.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import base64
 import enum
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -20,6 +21,7 @@ from holdfast.checkpoint.files import Buffer
 from holdfast.checkpoint.manifest import TensorRecord
 from holdfast.checkpoint.shard import ITEM_BYTES, Piece, TensorSpec
 from holdfast.errors import StateError
+from holdfast.parts import is_sharded, local
 
 _DTYPES: Final[Mapping[torch.dtype, str]] = {
     torch.bool: "BOOL",
@@ -40,6 +42,7 @@ _DTYPES: Final[Mapping[torch.dtype, str]] = {
     torch.complex64: "C64",
 }
 _TORCH: Final = {name: dtype for dtype, name in _DTYPES.items()}
+Rows = Callable[[torch.Tensor, Sequence[int]], torch.Tensor]
 _MARK: Final = "$"
 _MEND: Final = "keep only tensors, numbers, strings, lists and dicts in its state_dict()"
 
@@ -61,19 +64,29 @@ class Flat:
 
     tree: Any
     tensors: Mapping[str, torch.Tensor]
+    sharded: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of those of which only rows are here, the shape of the whole."""
 
     @property
     def specs(self) -> list[TensorSpec]:
-        """What is needed to share the tensors out over the ranks."""
+        """The whole tensors: what is needed to share them out over the ranks."""
+        return [
+            TensorSpec(name=name, dtype=_DTYPES[tensor.dtype], shape=self.sharded.get(name, tuple(tensor.shape)))
+            for name, tensor in self.tensors.items()
+        ]
+
+    @property
+    def here(self) -> list[TensorSpec]:
+        """What this rank has of them."""
         return [
             TensorSpec(name=name, dtype=_DTYPES[tensor.dtype], shape=tuple(tensor.shape))
             for name, tensor in self.tensors.items()
         ]
 
     def read(self, piece: Piece) -> Buffer:
-        """The bytes of a piece."""
+        """The bytes of a piece. Of a sharded tensor, a piece is all that is here."""
         tensor = self.tensors[piece.spec.name]
-        if not piece.whole:
+        if not piece.whole and piece.spec.name not in self.sharded:
             tensor = tensor.narrow(0, piece.start[0], piece.shape[0])
         flat = tensor.detach().cpu().contiguous().reshape(-1)
         return flat.view(torch.uint8).numpy().data
@@ -83,7 +96,7 @@ def flatten(objects: Mapping[str, Stateful]) -> Flat:
     """Take the state of each object apart; StateError names what cannot be saved and how to mend it."""
     encoder = _Encoder()
     tree = {name: encoder.encode(thing.state_dict(), (name,)) for name, thing in objects.items()}
-    return Flat(tree=tree, tensors=encoder.tensors)
+    return Flat(tree=tree, tensors=encoder.tensors, sharded=encoder.sharded)
 
 
 def flatten_values(values: Mapping[str, Any]) -> Flat:
@@ -96,11 +109,16 @@ def flatten_values(values: Mapping[str, Any]) -> Flat:
 @dataclass
 class _Encoder:
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    sharded: dict[str, tuple[int, ...]] = field(default_factory=dict)
     _seen: dict[tuple[Any, ...], str] = field(default_factory=dict)
 
     def encode(self, value: Any, path: tuple[str, ...]) -> Any:
         if value is None or (isinstance(value, (bool, str)) and not isinstance(value, enum.Enum)):
             return value
+        if isinstance(value, torch.Tensor) and is_sharded(value):
+            name = self._tensor(local(value), path)
+            self.sharded[name] = tuple(value.shape)
+            return {"$rows": [name, list(value.shape)]}
         if isinstance(value, torch.Tensor):
             return {"$tensor": self._tensor(value, path)}
         if isinstance(value, np.ndarray):
@@ -159,8 +177,6 @@ def _check_tensor(tensor: torch.Tensor, path: tuple[str, ...]) -> None:
     where = ".".join(path)
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
         raise StateError(f"{where} is not a dense tensor in memory, and only those can be saved: {_MEND}")
-    if hasattr(tensor, "device_mesh"):
-        raise StateError(f"{where} is a sharded DTensor, and this release saves replicated tensors only")
     if tensor.dtype not in _DTYPES:
         raise StateError(
             f"{where} is of dtype {tensor.dtype}, which safetensors does not have: cast it to one of "
@@ -175,29 +191,35 @@ def _from_numpy(value: np.ndarray[Any, Any], path: tuple[str, ...]) -> torch.Ten
         raise _refused(path, value) from None
 
 
-def unflatten(tree: Any, tensor: Callable[[str], torch.Tensor]) -> Any:
-    """The inverse of `flatten` for one tree."""
+def _all_of_it(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    return tensor
+
+
+def unflatten(tree: Any, tensor: Callable[[str], torch.Tensor], rows: Rows = _all_of_it) -> Any:
+    """The inverse of `flatten` for one tree; `rows` makes a sharded tensor of one that `tensor` gave."""
     if isinstance(tree, list):
-        return [unflatten(item, tensor) for item in tree]
+        return [unflatten(item, tensor, rows) for item in tree]
     if not isinstance(tree, dict):
         return tree
     if len(tree) == 1:
         ((mark, value),) = tree.items()
         if mark.startswith(_MARK):
-            return _unmark(mark, value, tensor)
-    return {key: unflatten(item, tensor) for key, item in tree.items()}
+            return _unmark(mark, value, tensor, rows)
+    return {key: unflatten(item, tensor, rows) for key, item in tree.items()}
 
 
-def _unmark(mark: str, value: Any, tensor: Callable[[str], torch.Tensor]) -> Any:
+def _unmark(mark: str, value: Any, tensor: Callable[[str], torch.Tensor], rows: Rows) -> Any:
     match mark:
+        case "$rows":
+            return rows(tensor(value[0]), value[1])
         case "$tensor":
             return tensor(value)
         case "$array":
             return tensor(value).numpy()
         case "$tuple":
-            return tuple(unflatten(item, tensor) for item in value)
+            return tuple(unflatten(item, tensor, rows) for item in value)
         case "$map":
-            return {unflatten(key, tensor): unflatten(item, tensor) for key, item in value}
+            return {unflatten(key, tensor): unflatten(item, tensor, rows) for key, item in value}
         case "$float":
             return float(value)
         case "$bytes":
@@ -223,7 +245,10 @@ def assemble(record: TensorRecord, chunk: Callable[[str, int, int], memoryview])
 
 
 def load_into(
-    objects: Mapping[str, Stateful], tree: Mapping[str, Any], tensor: Callable[[str], torch.Tensor]
+    objects: Mapping[str, Stateful],
+    tree: Mapping[str, Any],
+    tensor: Callable[[str], torch.Tensor],
+    rows: Rows = _all_of_it,
 ) -> None:
     """Give each object its state back; StateError says which does not fit."""
     missing, extra = sorted(set(objects) - set(tree)), sorted(set(tree) - set(objects))
@@ -234,7 +259,7 @@ def load_into(
         )
     for name, thing in objects.items():
         try:
-            thing.load_state_dict(unflatten(tree[name], tensor))
+            thing.load_state_dict(unflatten(tree[name], tensor, rows))
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise StateError(
                 f"the saved state of {name!r} does not fit the object given to manage() ({error}): "

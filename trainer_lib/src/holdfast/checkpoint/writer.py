@@ -18,12 +18,12 @@ from holdfast.checkpoint.exchange import Exchange
 from holdfast.checkpoint.files import Buffer
 from holdfast.checkpoint.manifest import Chunk, Manifest, TensorRecord, check
 from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.shard import Piece, TensorSpec, divide, plan_shard
+from holdfast.checkpoint.shard import Holding, Piece, TensorSpec, divide, held_by, plan_shard
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """What is to be committed. Replicated: the same on every rank, but for `alone`."""
+    """What is to be committed. The same on every rank, but for `alone` and the rows of what `holding` names."""
 
     name: CommitName
     specs: Sequence[TensorSpec]
@@ -35,6 +35,7 @@ class Snapshot:
     job_uid: str = ""
     publication: str = ""
     run_id: str = ""
+    holding: Holding | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,13 +72,22 @@ def _begin(root: Path, name: CommitName) -> dict[str, Any]:
 
 
 def _write(folder: Path, snapshot: Snapshot, exchange: Exchange) -> dict[str, Any]:
-    share = divide(snapshot.specs, exchange.size)[exchange.rank]
+    share = _share(snapshot, exchange)
     plan = plan_shard(share, metadata={"format": "pt", "commit": str(snapshot.name), "rank": str(exchange.rank)})
     try:
         data = (snapshot.read(piece) for piece in plan.pieces)
         return write_shard(folder, exchange.rank, plan, data, snapshot.alone).to_json()
     except OSError as error:
         return {"error": f"rank {exchange.rank}: {error}"}
+
+
+def _share(snapshot: Snapshot, exchange: Exchange) -> tuple[Piece, ...]:
+    holding = snapshot.holding
+    if holding is None:
+        return divide(snapshot.specs, exchange.size)[exchange.rank]
+    whole = [spec for spec in snapshot.specs if spec.name not in holding.names]
+    parts = [spec for spec in snapshot.specs if spec.name in holding.names]
+    return (*divide(whole, exchange.size)[exchange.rank], *held_by(parts, holding, exchange.rank))
 
 
 def _finish(root: Path, staging: str, snapshot: Snapshot, written: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -54,20 +54,26 @@ class Loader:
         """Samples of one global step in a world of this size."""
         return scaled_batch(self.elasticity, self.global_batch, world_size)
 
-    def parts(self, position: Position, *, rank: int, world_size: int) -> list[Share]:
-        """This rank's micro-batches of the step at `position`; none if the world has more ranks than samples."""
+    def parts(self, position: Position, *, rank: int, world_size: int, alike: bool = False) -> list[Share]:
+        """This rank's micro-batches of the step at `position`; none if the world has more ranks than samples.
+
+        If all ranks must have as many, `alike`, who has fewer gets empty ones more.
+        """
         batch = self.batch_at(world_size)
         share = share_of(cursor=position.cursor, batch=batch, rank=rank, world_size=world_size)
-        return list(micro_batches(share, self.micro_batch))
+        parts = list(micro_batches(share, self.micro_batch))
+        most = -(-batch // (world_size * self.micro_batch)) if alike else 0
+        return parts + [Share(begin=share.begin, end=share.begin) for _ in range(most - len(parts))]
 
     def fetch(self, part: Share, position: Position) -> MicroBatch:
-        """The samples of one of them."""
+        """The samples of one of them. An empty one has one that does not count: a model can run on it."""
         seen, samples = Audit(), []
         for place in range(part.begin, part.end):
             epoch, sample = sample_at(place, size=self.size, seed=position.seed)
             samples.append(self.dataset[sample])
             seen = seen.seen(epoch, sample)
-        return MicroBatch(data=_moved(self.collate(samples), self.device), samples=len(samples), seen=seen)
+        data = samples or [self.dataset[sample_at(part.begin, size=self.size, seed=position.seed)[1]]]
+        return MicroBatch(data=_moved(self.collate(data), self.device), samples=len(samples), seen=seen)
 
 
 def make_loader(

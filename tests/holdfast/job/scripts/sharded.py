@@ -1,0 +1,94 @@
+"""A model that is sharded over replicas of two ranks, and ranks that die at a chosen point of a chosen step."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import time
+from typing import Any
+
+import torch
+from train import Points
+
+import holdfast
+from holdfast import stepping
+
+
+class Net(torch.nn.Sequential):
+    """Of sizes that two ranks cannot share evenly, with a part that only some micro-batches use."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3), torch.nn.Linear(3, 1))
+        self.sometimes = torch.nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen = x[:, 0] > 1
+        y = super().forward(x).squeeze(-1)
+        return y + self.sometimes.sum() * chosen if bool(chosen.any()) else y
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def arm(job: Any, model: Net, optimizer: torch.optim.Optimizer, faults: str) -> None:
+    """`point:slot:step`, with commas: die there, at that many committed steps."""
+    slot = os.environ["HOLDFAST_SLOT"]
+    for point, step in (fault.split(":")[::2] for fault in faults.split(",") if fault.split(":")[1:2] == [slot]):
+
+        def fall(*_: object, at: int = int(step)) -> None:
+            if job.committed_step == at:
+                die()
+
+        if point == "forward":
+            model[2].register_forward_pre_hook(fall)
+        elif point == "backward":
+            model[2].register_full_backward_hook(fall)
+        elif point == "vote":
+            before = stepping.marks.voted
+
+            def voted(*args: Any, fall: Any = fall, before: Any = before) -> Any:
+                fall()
+                return before(*args)
+
+            stepping.marks.voted = voted
+        elif point == "optimizer":
+            optimizer.register_step_pre_hook(lambda *_, at=int(step): die() if job.committed_step == at + 1 else None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--pause", type=float, default=0.0)
+    parser.add_argument("--faults", default="")
+    args = parser.parse_args()
+
+    job = holdfast.init()
+    torch.manual_seed(job.rank)  # ranks begin with different weights: rank 0's must win
+    model = Net().to(torch.float64)
+    for layer in model:
+        if list(layer.parameters()):
+            job.fully_shard(layer, size=2)
+    job.fully_shard(model, size=2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    arm(job, model, optimizer, args.faults)
+    job.manage(model=model, optimizer=optimizer, max_grad_norm=0.5)
+    results = []
+    for x, y in job.batches(Points(), global_batch_size=11, micro_batch_size=2, max_steps=args.steps):
+        time.sleep(args.pause)
+        result = job.step((model(x) - y).square().mean())
+        if result.committed:
+            results.append([result.loss, result.grad_norm])
+    told = {
+        "losses": results,
+        "shard": job.shard,
+        "weights": [parameter.to_local().tolist() for parameter in model.parameters()],
+        "audit": str(job.audit()),
+    }
+    print(json.dumps(told), flush=True)
+
+
+if __name__ == "__main__":
+    main()
