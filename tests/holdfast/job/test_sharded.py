@@ -30,7 +30,7 @@ def ended(launcher: Any, *slots: int) -> dict[int, Any]:
 
 def lost(launcher: Any, attempt: int, dead: int, *others: int) -> None:
     """A rank dies of its fault, and the others leave the attempt."""
-    launcher.processes[dead].wait(60)
+    launcher.processes[dead].wait(120)
     launcher.processes.pop(dead)
     gone = [slot for slot in others if launcher.processes[slot].poll() is not None]
     assert not gone, launcher.output()
@@ -80,7 +80,7 @@ def test_orphans_of_two_replicas_of_three_go_on_as_one_with_the_bits_of_a_planne
     launcher: Any, tmp_path: Path, planned: dict[int, Any]
 ) -> None:
     launcher.start(6, tmp_path / "tier", "--steps", STEPS, "--faults", "forward:1:4,forward:2:4")
-    launcher.processes[2].wait(60)
+    launcher.processes[2].wait(120)
     del launcher.processes[2]
     lost(launcher, 1, 1, 0, 3, 4, 5)
     launcher.form(2, [5, 0, 4, 3])
