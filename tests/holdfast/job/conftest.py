@@ -35,7 +35,7 @@ from holdfast.worlds import Claim, Pair
 SCRIPT = Path(__file__).parent / "scripts" / "train.py"
 
 
-class TheEnd(Exception):  # noqa: N818  (not an error: the launcher ends the process here)
+class TheEnd(BaseException):
     """A quiesced rank was ended."""
 
 

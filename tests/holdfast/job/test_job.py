@@ -103,7 +103,7 @@ def test_commits_come_at_multiples_of_the_interval(solo: Make, tmp_path: Path) -
 def test_quiesce_commits_and_makes_no_step_after_it(solo: Make, tmp_path: Path) -> None:
     run = solo(tmp_path)
     run.launcher.wanted = Requests(quiesce=("drain",))
-    with pytest.raises(Exception) as ended:  # noqa: PT011  (the recorder's own)
+    with pytest.raises(BaseException) as ended:  # noqa: PT011  (the recorder's own)
         train(run.job, 10)
     assert type(ended.value).__name__ == "TheEnd"
     assert [kind for kind, _ in run.launcher.told if kind != "phase"][-2:] == ["checkpoint", "quiesced"]
@@ -114,7 +114,7 @@ def test_quiesce_commits_and_makes_no_step_after_it(solo: Make, tmp_path: Path) 
 def test_quiesce_without_a_checkpoint_folder_needs_no_commit(solo: Make) -> None:
     run = solo(None)
     run.launcher.wanted = Requests(quiesce=("grow",))
-    with pytest.raises(Exception) as ended:  # noqa: PT011  (the recorder's own)
+    with pytest.raises(BaseException) as ended:  # noqa: PT011  (the recorder's own)
         train(run.job, 10)
     assert type(ended.value).__name__ == "TheEnd"
     assert run.launcher.of("quiesced") == [{"step": 1}]
@@ -284,7 +284,7 @@ def test_a_foreign_claim_is_told_and_the_attempt_waits_for_its_end(solo: Make, t
     run = solo(tmp_path, pair=Pair(1, 1))
     other = Claim(pair=Pair(7, 1), job_uid="other", publication="x", from_step=0)
     write_claim(tmp_path, other)
-    with pytest.raises(Exception) as ended:  # noqa: PT011  (the recorder's own)
+    with pytest.raises(BaseException) as ended:  # noqa: PT011  (the recorder's own)
         run.job.manage(**parts())
     assert type(ended.value).__name__ == "TheEnd"
     assert run.launcher.of("foreignClaims") == [{"claims": (other,)}]

@@ -50,14 +50,19 @@ class Reporter:
             end(f"a peer is lost: {message}")
         if _NO_GROUP in str(error):
             _log.error(_NO_GROUP_MEND)
-        self._agent.send(
-            "exception",
-            name=kind.__name__,
-            message=str(error)[:MAX_TEXT],
-            traceback=last_lines(kind, error, trace),
-            step=self._step(),
-        )
+        tell(self._agent, error, self._step())
         self._before(kind, error, trace)
+
+
+def tell(agent: Agent, error: BaseException, step: int) -> None:
+    """Tell the launcher of an exception that ends this rank's part."""
+    agent.send(
+        "exception",
+        name=type(error).__name__,
+        message=str(error)[:MAX_TEXT],
+        traceback=last_lines(type(error), error, error.__traceback__),
+        step=step,
+    )
 
 
 def last_lines(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> list[str]:

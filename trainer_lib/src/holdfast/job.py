@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed
 
+from holdfast import faults
 from holdfast.accounting import Ledger
 from holdfast.activity import Activity, Meter
 from holdfast.agreement import Agreed
@@ -91,6 +92,7 @@ class Job:
         self._loader: Loader | None = None
         self._micro: MicroBatch | None = None
         self._last_micro = True
+        self._stale = False  # another world lined up since the script got its batch
         self._worlds = 0  # lined up so far: what was planned for an earlier one is stale
         self._callbacks: list[Callable[[Job], None]] = []
         self._looping = False
@@ -269,13 +271,24 @@ class Job:
         `loss` is the mean over the micro-batch. A script with a loader of its own makes one global step a call, and
         says by `samples` how many its rank had, if they differ between ranks; 0 if it had none in this step.
         """
-        stepper, team = self._parts()
+        _, team = self._parts()
         micro, self._micro = self._micro, None
         if self._loader is not None and micro is None:
+            if self._stale:
+                self._stale = False
+                return StepResult(committed=False, step=self.committed_step, reason="Retried")
             raise UsageError("job.step(loss) was called without a batch of job.batches: call it once for each batch")
         if team.over.is_set():
             return self._retry(PeerLostError(team.over.reason))
-        own = 1.0 if samples is None else float(samples)
+        try:
+            return self._step(loss, micro, 1.0 if samples is None else float(samples))
+        except Exception as error:
+            # Its part of the averages will never come: should the script swallow this, the others must not wait.
+            faults.tell(self._agent, error, self.committed_step)
+            raise
+
+    def _step(self, loss: torch.Tensor, micro: MicroBatch | None, own: float) -> StepResult:
+        stepper, team = self._parts()
         batch = None if self._loader is None else self._loader.batch_at(team.group.size)
         weight = micro.samples / batch if micro and batch else own
         stepper.add(loss, weight, micro.seen if micro else None, last=micro is None or self._last_micro)
@@ -332,7 +345,7 @@ class Job:
         self._team = lineup.enter(first)
         self._ledger.reached(self._agent.reached)
         self._worlds += 1
-        self._micro = None
+        self._micro, self._stale = None, self._micro is not None
         self._committer.begin(coordinator=self.is_coordinator)
         for callback in self._callbacks:
             callback(self)
@@ -343,6 +356,9 @@ class Job:
         before = self.committed_step
         self._agent.lose_peers(str(error))
         self._leave("")
+        rolled = None if self._stepper is None else self._stepper.rolled
+        if rolled is not None and rolled.step == self.committed_step > before:
+            return rolled
         committed = self.committed_step > before
         reason = "Committed" if committed else "Retried"
         return StepResult(committed=committed, step=self.committed_step, reason=reason)
@@ -376,7 +392,7 @@ class Job:
         )
         for part in parts:
             micro = loader.fetch(part, position)
-            self._micro, self._last_micro = micro, part is parts[-1]
+            self._micro, self._last_micro, self._stale = micro, part is parts[-1], False
             self._meter.enter(Activity.COMPUTE)
             yield micro.data
             if self._worlds != world:

@@ -109,6 +109,7 @@ class Stepper:
         self._group: Group | None = None
         self._pair: Pair | None = None
         self.torn = False  # the optimizer raised half way: this state is nobody's
+        self.rolled: StepResult | None = None  # of the last step that was applied from a doubt
 
     def attach(self, group: Group, pair: Pair, *, peers: Group | None = None, mates: Group | None = None) -> None:
         """The next steps are made with these ranks. Of a sharded model, `peers` have our shard, `mates` the rest."""
@@ -123,8 +124,7 @@ class Stepper:
 
     def add(self, loss: torch.Tensor, weight: float, seen: Audit | None, *, last: bool) -> None:
         """Backward of one micro-batch; with the last one the averages start on their way."""
-        if self.torn:
-            raise UsageError("the optimizer failed in an earlier step: let that exception end the script")
+        self._refuse_torn()
         if weight or self._sharding is not None:
             # The mean over no samples is no number, and would spoil everyone's step. But mates wait for each other.
             check_loss(loss)
@@ -146,6 +146,7 @@ class Stepper:
 
     def check(self) -> None:
         """Before the state is saved: it must be what the optimizer works on."""
+        self._refuse_torn()
         if self._sharding is not None:
             self._sharding.reset()
         self._structure.check_now()
@@ -159,7 +160,7 @@ class Stepper:
         doubt, lineage.standing = lineage.standing.doubt, standing
         if apply and doubt is not None and kept is not None:
             lineage.origin = doubt.pair
-            self._apply(kept)
+            self.rolled = self._apply(kept).result
             return
         self._kept = None
         self._reducer.discard()
@@ -168,6 +169,10 @@ class Stepper:
         self._undo.restore()
 
     # Inside
+
+    def _refuse_torn(self) -> None:
+        if self.torn:
+            raise UsageError("the optimizer failed in an earlier step: let that exception end the script")
 
     def _prepare(self, group: Group, pair: Pair, samples: int | None) -> _Kept:
         self._structure.check(self._lineage.step)
@@ -234,14 +239,15 @@ class Stepper:
         self._meter.enter(Activity.APPLY)
         lineage, agreed, norm = self._lineage, kept.agreed, self._norm(kept)
         good = finite(norm) and not agreed.non_finite
-        self.torn = True
         if good or self._scaler is not None:
-            with lineage.rates.applied(kept.world_size, lineage.step):
-                self._optimize(norm)
-            self._schedule(agreed)
-        self.torn = False
-        if good:
-            self._statistics.take(kept.statistics)
+            try:
+                with lineage.rates.applied(kept.world_size, lineage.step):
+                    self._optimize(norm, good=good)
+                self._schedule(agreed)
+            except BaseException:
+                self.torn = True  # not before: a rank that is asked to leave meanwhile still ends its step
+                raise
+        self._statistics.take(kept.statistics)  # also of a step that is passed over: all ranks stay alike
         self._reducer.clear()
         self._kept = None
         if self._sharding is not None:
@@ -252,15 +258,14 @@ class Stepper:
         self.begin()
         return Made(result=result, agreed=agreed)
 
-    def _optimize(self, norm: float) -> None:
-        if self._max_grad_norm is not None and finite(norm):
+    def _optimize(self, norm: float, *, good: bool) -> None:
+        if self._max_grad_norm is not None and good:
             self._reducer.clip(self._max_grad_norm, norm)
         optimizer = self._lineage.optimizer
+        if optimizer is not None and good:  # not for the scaler to say: a disabled one lets everything pass
+            optimizer.step() if self._scaler is None else self._scaler.step(optimizer)
         if optimizer is not None and self._scaler is not None:
-            self._scaler.step(optimizer)  # passes over a step that is not finite, and lowers its scale
             self._scaler.update()
-        elif optimizer is not None:
-            optimizer.step()
 
     def _schedule(self, agreed: Agreed) -> None:
         scheduler = self._lineage.objects.get("scheduler")

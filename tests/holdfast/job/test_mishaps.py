@@ -1,0 +1,157 @@
+"""What scripts and moments do to a step: an unlucky `leave`, a swallowed exception, a scaler, a vote that is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from holdfast import UsageError
+from holdfast.collectives import Group, Over
+from holdfast.errors import PeerLostError
+from holdfast.place import Place
+from holdfast.worlds import Pair
+
+Make = Callable[..., Any]
+
+
+class Numbers:
+    def __len__(self) -> int:
+        return 23
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([float(index), 1.0]) / 10
+
+
+class Watched(torch.optim.SGD):
+    """Calls what a test wants in the middle of its step."""
+
+    inside: Callable[[], None] = staticmethod(lambda: None)
+
+    def step(self, closure: Any = None) -> None:
+        self.inside()
+        super().step(closure)
+
+
+def parts(**more: Any) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 1)
+    return {"model": model, "optimizer": Watched(model.parameters(), lr=0.01), **more}
+
+
+def batches(job: Any, steps: int) -> Any:
+    return job.batches(Numbers(), global_batch_size=4, micro_batch_size=4, max_steps=steps)
+
+
+def loss(made: dict[str, Any], batch: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = made["model"](batch).square().mean()
+    return found
+
+
+def moves_on(launcher: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a lost peer the launcher gives a place in the next attempt."""
+    first = launcher.next_place()
+    launcher.given = False
+    count = [1]
+
+    def follow() -> Place:
+        count[0] += 1
+        launcher.over = Over()
+        return replace(first, pair=Pair(1, count[0]))
+
+    monkeypatch.setattr(launcher, "next_place", follow)
+
+
+def test_a_rank_that_is_asked_to_leave_while_its_optimizer_runs_is_kept(solo: Make) -> None:
+    run, made = solo(None), parts()
+    run.job.manage(**made)
+    said = []
+    made["optimizer"].inside = lambda: said.append(run.launcher.parting())
+    for batch in batches(run.job, 1):
+        run.job.step(loss(made, batch))
+    assert [parting.keep for parting in said] == [True]
+    assert run.launcher.parting().keep
+
+
+def test_an_optimizer_that_fails_half_way_is_told_though_the_script_swallows_it(solo: Make, tmp_path: Any) -> None:
+    run, made = solo(tmp_path), parts()
+    run.job.manage(**made)
+
+    def fails() -> None:
+        raise ValueError("no memory for the moments")
+
+    made["optimizer"].inside = fails
+    batch = next(batches(run.job, 3))
+    with pytest.raises(ValueError, match="moments"):
+        run.job.step(loss(made, batch))
+    assert not run.launcher.parting().keep
+    assert [body["message"] for body in run.launcher.of("exception")] == ["no memory for the moments"]
+    with pytest.raises(UsageError, match="let that exception end the script"):
+        run.job.save()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_no_scaler_applies_a_step_that_is_not_finite(solo: Make, enabled: bool) -> None:
+    made = parts(scaler=torch.amp.GradScaler("cpu", enabled=enabled))
+    run = solo(None)
+    run.job.manage(**made)
+    outcomes = []
+    for batch in batches(run.job, 3):
+        before = made["model"].weight.clone()
+        factor = float("nan") if len(outcomes) == 1 else 1.0
+        result = run.job.step(loss(made, batch) * factor)
+        outcomes.append((result.reason, torch.equal(before, made["model"].weight)))
+    assert outcomes == [("Committed", False), ("NonFinite", True), ("Committed", False)]
+
+
+def test_a_step_that_is_applied_from_a_doubt_tells_its_loss(solo: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = parts(scaler=torch.amp.GradScaler("cpu"))
+    run = solo(None, pair=Pair(1, 1))
+    moves_on(run.launcher, monkeypatch)
+    run.job.manage(**made)
+    vote, calm = Group.launch_sum, []
+
+    def breaks(group: Group, tensor: torch.Tensor) -> Any:
+        if run.job.committed_step == 2 and tensor.shape == (1,) and not calm:
+            calm.append(True)
+            raise PeerLostError("cut")
+        return vote(group, tensor)
+
+    monkeypatch.setattr(Group, "launch_sum", breaks)
+    results = [run.job.step(loss(made, batch)) for batch in batches(run.job, 5)]
+    assert calm
+    assert [(result.step, result.reason) for result in results] == [(n, "Committed") for n in (1, 2, 3, 4, 5)]
+    assert all(result.loss is not None and result.grad_norm is not None for result in results)
+    assert run.job.audit().ok
+
+
+def test_a_save_between_a_batch_and_its_step_that_loses_a_peer_brings_the_batch_again(
+    solo: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    run, made = solo(tmp_path, pair=Pair(1, 1)), parts()
+    moves_on(run.launcher, monkeypatch)
+    run.job.manage(**made)
+    commit, lost = type(run.job._committer).commit, []
+
+    def breaks(*arguments: Any) -> Any:
+        if not lost:
+            lost.append(True)
+            raise PeerLostError("cut")
+        return commit(*arguments)
+
+    monkeypatch.setattr(type(run.job._committer), "commit", breaks)
+    results = []
+    for batch in batches(run.job, 3):
+        if run.job.committed_step == 1:
+            run.job.save()
+        results.append(run.job.step(loss(made, batch)))
+    assert [(result.step, result.reason) for result in results] == [
+        (1, "Committed"),
+        (1, "Retried"),
+        (2, "Committed"),
+        (3, "Committed"),
+    ]
+    assert run.job.audit().ok
