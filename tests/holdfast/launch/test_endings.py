@@ -201,4 +201,4 @@ def test_the_operators_directives_reach_the_ranks(cluster: Any, wait_for: Wait) 
     cluster.publish(1, "a", "b", "c", directives={"checkpoint": wish, "drain": ["uid-c"]})
     assert c.wait() == 75
     cluster.await_world(1, "a", "b", above=(1, 1))
-    assert a.status["incidents"] == [], "what the operator wanted is no incident"
+    assert a.status["incidents"] == [], cluster.tail()
