@@ -121,6 +121,8 @@ def one_job(contest: Contest, job: c.Job, left: list[str], book: Book) -> None:
         say(contest, fault, trial)
         if not fault.startswith(WARM_UP):
             book.keep(contest, fault, trial)
+        if trial.lost:
+            print(job.tail(), file=sys.stderr)
         if not trial.resumed:
             return
         recover(job)
