@@ -40,6 +40,7 @@ class Launchers:
             ENV_RUN_DIR: str(run_dir),
             ENV_CHECKPOINT_DIR: str(self._root / "checkpoints"),
             "OMP_NUM_THREADS": "1",
+            "TMPDIR": str(self._root),  # torch leaves folders in there
         }
         options = ["--nnodes", f"2:{COUNT}", "--rdzv-endpoint", self._endpoint, "--checkpoint-interval", "100"]
         script = [sys.executable, "-m", "holdfast.demo.train", str(self._root), str(self._max_steps)]
