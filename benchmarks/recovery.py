@@ -117,6 +117,7 @@ def one_job(contest: Contest, job: c.Job, left: list[str], book: Book) -> None:
     """Take faults from the list until it is empty or one was too much."""
     while left:
         fault = left.pop(0)
+        victim = job.pid(VICTIM)
         trial = hurt(job, fault.removeprefix(WARM_UP), contest.patience)
         say(contest, fault, trial)
         if not fault.startswith(WARM_UP):
@@ -125,6 +126,7 @@ def one_job(contest: Contest, job: c.Job, left: list[str], book: Book) -> None:
             print(job.tail(), file=sys.stderr)
         if not trial.resumed:
             return
+        job.end_victim(victim)
         recover(job)
     look_back(contest, job, book)
 
@@ -234,7 +236,9 @@ def contests(effort: bench.Effort, book: Book) -> list[Contest]:
         found += [
             Contest(key="torchft", job=c.Torchft, faults=two, warm_up=False),
             Contest(key="torchft tuned", job=c.TunedTorchft, faults=five),
-            Contest(key="torchft hang", job=c.Torchft, faults=("stop",), patience=90.0, every=4, warm_up=False),
+            Contest(
+                key="torchft hang", job=c.Torchft, faults=("stop", "sleep"), patience=90.0, every=4, warm_up=False
+            ),
         ]
     return found
 
@@ -347,7 +351,8 @@ def one_hang(book: Book, kind: str, what: str, bound: float) -> list[bench.Row]:
     if not seconds or any(math.isnan(value) for value in detected):
         return [bench.absent("recovery-5", what, "not every one was detected" if seconds else "not in --quick")]
     after = [max(0.0, total - part) for total, part in zip(seconds, detected, strict=True)]
-    peer = ("torchft hang stop", "torchft, defaults, SIGSTOP")
+    other = "stop" if kind == "stop" else "sleep"
+    peer = (f"torchft hang {other}", f"torchft, defaults, {HANGS[other]}")
     return [
         bench.row("recovery-5", f"{what}: ended after", detected, "s", target=f"<= {bound:.2f}"),
         bench.row("recovery-5", f"{what}: next step after that", after, "s", target="<= 0.5"),

@@ -62,6 +62,9 @@ class Job(ABC):
     def revive(self) -> None:  # noqa: B027 - most need nothing
         """Bring back what the contender does not bring back by itself."""
 
+    def end_victim(self, pid: int) -> None:  # noqa: B027 - most do it themselves
+        """End a process that hangs, where the contender never would."""
+
     def lose_launcher(self) -> None:
         """Kill a whole launcher with its ranks."""
         raise NotImplementedError
@@ -277,12 +280,14 @@ class Torchft(Job):
 
     def revive(self) -> None:
         for rank, process in self._replicas.items():
-            with contextlib.suppress(KeyError, ProcessLookupError):
-                if Path(f"/proc/{process.pid}/stat").read_text().split()[2] == "T":
-                    process.kill()
-                    process.wait()
             if process.poll() is not None:
                 self._replicas[rank] = self._replica(rank)
+
+    def end_victim(self, pid: int) -> None:
+        for process in self._replicas.values():
+            if process.pid == pid:
+                process.kill()
+                process.wait()
 
     def _replica(self, rank: int) -> subprocess.Popen[bytes]:
         python = str(PEERS / "bin" / "python")

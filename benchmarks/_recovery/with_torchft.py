@@ -32,9 +32,9 @@ def main() -> None:
     optimizer = Optimizer(manager, inner)
     trace = Trace(rank)
     while manager.current_step() < int(os.environ["BENCH_STEPS"]):
-        trace.begin()
         before = manager.current_step()
-        optimizer.zero_grad()
+        optimizer.zero_grad()  # asks for a quorum
+        trace.begin()
         loss_of(model, batch(before, rank, full)).backward()
         optimizer.step()
         if manager.current_step() > before:
