@@ -34,7 +34,9 @@ from holdfast.worlds import Pair
 
 _log = logging.getLogger("holdfast.launch.supervisor")
 # Who was asked to leave an attempt and has not said `left` by then hangs, and is killed.
-FENCE_SECONDS = 0.3
+# Who is known to hang is killed at once (`hang.py`). On a host without a free core an answer of the others may take
+# long, and with the last of them the state in memory would be killed: this is for who hangs beside another failure.
+FENCE_SECONDS = 2.0
 # What a process wrote to its socket before it ended must be read before its end is judged.
 _LAST_WORDS_SECONDS = 0.02
 
