@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+from holdfast import checkpoint
+from holdfast.errors import UsageError
 
 SCRIPT = Path(__file__).parent / "scripts" / "sharded.py"
-STEPS = "14"
+STEPS = 14
+ORPHANED_AT = 4
 
 
-@pytest.fixture(autouse=True)
-def sharded(launcher: Any) -> None:
+@pytest.fixture
+def sharded(launcher: Any) -> Any:
+    """A launcher of the sharded script."""
     launcher.script = SCRIPT
+    return launcher
+
+
+@pytest.fixture
+def net(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The script's model and data, for a world of one in this process that shards nothing."""
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    spec = importlib.util.spec_from_file_location("sharded_script", SCRIPT)
+    if spec is None or spec.loader is None:
+        raise AssertionError(f"{SCRIPT} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.modules.pop("train", None)
+    return module
 
 
 def ended(launcher: Any, *slots: int) -> dict[int, Any]:
-    """By shard, the weights at the end: the same on all who have the shard. And the losses of who saw all."""
+    """By shard, the weights at the end: the same on all who have the shard."""
     for slot in slots:
         assert launcher.processes[slot].wait(120) == 0, launcher.output()
     told = [launcher.told(slot) for slot in slots]
@@ -28,12 +50,11 @@ def ended(launcher: Any, *slots: int) -> dict[int, Any]:
     return weights
 
 
-def lost(launcher: Any, attempt: int, dead: int, *others: int) -> None:
-    """A rank dies of its fault, and the others leave the attempt."""
-    launcher.processes[dead].wait(120)
-    launcher.processes.pop(dead)
-    gone = [slot for slot in others if launcher.processes[slot].poll() is not None]
-    assert not gone, launcher.output()
+def lost(launcher: Any, attempt: int, dead: list[int], *others: int) -> None:
+    """Ranks die of their faults, and the others leave the attempt."""
+    for slot in dead:
+        launcher.processes.pop(slot).wait(120)
+    assert [slot for slot in others if launcher.processes[slot].poll() is not None] == [], launcher.output()
     launcher.leave(attempt, *others)
     launcher.wait("all to leave", lambda: all(_left(launcher, slot, attempt) for slot in others))
 
@@ -43,46 +64,102 @@ def _left(launcher: Any, slot: int, attempt: int) -> bool:
 
 
 @pytest.fixture
-def planned(launcher: Any, tmp_path: Path) -> dict[int, Any]:
-    """Three replicas to step 4, and from there, with a commit between, two."""
-    launcher.start(6, tmp_path / "planned", "--steps", "4")
-    ended(launcher, *range(6))
-    launcher.start(4, tmp_path / "planned", "--steps", STEPS, attempt=2)
-    return ended(launcher, 0, 1, 2, 3)
+def planned(sharded: Any, tmp_path: Path) -> dict[int, Any]:
+    """Three replicas to the step at which the other run loses one, and from there, with a commit between, two."""
+    sharded.start(6, tmp_path / "planned", "--steps", str(ORPHANED_AT))
+    ended(sharded, *range(6))
+    sharded.start(4, tmp_path / "planned", "--steps", str(STEPS), attempt=2)
+    return ended(sharded, 0, 1, 2, 3)
 
 
-@pytest.fixture
-def undisturbed(launcher: Any, tmp_path: Path) -> dict[int, Any]:
-    launcher.start(4, tmp_path / "quiet", "--steps", STEPS)
-    return ended(launcher, 0, 1, 2, 3)
-
-
-def test_kills_at_every_point_of_a_step_leave_the_bits_of_an_undisturbed_run(
-    launcher: Any, tmp_path: Path, undisturbed: dict[int, Any]
+def test_kills_at_every_point_of_a_step_leave_the_bits_of_a_planned_run(
+    sharded: Any, tmp_path: Path, planned: dict[int, Any]
 ) -> None:
-    faults = "forward:3:2,backward:0:5,vote:2:8,optimizer:1:11"
-    launcher.start(4, tmp_path / "tier", "--steps", STEPS, "--faults", faults)
-    lost(launcher, 1, 3, 0, 1, 2)
-    launcher.form(2, [0, 1, 2, 4])
-    lost(launcher, 2, 0, 1, 2, 4)
-    launcher.form(3, [5, 1, 2, 4])
-    lost(launcher, 3, 2, 5, 1, 4)
-    launcher.form(4, [5, 1, 6, 4])
-    lost(launcher, 4, 1, 5, 6, 4)
-    launcher.form(5, [5, 7, 6, 4])
-    assert ended(launcher, 4, 5, 6, 7) == undisturbed
-    restored = [launcher.of(slot, "restored")[0] for slot in (4, 5, 6, 7)]
-    assert [message["source"] for message in restored] == ["memory"] * 4
-    assert [message["step"] for message in restored] == [2, 5, 9, 12] or restored[2]["step"] == 8
+    faults = f"forward:1:{ORPHANED_AT},forward:2:{ORPHANED_AT},backward:5:6,vote:4:8,optimizer:3:11"
+    sharded.start(6, tmp_path / "tier", "--steps", str(STEPS), "--faults", faults)
+    lost(sharded, 1, [1, 2], 0, 3, 4, 5)
+    sharded.form(2, [5, 0, 4, 3])  # orphans of two replicas, in whatever order
+    lost(sharded, 2, [5], 0, 4, 3)
+    sharded.form(3, [6, 0, 4, 3])
+    lost(sharded, 3, [4], 6, 0, 3)
+    sharded.form(4, [6, 0, 7, 3])
+    lost(sharded, 4, [3], 6, 0, 7)
+    sharded.form(5, [6, 0, 7, 8])
+    assert ended(sharded, 0, 6, 7, 8) == planned
+    restored = {slot: sharded.of(slot, "restored") for slot in (0, 6, 7, 8)}
+    assert {message["source"] for said in restored.values() for message in said[-1:]} == {"memory"}
+    assert [restored[slot][0]["step"] for slot in (6, 8)] == [6, 12]
+    assert restored[7][0]["step"] in (8, 9), "in doubt, it is applied if all were prepared and else made again"
 
 
-def test_orphans_of_two_replicas_of_three_go_on_as_one_with_the_bits_of_a_planned_run(
-    launcher: Any, tmp_path: Path, planned: dict[int, Any]
+def test_a_replica_trains_as_a_whole_model_does_and_its_commit_loads_into_one(
+    sharded: Any, tmp_path: Path, solo: Any, net: Any
 ) -> None:
-    launcher.start(6, tmp_path / "tier", "--steps", STEPS, "--faults", "forward:1:4,forward:2:4")
-    launcher.processes[2].wait(120)
-    del launcher.processes[2]
-    lost(launcher, 1, 1, 0, 3, 4, 5)
-    launcher.form(2, [5, 0, 4, 3])
-    assert ended(launcher, 0, 3, 4, 5) == planned
-    assert [launcher.of(slot, "restored")[-1]["source"] for slot in (0, 3, 4, 5)] == ["memory"] * 4
+    sharded.start(2, tmp_path / "tier", "--steps", str(STEPS))
+    weights = ended(sharded, 0, 1)
+    exported = net.Net().to(torch.float64)
+    optimizer = torch.optim.AdamW(exported.parameters())
+    assert checkpoint.load(tmp_path / "tier", model=exported, optimizer=optimizer) is not None
+    parts = [[torch.tensor(rows, dtype=torch.float64) for rows in weights[shard]] for shard in (0, 1)]
+    assert all(
+        torch.equal(parameter, torch.cat([first, second.view(-1, *first.shape[1:])]))
+        for parameter, first, second in zip(exported.parameters(), *parts, strict=True)
+    )
+    torch.manual_seed(0)
+    whole = net.Net().to(torch.float64)
+    job = solo(None).job
+    job.manage(model=whole, optimizer=torch.optim.AdamW(whole.parameters(), lr=0.05), max_grad_norm=0.5)
+    for x, y in job.batches(net.Points(), global_batch_size=11, micro_batch_size=2, max_steps=STEPS):
+        job.step((whole(x) - y).square().mean())
+    assert all(torch.allclose(*both) for both in zip(whole.parameters(), exported.parameters(), strict=True))
+
+
+# What is refused
+
+
+def layers() -> torch.nn.Sequential:
+    return torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.Linear(3, 1))
+
+
+def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def test_a_world_that_is_not_made_of_whole_replicas_is_refused(solo: Any) -> None:
+    job, model = solo(None).job, layers()
+    job.fully_shard(model, size=2)
+    with pytest.raises(UsageError, match=r"a world of 1 is not made of replicas of 2 ranks: .*--replica-step"):
+        job.manage(model=model, optimizer=sgd(model))
+
+
+def test_a_model_of_which_only_a_part_is_sharded_is_refused(solo: Any) -> None:
+    job, model = solo(None).job, layers()
+    job.fully_shard(model[0], size=2)
+    with pytest.raises(UsageError, match="on the whole model last"):
+        job.manage(model=model, optimizer=sgd(model))
+
+
+def test_a_grad_scaler_is_refused_beside_a_sharded_model(solo: Any) -> None:
+    job, model = solo(None).job, layers()
+    job.fully_shard(model, size=2)
+    with pytest.raises(UsageError, match="mp_policy"):
+        job.manage(model=model, optimizer=sgd(model), scaler=torch.amp.GradScaler("cpu"))
+
+
+def test_two_sizes_in_one_script_are_refused(solo: Any) -> None:
+    job, model = solo(None).job, layers()
+    job.fully_shard(model[0], size=2)
+    with pytest.raises(UsageError, match="size 2 and now with 4"):
+        job.fully_shard(model, size=4)
+
+
+def test_a_model_without_real_weights_is_refused(solo: Any) -> None:
+    with pytest.raises(UsageError, match="meta device"):
+        solo(None).job.fully_shard(layers().to("meta"), size=2)
+
+
+def test_a_sharded_model_that_is_used_too_early_says_what_to_call(solo: Any) -> None:
+    job, model = solo(None).job, layers()
+    job.fully_shard(model, size=2)
+    with pytest.raises(UsageError, match=r"call job\.manage"):
+        model(torch.zeros(1, 5))

@@ -36,6 +36,7 @@ def test_without_dashes_the_rest_belongs_to_the_script() -> None:
         (["run", "--nproc-per-node", "two", "--", "x"], ["--nproc-per-node", "'two'", "whole number"]),
         (["run", "--nproc-per-node", "0", "--", "x"], ["--nproc-per-node", "at least 1"]),
         (["run", "--nnodes", "4:2", "--", "x"], ["--nnodes", "at most MAX"]),
+        (["run", "--replica-step", "2", "--", "x"], ["--nnodes 1:1", "--replica-step 2"]),
         (["run", "--nnodes", "2", "--", "x"], ["--nnodes", "--rdzv-endpoint"]),
         (["run", "--rdzv-endpoint", "node-1", "--", "x"], ["--rdzv-endpoint", "HOST:PORT"]),
         (["run", "--rdzv-backend", "etcd", "--", "x"], ["--rdzv-backend", "c10d"]),

@@ -46,6 +46,7 @@ class RunOptions:
     prefix_output: bool
     warm_processes: int | None = 1
     timeline: Path | None = None
+    replica_step: int = 1
 
 
 class _Parser(argparse.ArgumentParser):
@@ -163,6 +164,9 @@ def parse(words: Sequence[str]) -> RunOptions:
         raise UsageError("holdfast run: --standalone and --rdzv-endpoint exclude each other; leave one out")
     if high > 1 and known.rdzv_endpoint is None:
         raise UsageError(f"holdfast run: --nnodes {low}:{high} needs --rdzv-endpoint HOST:PORT of the first host")
+    step = known.replica_step
+    if low % step or high % step:
+        raise UsageError(f"holdfast run: --nnodes {low}:{high} are no multiples of --replica-step {step}")
     return RunOptions(
         command=tuple(command),
         processes=known.nproc_per_node,
@@ -178,6 +182,7 @@ def parse(words: Sequence[str]) -> RunOptions:
         prefix_output=known.prefix_output,
         warm_processes=known.warm_processes,
         timeline=None if known.timeline is None else known.timeline.absolute(),
+        replica_step=step,
     )
 
 
@@ -218,6 +223,7 @@ def _parser() -> _Parser:
         "rank processes on this host (a number, auto, gpu, cpu)",
     )
     _add(run, "--nnodes", _nodes, (1, 1), "hosts: N, or MIN:MAX to go on with fewer and take them back")
+    _add(run, "--replica-step", _count("--replica-step"), 1, "hosts that one replica of a sharded model takes")
     _add(run, "--rdzv-endpoint", _endpoint, None, "HOST:PORT of the launcher that collects the others")
     _add(run, "--rdzv-id", str, "", "name of the run (random when left out)")
     _add(run, "--rdzv-backend", _backend, "c10d", "accepted for torchrun's sake; only c10d")

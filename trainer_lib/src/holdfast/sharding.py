@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
@@ -20,7 +22,7 @@ from holdfast.collectives import Group
 from holdfast.errors import PeerLostError, StateError, UsageError
 from holdfast.parts import is_sharded, local, sharded
 
-_NAME: Any = "holdfast.shards"
+_numbers = count()
 
 
 class _Place(ProcessGroup):
@@ -30,6 +32,7 @@ class _Place(ProcessGroup):
         super().__init__(0, size)  # type: ignore[call-arg]
         self.shard = 0
         self._size = size
+        self._name: Any = f"holdfast-shards-{next(_numbers)}"
 
     def rank(self) -> int:
         return self.shard
@@ -39,7 +42,7 @@ class _Place(ProcessGroup):
 
     @property
     def group_name(self) -> Any:
-        return _NAME
+        return self._name
 
 
 class Sharding:
@@ -51,14 +54,17 @@ class Sharding:
         self.size = size
         self.device = device
         self._place = _Place(size)
-        _register_process_group(_NAME, self._place)
+        name = self._place.group_name
+        _register_process_group(name, self._place)
         self.mesh = DeviceMesh(device.type, torch.arange(size), _init_backend=False, _rank=0)
-        self.mesh._dim_group_names = [_NAME]
-        self.mesh._pg_registry[_NAME] = self._place
+        self.mesh._dim_group_names = [name]
+        self.mesh._pg_registry[name] = self._place
         self._modules: list[Any] = []
         # Whole parameters as the script made them, until the first world has lined up: it says who holds what.
         self._whole: dict[torch.Tensor, torch.Tensor] | None = {}
         self._mates: Group | None = None
+        self._watched: set[int] = set()
+        self._used: set[torch.Tensor] = set()
 
     @property
     def shard(self) -> int:
@@ -100,6 +106,7 @@ class Sharding:
 
     def reset(self) -> None:
         """Forget a step in its middle: no gathered parameters, nothing expected of a backward that never comes."""
+        self._used.clear()
         for module in self._roots():
             module.reset_iter_state()
 
@@ -115,6 +122,19 @@ class Sharding:
                 group.broadcast_(whole, 0)
                 begin, end = rows(len(whole), self.size, self.shard)
                 local(parameter).copy_(whole[begin:end])
+
+    def watch(self) -> None:
+        """Before a backward: learn which parameters get a gradient. FSDP2 makes zeros of none."""
+        for one in self._fsdp_parameters():
+            whole = getattr(one, "_unsharded_param", None)
+            if whole is not None and id(whole) not in self._watched:
+                self._watched.add(id(whole))
+                whole.register_post_accumulate_grad_hook(partial(self._use, one.sharded_param))
+
+    def used(self, parameters: Iterable[torch.Tensor]) -> list[bool]:
+        """Which of them got a gradient here since the last time it was asked."""
+        used, self._used = self._used, set()
+        return [parameter in used for parameter in parameters]
 
     def settled(self) -> None:
         """A step was made, or a state restored: what the script made is not needed any more."""
@@ -149,6 +169,9 @@ class Sharding:
             output.zero_()
 
     # Inside
+
+    def _use(self, parameter: torch.Tensor, _: torch.Tensor) -> None:
+        self._used.add(parameter)
 
     def _reachable(self) -> Group:
         if self._mates is None:
@@ -200,7 +223,7 @@ def check_sharded(sharding: Sharding | None, trained: Iterable[torch.nn.Paramete
     """All of what is trained is sharded by `job.fully_shard`, or none of it."""
     wanted = [parameter for parameter in trained if parameter.requires_grad]
     meshes = [getattr(parameter, "device_mesh", None) for parameter in wanted]
-    if any(mesh is not None and (sharding is None or mesh is not sharding.mesh) for mesh in meshes):
+    if any(mesh is not None and (sharding is None or mesh != sharding.mesh) for mesh in meshes):
         raise UsageError("a parameter is a DTensor of the script's own: shard the model with job.fully_shard")
     if sharding is None:
         return

@@ -128,6 +128,8 @@ class Stepper:
         if weight or self._sharding is not None:
             # The mean over no samples is no number, and would spoil everyone's step. But mates wait for each other.
             check_loss(loss)
+            if self._sharding is not None:
+                self._sharding.watch()
             self._reducer.arm(last=last)
             weighted = loss * weight
             (weighted if self._scaler is None else self._scaler.scale(weighted)).backward()
@@ -177,7 +179,7 @@ class Stepper:
     def _prepare(self, group: Group, pair: Pair, samples: int | None) -> _Kept:
         self._structure.check(self._lineage.step)
         self._meter.enter(Activity.AVERAGE)
-        touched = self._reducer.touched()
+        touched = self._touched()
         numbers = agreement.encode(self._ballot(touched), rank=group.rank, world_size=group.size)
         agreed = agreement.decode(self._reducer.finish(numbers), world_size=group.size)
         statistics = self._statistics.collect(group)
@@ -188,6 +190,11 @@ class Stepper:
             self._norm(self._kept)
         self._lineage.standing = marks.prepared(self._lineage.standing, pair)
         return self._kept
+
+    def _touched(self) -> list[bool]:
+        if self._sharding is None:
+            return self._reducer.touched()
+        return self._sharding.used(self._reducer.parameters)
 
     def _ballot(self, touched: list[bool]) -> Ballot:
         wanted = self._agent.requests()

@@ -121,6 +121,7 @@ def _terms(options: RunOptions, environment: Environment) -> Terms:
         checkpoint_keep=options.checkpoint_keep,
         resume=options.resume,
         hang_timeout=options.hang_timeout,
+        replica_step=options.replica_step,
     )
 
 

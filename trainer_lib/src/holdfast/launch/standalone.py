@@ -35,6 +35,7 @@ class Terms:
     checkpoint_keep: int = 3
     resume: str = "Always"
     hang_timeout: str = "Auto"
+    replica_step: int = 1
     last_call: float = LAST_CALL_SECONDS
     backoff_seconds: float = 1.0
 
@@ -42,7 +43,7 @@ class Terms:
         """As a membership carries them."""
         return {
             "minReplicas": self.min_nodes,
-            "replicaStep": 1,
+            "replicaStep": self.replica_step,
             "onFailure": "Shrink" if self.min_nodes < self.max_nodes else "Wait",
             "replicas": self.max_nodes,
             "processesPerWorker": self.processes,
