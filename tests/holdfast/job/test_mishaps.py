@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from holdfast import UsageError
+from holdfast.checkpoint.claims import list_claims
+from holdfast.checkpoint.engine import Engine
 from holdfast.collectives import Group, Over
 from holdfast.errors import PeerLostError
 from holdfast.place import Place
@@ -51,16 +53,16 @@ def loss(made: dict[str, Any], batch: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def moves_on(launcher: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a lost peer the launcher gives a place in the next attempt."""
+def moves_on(launcher: Any, monkeypatch: pytest.MonkeyPatch, generation: int = 1) -> None:
+    """After a lost peer the launcher gives a place in the next attempt, of this generation."""
     first = launcher.next_place()
     launcher.given = False
-    count = [1]
+    count = [0]
 
     def follow() -> Place:
         count[0] += 1
         launcher.over = Over()
-        return replace(first, pair=Pair(1, count[0]))
+        return replace(first, pair=Pair(generation if count[0] > 1 else 1, count[0]))
 
     monkeypatch.setattr(launcher, "next_place", follow)
 
@@ -155,3 +157,29 @@ def test_a_save_between_a_batch_and_its_step_that_loses_a_peer_brings_the_batch_
         (3, "Committed"),
     ]
     assert run.job.audit().ok
+
+
+def test_a_claim_that_a_lost_peer_broke_off_is_made_in_the_next_attempt(
+    solo: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    run, made = solo(tmp_path, pair=Pair(1, 1)), parts()
+    moves_on(run.launcher, monkeypatch, generation=2)
+    run.job.manage(**made)
+    claim, lost = Engine.claim, []
+
+    def breaks(*arguments: Any, **more: Any) -> Any:
+        if not lost:
+            lost.append(True)
+            raise PeerLostError("cut")
+        return claim(*arguments, **more)
+
+    monkeypatch.setattr(Engine, "claim", breaks)
+    for batch in batches(run.job, 4):
+        if run.job.committed_step == 2 and not lost:
+            run.launcher.over.set("a new generation")
+        run.job.step(loss(made, batch))
+    assert lost
+    assert [str(claim.pair) for claim in list_claims(tmp_path)] == ["1.1", "2.3"], (
+        "the claim of g2.a2 was never written"
+    )
+    assert run.launcher.of("restored")[-1]["source"] == "memory"

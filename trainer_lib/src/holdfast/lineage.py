@@ -40,6 +40,7 @@ class Lineage:
         self.rates = Scaler(None, Elasticity())
         self.sharding: Sharding | None = None
         self.saved_step = 0  # the last step known to be durable
+        self.claimed: int | None = None  # the generation whose claim is known to be durable
 
     @property
     def step(self) -> int:
@@ -115,6 +116,7 @@ class Lineage:
     def begin_anew(self) -> None:
         """There is nothing to go on from: the objects stay as the script made them."""
         self.standing, self.origin, self.position, self.rates.ramp = Standing(), None, None, None
+        self.saved_step = 0
 
     def _load(self, tree: Any, tensor: Callable[[str], torch.Tensor]) -> None:
         if self.sharding is None:

@@ -181,15 +181,19 @@ class Lineup:
         """Whose state goes on, who has which shard of it, and whether the generation's claim stands for it."""
         sharding = self._lineage.sharding
         shard = None if sharding is None else sharding.shard
-        told = team.group.gather({"standing": self._lineage.standing.to_json(), "shard": shard})
+        lineage = self._lineage
+        own = {"standing": lineage.standing.to_json(), "claimed": lineage.claimed, "saved": lineage.saved_step}
+        told = team.group.gather({**own, "shard": shard})
         standings = [Standing.from_json(value["standing"]) for value in told]
         held = [value["shard"] for value in told]
         verdict, deal = self._resolve(standings, held)
-        claimed = verdict.donor is not None and _claimed(standings[verdict.donor], team.pair)
+        claimed = any(told[rank]["claimed"] == team.pair.generation for rank in verdict.survivors)
         if verdict.donor is not None and self._engine is not None and not claimed:
             # Within a generation no commit is above the best memory (protocol, rule 2), and nobody needs to look.
             newest = self._engine.newest()
             verdict, deal = self._resolve(standings, held, None if newest is None else newest.pair)
+        if team.group.rank in verdict.survivors:  # a commit that a lost peer broke off may be known to some only
+            lineage.saved_step = min(told[rank]["saved"] for rank in verdict.survivors)
         _log.info("%s", verdict.message)
         return verdict, deal, claimed
 
@@ -253,7 +257,9 @@ class Lineup:
             lineage.take_memory(*received, rank=group.rank)
             lineage.standing = self._synchronised(team, verdict)
         self._say_restored("memory", lineage.origin)
-        if self._engine is not None and not claimed:
+        if claimed:
+            lineage.claimed = team.pair.generation
+        elif self._engine is not None:
             self._claim(team, self._engine)
 
     def _take_shard(self, team: Team) -> None:
@@ -311,6 +317,7 @@ class Lineup:
 
     def _claim(self, team: Team, engine: Engine) -> None:
         claim = engine.claim(step=self._lineage.step, pair=self._lineage.origin)
+        self._lineage.claimed = team.pair.generation
         if team.group.rank == 0:
             self._agent.send("claim", claim=claim.to_json())
 
@@ -321,8 +328,3 @@ def _received(group: Group, donors: Sequence[int]) -> tuple[Any, dict[str, torch
         return transfer.receive(group, donors)
     except DamagedError as error:
         raise PeerLostError(f"the state did not arrive whole: {error}") from error
-
-
-def _claimed(best: Standing, pair: Pair) -> bool:
-    """Whether the state comes from an attempt of this generation, which claimed or inherited a claim."""
-    return best.synced is not None and best.synced.generation == pair.generation
