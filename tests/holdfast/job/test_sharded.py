@@ -114,6 +114,21 @@ def test_a_replica_trains_as_a_whole_model_does_and_its_commit_loads_into_one(
     assert all(torch.allclose(*both) for both in zip(whole.parameters(), exported.parameters(), strict=True))
 
 
+def test_a_shard_that_is_in_no_memory_comes_from_the_checkpoint(sharded: Any, tmp_path: Path) -> None:
+    root = tmp_path / "tier"
+    sharded.start(2, root, "--steps", str(STEPS), "--pause", "0.3")
+    sharded.wait("the first step", lambda: bool(sharded.of(0, "step")))
+    sharded.ask(0, "checkpoint", "save-1")
+    sharded.wait("a commit", lambda: bool(list(root.glob("step-*/MANIFEST.json"))))
+    sharded.processes[1].kill()
+    lost(sharded, 1, [1], 0)
+    sharded.form(2, [0, 2])
+    ended(sharded, 0, 2)
+    restored = [sharded.of(slot, "restored")[-1] for slot in (0, 2)]
+    assert {message["source"] for message in restored} == {"checkpoint"}
+    assert {message["step"] > 0 for message in restored} == {True}
+
+
 # What is refused
 
 
