@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,23 @@ class Numbers:
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.tensor([float(index), 1.0]) / 10
+
+
+FORKS = """
+import os, sys
+import torch, holdfast
+job = holdfast.init()
+model = torch.nn.Linear(1, 1)
+job.manage(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01))
+for batch in job.batches(torch.arange(8.0).unsqueeze(1), global_batch_size=4, micro_batch_size=4, max_steps=4):
+    job.step(model(batch).square().mean())
+    child = os.fork()
+    if child == 0 and job.committed_step % 2:
+        sys.exit(3)
+    if child == 0:
+        raise ValueError("of a child")
+    os.waitpid(child, 0)
+"""
 
 
 class Watched(torch.optim.SGD):
@@ -183,3 +201,24 @@ def test_a_claim_that_a_lost_peer_broke_off_is_made_in_the_next_attempt(
         "the claim of g2.a2 was never written"
     )
     assert run.launcher.of("restored")[-1]["source"] == "memory"
+
+
+def test_a_second_loop_after_the_end_is_refused_while_steps_remain(solo: Make) -> None:
+    job = solo(None).job
+    made = parts()
+    job.manage(**made)
+    for batch in batches(job, 2):
+        job.step(loss(made, batch))
+    assert list(batches(job, 2)) == []
+    with pytest.raises(UsageError, match="train all steps in one loop"):
+        batches(job, 4)
+
+
+def test_a_process_that_the_script_forks_ends_without_a_word(launcher: Any, tmp_path: Path) -> None:
+    """Whether by `sys.exit` or by an exception: the connection to the launcher is its parent's."""
+    launcher.script = tmp_path / "forks.py"
+    launcher.script.write_text(FORKS)
+    launcher.start(1, tmp_path / "tier")
+    assert launcher.finish() == [0], launcher.output()
+    assert launcher.of(0, "exception") == []
+    assert [message["step"] for message in launcher.of(0, "done")] == [4]

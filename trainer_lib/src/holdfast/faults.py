@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -35,6 +36,7 @@ class Reporter:
         self._agent = agent
         self._step = step
         self._before: Hook = sys.excepthook
+        self._owner = os.getpid()
         self.failed = False
 
     def install(self) -> None:
@@ -42,7 +44,10 @@ class Reporter:
         sys.excepthook = self
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """Tell, then do what would have been done."""
+        """Tell, then do what would have been done. A process that the script forked speaks for nobody."""
+        if os.getpid() != self._owner:
+            self._before(kind, error, trace)
+            return
         self.failed = True
         if _lost_peer(error):
             message = str(error).splitlines()[0]

@@ -252,6 +252,11 @@ class Job:
         loop by its end: that commits the last step and tells the launcher that the work is done.
         """
         self._parts()
+        if self._done and max_steps > self.committed_step:
+            raise UsageError(
+                "job.batches() was called again after its loop had ended, which told the launcher that all is done: "
+                "train all steps in one loop, and give its end as max_steps"
+            )
         check_run(max_steps=max_steps, seed=seed)
         self._loader = make_loader(
             dataset,

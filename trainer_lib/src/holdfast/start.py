@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import time
 from pathlib import Path
 
@@ -64,9 +65,15 @@ def init(
     )
     reporter = faults.Reporter(agent, lambda: job.committed_step)
     reporter.install()
-    atexit.register(job.close, failed=lambda: reporter.failed)
+    atexit.register(_close, job, reporter, os.getpid())
     job.on_membership(lambda lined_up: _label(context, lined_up, config))
     return job
+
+
+def _close(job: Job, reporter: faults.Reporter, owner: int) -> None:
+    """At the script's end, and not at that of a process that it forked: the connections are this one's."""
+    if os.getpid() == owner:
+        job.close(failed=lambda: reporter.failed)
 
 
 def _label(context: LogContext, job: Job, config: JobConfig) -> None:
