@@ -75,6 +75,20 @@ def test_an_attempt_goes_on_from_the_newest_commit_and_its_claim_says_so(tmp_pat
     assert list_claims(tmp_path)[-1] == second.claim
 
 
+def test_commits_of_an_attempt_that_inherited_its_claim_are_kept_and_expire_like_others(tmp_path: Path) -> None:
+    """An attempt that goes on from memory in its generation writes no claim, and its commits are the job's own."""
+    run = Run(tmp_path, 1, 1).commits(10, 20, 30)
+    heir = Attempt(pair=Pair(1, 2), job_uid=JOB, publication="p1", run_id="run")
+    run.engine.enter(heir, Alone())
+    run.pair = heir.pair
+    run.commits(40, 50, 60)
+    assert commits(tmp_path) == {"step-40.g1.a2", "step-50.g1.a2", "step-60.g1.a2"}
+    successor = Run(tmp_path, 2, 1, known=tuple(list_claims(tmp_path))).commits(70, 80)
+    assert commits(tmp_path) >= {"step-60.g1.a2"}
+    successor.commits(90)
+    assert commits(tmp_path) == {"step-70.g2.a1", "step-80.g2.a1", "step-90.g2.a1"}
+
+
 def test_what_a_zombie_commits_after_its_successor_claimed_is_never_read(tmp_path: Path) -> None:
     zombie = Run(tmp_path, 1, 1).commits(10)
     Run(tmp_path, 1, 2)

@@ -17,7 +17,7 @@ from holdfast.checkpoint import fencing, retention, tier
 from holdfast.checkpoint.claims import list_claims, write_claim
 from holdfast.checkpoint.exchange import Alone, Exchange, lead
 from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.reader import Restored, newest, restore
+from holdfast.checkpoint.reader import Restored, newest, owner, restore
 from holdfast.checkpoint.writer import SaveResult, Snapshot, save
 from holdfast.errors import CheckpointError, ForeignClaimError
 from holdfast.worlds import Claim, Pair
@@ -185,7 +185,7 @@ class Engine:
             if any(claim.pair > self._attempt.pair for claim in on_tier):
                 _log.warning("a newer attempt than %s has claimed: no commit is deleted", self._attempt.pair)
                 return
-            commits = [fencing.Commit(step=n.step, pair=n.pair) for n in tier.list_commits(self._root)]
+            commits = [owner(self._root, name) for name in tier.list_commits(self._root)]
             gone = retention.expired(
                 commits,
                 self._fence,

@@ -92,11 +92,12 @@ class _Search:
     def _candidates(self) -> list[fencing.Commit]:
         condemned = {entry.path for entry in self.bad}
         names = [name for name in tier.list_commits(self.root) if str(name) not in condemned]
-        commits = [_owner(self.root, name) for name in names if self.step in (None, name.step)]
+        commits = [owner(self.root, name) for name in names if self.step in (None, name.step)]
         return fencing.order(commits, self.claims, job_uid=self.job_uid, resume=self.resume)
 
 
-def _owner(root: Path, name: CommitName) -> fencing.Commit:
+def owner(root: Path, name: CommitName) -> fencing.Commit:
+    """A commit, and whose it is by its manifest: an attempt that inherited its claim has none of its own."""
     try:
         manifest = tier.read_manifest(root, name)
     except (DamagedError, UnknownFormatError):
