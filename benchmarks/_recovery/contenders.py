@@ -67,7 +67,7 @@ class Job(ABC):
 
     def lose_launcher(self) -> None:
         """Kill a whole launcher with its ranks."""
-        raise NotImplementedError
+        raise RuntimeError(f"{type(self).__name__} has no launcher that could be lost")
 
     def start(self) -> None:
         """Start, and wait until it trains."""

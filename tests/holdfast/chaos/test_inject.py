@@ -81,8 +81,9 @@ def test_an_exception_comes_at_its_step_and_once(meter: Make, tmp_path: Path) ->
     assert [line["kind"] for line in Lines(tmp_path / "injections").fresh()] == ["exception"]
 
 
-def test_other_ranks_are_left_alone(meter: Make) -> None:
+def test_other_ranks_are_left_alone(meter: Make, tmp_path: Path) -> None:
     steps(meter(RAISE, rank=1), 1, 2, 3, 4)
+    assert list(Lines(tmp_path / "injections").fresh()) == []
 
 
 @pytest.mark.parametrize("kind", [Kind.EXCEPTION, Kind.SLEEP])

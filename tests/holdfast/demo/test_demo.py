@@ -71,7 +71,7 @@ def test_nothing_is_lost_whatever_is_done(start: Start, tmp_path: Path) -> None:
     assert is_gone(tmp_path)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_of_a_demo_that_was_ended(start: Start, tmp_path: Path, number: signal.Signals) -> None:
     demo = start()
     end = time.monotonic() + 60.0
