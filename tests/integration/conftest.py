@@ -30,6 +30,7 @@ from kubernetes.client.exceptions import ApiException
 
 from holdfast_testbed.cluster import Cluster, recorded_clusters, remove_cluster
 from holdfast_testbed.commands import run
+from holdfast_testbed.errors import CommandFailedError
 from holdfast_testbed.programs import program
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -53,10 +54,18 @@ def cluster() -> Iterator[Cluster]:
     made = Cluster.up(name=f"{PREFIX}{os.getpid()}", nodes=0)
     try:
         made.kubectl("apply", "-f", str(REPOSITORY / "crds"))
-        wait_until(lambda: "ftj" in made.kubectl("api-resources", "--cached=false"), "the kind is discovered")
+        wait_until(lambda: _explains(made, "ftj"), "the kind is discovered, and its schema published")
         yield made
     finally:
         made.down()
+
+
+def _explains(cluster: Cluster, kind: str) -> bool:
+    """Schemas are published some time after the kind itself."""
+    try:
+        return bool(cluster.kubectl("explain", kind))
+    except CommandFailedError:
+        return False
 
 
 def _remove_leftovers() -> None:
