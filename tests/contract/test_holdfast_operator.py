@@ -95,6 +95,9 @@ def test_the_golden_report_is_taken_and_understood() -> None:
     assert [incident.cause for incident in report.incidents] == ["Infrastructure"]
     (notice,) = report.notices
     assert (notice.id, notice.action, notice.leaves) == ("aws-spot-2026-01-31T12:02:00Z", "terminate", True)
+    (error,) = report.gpu_errors
+    assert (error.kind, error.xid, error.cause, error.action) == ("Xid", 79, "Infrastructure", "ReplaceNode")
+    assert (error.gpu, error.count, error.time) == ("GPU-3f1c9a52-7d0e-4b6a-9c11-0d5e8a7b2c44", 1, NOON)
 
 
 def test_the_report_carries_the_status_file_unchanged() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast_sidecar.contract import (
+    GpuError,
     Notice,
     Pod,
     Report,
@@ -37,6 +38,7 @@ def test_the_golden_report_is_what_the_sidecar_emits():
         launcher=parse_document((GOLDEN / "status.json").read_bytes(), "status.json"),
         launcher_silent_seconds=golden["launcherSilentSeconds"],
         notices=[golden_notice()],
+        gpu=[GpuError.from_report(entry) for entry in golden["gpu"]],
     )
     assert json.loads(report.encode()) == golden
 

@@ -389,7 +389,7 @@ class Sim:
         report: Body = json.loads((CONTRACT / "report.json").read_text())
         name, node = body["metadata"]["name"], body["spec"]["nodeName"]
         report["pod"] |= {"uid": uid, "name": name, "node": node, "namespace": "ml"}
-        report["notices"] = body.get("notices", [])
+        report["notices"], report["gpu"] = body.get("notices", []), body.get("gpu", [])
         world = self.world if self.world and uid in self.world["members"] else None
         pair = {key: world[key] for key in ("generation", "attempt")} if world else None
         members = [member["podUID"] for member in self.document["members"]] if self.document else []

@@ -74,6 +74,17 @@ def test_a_whole_status_loses_nothing() -> None:
     assert written["placement"]["countedBatch"] == 3
 
 
+def test_gpu_errors_are_bounded_in_number_and_in_words() -> None:
+    error = json.loads((GOLDEN / "report.json").read_text())["gpu"][0]
+    many = [{**error, "gpu": "g" * 10_000, "cause": "Magic", "message": "m" * 100_000, "xid": -1}] * 10_000
+    body = {"version": 1, "pod": {"uid": "u"}, "launcher": None, "gpu": [{"kind": "Xid"}, *many]}
+    report = parse_report(body, datetime.now(UTC))
+    assert report is not None
+    assert len(report.gpu_errors) == 63  # of the first 64, the one that names no GPU is not heard
+    first = report.gpu_errors[0]
+    assert (len(first.gpu), len(first.message), first.cause, first.xid) == (64, 1024, "", None)
+
+
 def test_numbers_that_no_status_can_hold_are_not_heard() -> None:
     body = json.loads((GOLDEN / "report.json").read_text())
     huge = {"generation": 2**53 + 1, "attempt": 1}

@@ -23,12 +23,14 @@ def report(
     start_id: str = "a",
     launcher: dict[str, Any] | None = None,
     silent: float | None = 0.1,
+    gpu: list[Any] | None = None,
 ) -> bytes:
     """A report of pod uid-w0 with these differences from the golden one."""
     body = json.loads(json.dumps(GOLDEN))
     body["sidecar"] = {"startId": start_id, "number": number}
     body["launcher"].update(launcher or {})
     body["launcherSilentSeconds"] = silent
+    body["gpu"] = GOLDEN["gpu"] if gpu is None else gpu
     return json.dumps(body).encode()
 
 
@@ -81,7 +83,7 @@ def test_a_restarted_sidecar_counts_from_the_start_and_its_predecessor_is_not_he
 
 def test_progress_alone_is_kept_but_wakes_nobody(hub: AgentHub, woken: list[str]) -> None:
     hub.record(POD, report(number=1))
-    hub.record(POD, report(number=2, launcher={"committedStep": 413, "loss": 2.0, "ranks": []}))
+    hub.record(POD, report(number=2, launcher={"committedStep": 413, "loss": 2.0, "ranks": [], "accounting": {}}))
     latest = hub.latest("uid-w0")
     assert latest is not None
     assert latest.body["launcher"]["committedStep"] == 413
@@ -96,6 +98,7 @@ def test_progress_alone_is_kept_but_wakes_nobody(hub: AgentHub, woken: list[str]
         {"launcher": {"incidents": []}},
         {"silent": 60.0},
         {"start_id": "b"},
+        {"gpu": []},
     ],
 )
 def test_what_a_decision_may_depend_on_wakes_the_job(hub: AgentHub, woken: list[str], change: dict[str, Any]) -> None:

@@ -108,6 +108,10 @@ MAX_INCIDENTS = 10
 COUNTED_TIMES = 1000
 KEEP_ENDED_PODS = 3
 MAX_MESSAGE = 1024
+# Of a name that an agent gives: a GPU's UUID, a kind of error.
+MAX_NAME = 64
+# Of one pod's report; the sidecar keeps as many.
+MAX_GPU_ERRORS = 64
 # Nodes that a worker is told to avoid stand in the status once for each worker, and etcd takes 1.5 MB in all.
 AVOIDED_BY_A_WORKER = 16
 QUARANTINED_KEPT = 20

@@ -164,6 +164,24 @@ class Quarantined:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GpuError:
+    """What went wrong with one of the worker's GPUs, as its sidecar read it from the node's exporter.
+
+    There is one for each GPU, kind and XID; what comes again raises ``count`` and ``time``.
+    """
+
+    gpu: str  # UUID
+    kind: str  # Xid, DoubleBitEcc, … (docs/reference/sidecar.md)
+    xid: int | None = None
+    count: int = 1
+    cause: str = ""  # the sidecar's word: a cause of ours, or empty
+    action: str = ""  # what the sidecar's table advises: Ignore, InPlace, RecreatePod, ReplaceNode
+    message: str = ""
+    since: datetime | None = None  # when it was first seen; by the node's clock
+    time: datetime | None = None  # when it was last seen
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """The newest report of one pod."""
 
@@ -189,6 +207,7 @@ class Report:
     throughput: float | None = None
     incidents: tuple[Told, ...] = ()
     notices: tuple[Notice, ...] = ()
+    gpu_errors: tuple[GpuError, ...] = ()
     lost_members: tuple[str, ...] = ()
     conflict: int = 0
     exit: Exit | None = None
@@ -404,6 +423,7 @@ def parse_report(body: Json, received_at: datetime) -> Report | None:
         received_at=received_at,
         silent_seconds=_float(body.get("launcherSilentSeconds")),
         notices=tuple(map(_notice, notices)),
+        gpu_errors=tuple(filter(None, map(_gpu_error, _objects(body.get("gpu"))[: c.MAX_GPU_ERRORS]))),
     )
     if not isinstance(launcher, Mapping) or launcher.get("version") != c.PROTOCOL_VERSION:
         return base
@@ -444,6 +464,7 @@ def _with_launcher(base: Report, launcher: Json) -> Report:
         throughput=_float(launcher.get("throughput")),
         incidents=tuple(filter(None, map(_told, _objects(launcher.get("incidents"))))),
         notices=tuple(seen.values()),
+        gpu_errors=base.gpu_errors,
         lost_members=tuple(str(item.get("podUID", "")) for item in _objects(launcher.get("lostMembers"))),
         conflict=_int(launcher.get("conflict")) or 0,
         exit=_launcher_exit(launcher.get("exit")),
@@ -526,6 +547,24 @@ def _notice(value: Any) -> Notice:
         reason=str(value.get("reason") or ""),
         source=str(value.get("source") or ""),
         action=str(value.get("action") or ("terminate" if value.get("drain") else "")),
+    )
+
+
+def _gpu_error(value: Json) -> GpuError | None:
+    """None of what names neither a GPU nor a kind."""
+    gpu, kind, xid = _text(value.get("gpu")), _text(value.get("kind")), _int(value.get("xid"))
+    if not gpu or not kind:
+        return None
+    return GpuError(
+        gpu=gpu[: c.MAX_NAME],
+        kind=kind[: c.MAX_NAME],
+        xid=xid if xid is not None and xid > 0 else None,
+        count=max(_int(value.get("count")) or 1, 1),
+        cause=cause if (cause := _text(value.get("cause"))) in c.CAUSES else "",
+        action=(_text(value.get("action")) or "")[: c.MAX_NAME],
+        message=(_text(value.get("message")) or "")[: c.MAX_MESSAGE],
+        since=parse_time(value.get("firstTime")),
+        time=parse_time(value.get("lastTime")),
     )
 
 

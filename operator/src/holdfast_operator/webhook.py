@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 SILENT_LAUNCHER_SECONDS = 5.0
 REMEMBERED_STARTS = 8
 # These change with every training step. They are kept, but do not wake a reconciliation.
-_VOLATILE_LAUNCHER_FIELDS = frozenset({"committedStep", "committedAt", "ranks", "loss", "throughput"})
+_VOLATILE_LAUNCHER_FIELDS = frozenset({"committedStep", "committedAt", "ranks", "loss", "throughput", "accounting"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,6 +209,7 @@ def _decisive(body: Mapping[str, Any]) -> object:
         steady,
         isinstance(silent, int | float) and silent >= SILENT_LAUNCHER_SECONDS,
         body.get("notices"),
+        body.get("gpu"),
         body["sidecar"]["startId"],
     )
 

@@ -149,6 +149,58 @@ class Notice:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GpuError:
+    """What went wrong with one of this pod's GPUs: one for each GPU, kind and XID, however often it came."""
+
+    gpu: str
+    """Its UUID."""
+    index: int | None
+    """Its number on the node, as the exporter counts."""
+    kind: str
+    xid: int | None
+    count: int
+    cause: str
+    action: str
+    message: str
+    first: datetime
+    last: datetime
+
+    def as_report(self) -> Document:
+        """One entry of `report.gpu`."""
+        return {
+            "gpu": self.gpu,
+            "index": self.index,
+            "kind": self.kind,
+            "xid": self.xid,
+            "count": self.count,
+            "cause": self.cause,
+            "action": self.action,
+            "message": self.message,
+            "firstTime": format_time(self.first),
+            "lastTime": format_time(self.last),
+        }
+
+    @staticmethod
+    def from_report(entry: Mapping[str, Any]) -> "GpuError":
+        """The reverse of `as_report`."""
+        try:
+            return GpuError(
+                gpu=str(entry["gpu"]),
+                index=None if entry["index"] is None else int(entry["index"]),
+                kind=str(entry["kind"]),
+                xid=None if entry["xid"] is None else int(entry["xid"]),
+                count=int(entry["count"]),
+                cause=str(entry["cause"]),
+                action=str(entry["action"]),
+                message=str(entry["message"]),
+                first=parse_time(str(entry["firstTime"])),
+                last=parse_time(str(entry["lastTime"])),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise MalformedError(f"a GPU error lacks {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
 class Pod:
     """The pod that this sidecar belongs to."""
 
@@ -168,6 +220,7 @@ class Report:
     launcher: Document | None
     launcher_silent_seconds: float
     notices: Sequence[Notice]
+    gpu: Sequence[GpuError] = ()
 
     def encode(self) -> bytes:
         """The body of `POST /v1/report`."""
@@ -184,7 +237,7 @@ class Report:
                 "launcher": self.launcher,
                 "launcherSilentSeconds": round(self.launcher_silent_seconds, 3),
                 "notices": [notice.as_report() for notice in self.notices],
-                "gpu": [],
+                "gpu": [error.as_report() for error in self.gpu],
             }
         )
 
