@@ -356,6 +356,21 @@ def test_a_drain_that_the_operator_ordered_is_no_incident() -> None:
     assert sim.pods["w0"].state.incidents == ()
 
 
+@pytest.mark.parametrize("order", ["w0 w1 w2", "w2 w1 w0", "w1 w0 w2"])
+@pytest.mark.parametrize("rounds_between", [0, 1])
+def test_all_that_are_told_to_leave_commit_their_last_step_and_go(order: str, rounds_between: int) -> None:
+    """A suspended job: the document reaches its launchers one after the other."""
+    sim = training(replace_lost=False)
+    for uid in order.split():
+        if sim.pods[uid].alive:
+            sim.feed(sim.pods[uid], events.DrainAsked(id="drain-9", reason="the operator asked", cause=None))
+        for _ in range(rounds_between):
+            sim.round()
+    assert sim.run(20, lambda: all(pod.exit_code == 75 for pod in sim.pods.values()))
+    assert sim.committed() == max(len(world.steps) for world in sim.trainings), "no step is lost"
+    assert all(pod.state.incidents == () for pod in sim.pods.values())
+
+
 def test_a_spent_budget_ends_the_job_on_every_launcher_with_the_applications_code() -> None:
     budget = Budget(cause=Cause.APPLICATION, max_restarts=1, window=3600.0)
     sim = training(budgets=(budget,), replace_lost=False)

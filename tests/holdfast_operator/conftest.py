@@ -17,8 +17,17 @@ from typing import Any
 import pytest
 
 from holdfast_operator import constants as c
-from holdfast_operator.act import merge_patch, without_nulls
-from holdfast_operator.actions import ApplyChildren, CreatePod, DeletePod, LabelPod, LiftGate, Plan, Publish
+from holdfast_operator.act import status_patch
+from holdfast_operator.actions import (
+    ApplyChildren,
+    CreatePod,
+    DeleteJob,
+    DeletePod,
+    LabelPod,
+    LiftGate,
+    Plan,
+    Publish,
+)
 from holdfast_operator.api import format_seconds, format_time, parse_job
 from holdfast_operator.decide import decide
 from holdfast_operator.observe import rival_of
@@ -174,9 +183,9 @@ class Sim:
 
     def apply(self, plan: Plan, actions: int | None = None) -> bool:
         """Write the status, then so many of the actions (all if None). Returns whether anything was done."""
-        patch = merge_patch(self.body.get("status") or {}, without_nulls(plan.status.to_json()))
+        patch = status_patch(self.body.get("status") or {}, plan.status.to_json())
         if patch:
-            self.body["status"] = without_nulls(copy.deepcopy(plan.status.to_json()))
+            self.body["status"] = _merged(self.body.get("status"), copy.deepcopy(patch))
             self.body["metadata"]["resourceVersion"] = str(int(self.body["metadata"]["resourceVersion"]) + 1)
             self.counted += plan.counted
             self.events += [(event.reason, event.message) for event in plan.events]
@@ -210,6 +219,8 @@ class Sim:
                 return self._change(action.uid, lambda body: bool(body["metadata"]["labels"].update(labels) or True))
             case DeletePod():
                 return self.delete(action.uid)
+            case DeleteJob():
+                self.body["metadata"]["deletionTimestamp"] = format_seconds(self.now)
         return True
 
     def _publish(self, action: Publish) -> None:
@@ -464,10 +475,28 @@ class Sim:
             }
         ]
 
+    def obey_drain(self) -> None:
+        """Launchers that were told to leave have committed and are gone."""
+        told = [uid for uid in self.document["directives"]["drain"] if self._alive(uid)] if self.document else []
+        if self.world is not None and set(told) & set(self.world["members"]):
+            self.world = None
+        for uid in told:
+            self._end(self.pods[uid], 75)
+
     def force_gone(self, name: str) -> None:
         """Deleted by force: the object goes at once, and its process with it."""
         uid = self.uid(name)
         self.graves[uid] = self.pods.pop(uid)
+
+
+def _merged(before: Any, patch: Any) -> Any:
+    """RFC 7396, as the API server does it."""
+    if not isinstance(patch, dict):
+        return patch
+    kept = dict(before) if isinstance(before, dict) else {}
+    for key, value in patch.items():
+        kept[key] = _merged(kept.get(key), value)
+    return {key: value for key, value in kept.items() if value is not None}
 
 
 def _avoided(body: Body) -> set[str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast_operator.act import Actor, event_manifest, merge_patch, without_nulls
+from holdfast_operator.act import Actor, event_manifest, status_patch, without_nulls
 from holdfast_operator.actions import CreatePod, DeletePod, Event, Publish
 from holdfast_operator.errors import ConflictError, NotFoundError, RejectedError
 from holdfast_operator.observe import Memory
@@ -34,12 +34,22 @@ def merged(before: Any, patch: Any) -> Any:
     return result
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(before=OBJECTS, after=OBJECTS)
-def test_a_patch_makes_the_one_into_the_other_and_is_empty_only_if_they_are_equal(before: Any, after: Any) -> None:
-    wanted = without_nulls(after)
-    patch = merge_patch(before, wanted)
-    assert without_nulls(merged(before, patch)) == wanted
-    assert bool(patch) == (without_nulls(before) != wanted)
+def test_a_patch_brings_about_what_it_should_and_is_empty_only_if_nothing_changes(before: Any, after: Any) -> None:
+    patch = status_patch(before, after)
+    result = merged(before, patch)
+    assert status_patch(result, after) == {}
+    assert bool(patch) == (without_nulls(result) != without_nulls(before))
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(before=OBJECTS, after=OBJECTS)
+def test_what_another_version_wrote_beside_it_stays(before: Any, after: Any) -> None:
+    result = merged(before, status_patch(before, after))
+    assert {key: result[key] for key in before if key not in after} == {
+        key: value for key, value in before.items() if key not in after
+    }
 
 
 class Api:

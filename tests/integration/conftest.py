@@ -135,6 +135,7 @@ class Operator:
         self._log = folder / f"operator-{self.http_port}.log"
         self._environment = {
             "PATH": os.defpath,
+            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
             "KUBECONFIG": str(kubeconfig),
             "HOLDFAST_NAMESPACE": SYSTEM,
             "HOLDFAST_HOST": "127.0.0.1",
@@ -423,8 +424,9 @@ def token_for(api: Any, pod: Any, audience: str = "holdfast") -> str:
 class Launchers(threading.Thread):
     """All launchers of one job as one deterministic player, by the rules of protocol.md without the training."""
 
-    def __init__(self, api: Any, operator: Operator, namespace: str, job: str) -> None:
+    def __init__(self, api: Any, operator: Operator, kubelets: Kubelets, namespace: str, job: str) -> None:
         super().__init__(name=f"launchers-{job}", daemon=True)
+        self._kubelets = kubelets
         self._api = api
         self._core = client.CoreV1Api(api)
         self._operator = operator
@@ -481,6 +483,7 @@ class Launchers(threading.Thread):
         )
         if document is not None:
             self._form(document)
+            self._obey(document)
         if self.world is not None and not self.broken:
             self.step += 1
         for uid, agent in list(self.agents.items()):
@@ -501,6 +504,16 @@ class Launchers(threading.Thread):
         running = {pod.metadata.uid for pod in pods if pod.status.phase == "Running"}
         for uid in set(self.agents) - running:
             self.agents.pop(uid).stop()
+
+    def _obey(self, document: dict[str, Any]) -> None:
+        """Who is told to leave commits, and ends once the others go on without it (or nobody is to go on)."""
+        told = set(document["directives"]["drain"])
+        if self.world is not None and set(self.world["members"]) <= told:
+            self.world, self.broken = None, False
+        for uid in told & set(self.agents):
+            pod = self.agents[uid].pod
+            if self.leave(pod):
+                self._kubelets.end(self._namespace, pod.metadata.name, 75)
 
     def _form(self, document: dict[str, Any]) -> None:
         """A new world where the rules allow one."""
@@ -523,7 +536,7 @@ class Launchers(threading.Thread):
     def _enter(self, document: dict[str, Any], generation: int, attempt: int, members: list[str]) -> None:
         ended = self.world
         gone = [uid for uid in ended["members"] if uid not in members] if ended else []
-        if ended and gone:
+        if ended and gone and not set(gone) <= set(document["directives"]["drain"]):
             drained = set(gone) <= set(self.left)
             self.incidents.append(
                 {
@@ -635,7 +648,7 @@ class Stage:
 
     def play(self, name: str = "gpt") -> Launchers:
         """Launchers start in whatever pods of the job run."""
-        player = Launchers(self.api, self.operator, self.namespace, name)
+        player = Launchers(self.api, self.operator, self.kubelets, self.namespace, name)
         player.start()
         self.launchers.append(player)
         self.kubelets.on_delete.append(player.leave)

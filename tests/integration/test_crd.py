@@ -194,8 +194,12 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
     ("unknown cloud", [("spec.interruption.providers", ["Acme"])], 'supported values: "AWS"'),
     ("a cloud twice", [("spec.interruption.providers", ["AWS", "AWS"])], 'Duplicate value: "AWS"'),
     ("no time to commit", [("spec.interruption.checkpointDeadlineSeconds", 4)], "greater than or equal to 5"),
+    # -- life cycle
+    ("suspended as a word", [("spec.suspend", "yes")], 'must be of type boolean: "string"'),
+    ("no time to be active", [("spec.activeDeadlineSeconds", 0)], "greater than or equal to 1"),
+    ("a life after the end below none", [("spec.ttlSecondsAfterFinished", -1)], "greater than or equal to 0"),
     # -- fields that are not there
-    ("a field of later versions", [("spec.suspend", True)], 'unknown field "spec.suspend"'),
+    ("a field of later versions", [("spec.rendezvous", {})], 'unknown field "spec.rendezvous"'),
     ("a misspelt field", [("spec.elasticity.minReplica", 2)], 'unknown field "spec.elasticity.minReplica"'),
 ]
 
@@ -208,6 +212,8 @@ GOOD: list[tuple[str, list[tuple[str, Any]]]] = [
     ("restartPolicy spelled out", [(f"{POD}.restartPolicy", "Never")]),
     ("no provider", [("spec.interruption.providers", [])]),
     ("no budget at all", [("spec.recovery.budgets", [])]),
+    ("suspended from the start", [("spec.suspend", True)]),
+    ("deleted at once after its end", [("spec.ttlSecondsAfterFinished", 0)]),
     (
         "pod fields that the schema does not list",
         [
@@ -301,6 +307,7 @@ def test_the_smallest_job_gets_every_default(trial: Jobs) -> None:
             "backoff": {"initialSeconds": 5, "maxSeconds": 300},
         },
         "checkpoint": {"interval": "5m", "retention": {"keepLast": 3}, "resume": "Always"},
+        "suspend": False,
         "startupDeadlineSeconds": 1200,
         "interruption": {"providers": ["AWS"], "checkpointDeadlineSeconds": 25},
     }
@@ -375,6 +382,33 @@ def test_a_change_that_cannot_be_carried_out_is_refused(
 )
 def test_what_a_running_job_can_follow_may_change(running: Jobs, change: tuple[str, Any]) -> None:
     assert running.patch("gpt", change)["metadata"]["generation"] == 2
+
+
+SUSPENDED = {
+    "type": "Suspended",
+    "status": "True",
+    "observedGeneration": 2,
+    "lastTransitionTime": "2026-01-31T12:00:00Z",
+    "reason": "Suspended",
+    "message": "no worker is left",
+}
+IN_SUSPENSION: list[tuple[str, Any]] = [
+    (f"{POD}.containers", [{"name": "trainer", "image": "train:2"}]),
+    (f"{POD}.priorityClassName", "high"),
+    ("spec.workers.processesPerWorker", 2),
+]
+
+
+@pytest.mark.parametrize("change", IN_SUSPENSION, ids=lambda change: change[0])
+def test_a_suspended_job_may_change_once_no_worker_is_left(running: Jobs, change: tuple[str, Any]) -> None:
+    running.patch("gpt", ("spec.suspend", True))
+    with pytest.raises(ApiException, match="unless the job's condition Suspended is true"):
+        running.patch("gpt", change)
+    running.patch_status("gpt", {"conditions": [SUSPENDED]})
+    assert running.patch("gpt", change)["metadata"]["generation"] == 3
+    running.patch("gpt", change, ("spec.suspend", False))
+    with pytest.raises(ApiException, match="immutable"):
+        running.patch("gpt", ("spec.workers.processesPerWorker", 3))
 
 
 STATUS: dict[str, Any] = {
@@ -455,6 +489,7 @@ STATUS: dict[str, Any] = {
         "tier": "shared",
         "time": "2026-01-31T12:00:00.000000Z",
     },
+    "startedFrom": {"after": 0, "generation": 1, "attempt": 1, "step": 0, "message": "training starts at step 0"},
     "progress": {"step": 412, "loss": 2.125, "throughput": 1536.0, "time": "2026-01-31T12:00:00.000000Z"},
     "avoidedNodes": [{"node": "node-3", "reason": "dead", "until": "2026-01-31T12:10:00Z"}],
     "gang": {"attempts": 1, "since": "2026-01-31T12:00:00Z", "retryAt": None},

@@ -15,6 +15,7 @@ from holdfast_operator.actions import (
     Action,
     ApplyChildren,
     CreatePod,
+    DeleteJob,
     DeletePod,
     Event,
     LabelPod,
@@ -44,7 +45,7 @@ class Actor:
 
     def write_status(self, job: Job, plan: Plan) -> Json | None:
         """The job as written; None when there was nothing to write. Raises ``ConflictError``: plan again."""
-        patch = merge_patch(job.raw_status, without_nulls(plan.status.to_json()))
+        patch = status_patch(job.raw_status, plan.status.to_json())
         if not patch:
             return None
         who = {
@@ -88,6 +89,9 @@ class Actor:
             case DeletePod():
                 logger.info("deleting pod %s: %s", action.name, action.why)
                 self._cluster.delete_pod(job.namespace, action.name, action.uid)
+            case DeleteJob():
+                logger.info("deleting the job: %s", action.why)
+                self._cluster.delete_job(job.namespace, job.name, action.uid)
             case Publish():
                 self._hub.publish(job.uid, action.document)
                 return _with(memory, published=action.revision)
@@ -159,15 +163,18 @@ def without_nulls(value: Any) -> Any:
     return value
 
 
-def merge_patch(before: Json, after: Json) -> dict[str, Any]:
-    """RFC 7396: what turns ``before`` into ``after``; lists go as a whole, null removes."""
-    patch: dict[str, Any] = {key: None for key, value in before.items() if key not in after and value is not None}
+def status_patch(before: Json, after: Json) -> dict[str, Any]:
+    """RFC 7396: what turns ``before`` into ``after``; lists go as a whole, null removes.
+
+    A field that ``after`` does not have at all is of another version of the operator, and stays.
+    """
+    patch: dict[str, Any] = {}
     for key, value in after.items():
-        old = before.get(key)
+        old, new = before.get(key), without_nulls(value)
         if isinstance(value, Mapping) and isinstance(old, Mapping):
-            inner = merge_patch(old, value)
+            inner = status_patch(old, value)
             if inner:
                 patch[key] = inner
-        elif without_nulls(old) != value:
-            patch[key] = value
+        elif without_nulls(old) != new:
+            patch[key] = new
     return patch

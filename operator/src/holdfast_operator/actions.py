@@ -59,7 +59,15 @@ class Publish:
     document: Manifest = field(hash=False)
 
 
-Action = ApplyChildren | CreatePod | LiftGate | LabelPod | DeletePod | Publish
+@dataclass(frozen=True, kw_only=True)
+class DeleteJob:
+    """The job itself, and only this very one; its children go with it, its checkpoints stay."""
+
+    uid: str
+    why: str
+
+
+Action = ApplyChildren | CreatePod | LiftGate | LabelPod | DeletePod | DeleteJob | Publish
 
 
 @dataclass(frozen=True, kw_only=True)

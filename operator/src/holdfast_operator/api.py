@@ -127,6 +127,16 @@ class JobSpec:
     hang: HangSpec | None = None  # None: as the launchers have it
     providers: tuple[str, ...] = ("AWS",)
     checkpoint_deadline_seconds: int = 25
+    suspend: bool = False
+    active_deadline_seconds: int | None = None
+    ttl_seconds: int | None = None  # after the end; None: the job stays
+
+    @property
+    def drain_seconds(self) -> int:
+        """How long a drained launcher may take for its commit. Nobody is in a hurry where the job is suspended."""
+        if not self.suspend:
+            return self.checkpoint_deadline_seconds
+        return max(self.checkpoint_deadline_seconds, (self.hang or HangSpec()).checkpoint)
 
     @property
     def shrinkable(self) -> bool:
@@ -213,6 +223,9 @@ def parse_spec(value: Any) -> JobSpec:
         checkpoint_deadline_seconds=_integer(
             interruption, "checkpointDeadlineSeconds", "spec.interruption", 25, minimum=1
         ),
+        suspend=spec.get("suspend") is True,
+        active_deadline_seconds=_optional(spec, "activeDeadlineSeconds", "spec", minimum=1),
+        ttl_seconds=_optional(spec, "ttlSecondsAfterFinished", "spec", minimum=0),
     )
 
 
@@ -308,6 +321,10 @@ def _integer(value: Json, key: str, path: str, default: int | None = None, *, mi
     if not isinstance(found, int) or isinstance(found, bool) or found < minimum:
         raise UnreadableError(f"{path}.{key} must be a whole number of at least {minimum}, not {found!r}")
     return found
+
+
+def _optional(value: Json, key: str, path: str, *, minimum: int) -> int | None:
+    return None if value.get(key) is None else _integer(value, key, path, minimum=minimum)
 
 
 def _choice(value: Json, key: str, path: str, known: tuple[str, ...], default: str | None) -> str:

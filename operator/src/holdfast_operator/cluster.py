@@ -122,6 +122,15 @@ class Cluster:
         except (NotFoundError, ConflictError):
             return
 
+    def delete_job(self, namespace: str, name: str, uid: str) -> None:
+        """Delete exactly this job, with its children by the garbage collector. That it is gone already is fine."""
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+        body = {**options, "preconditions": {"uid": uid}}
+        try:
+            self._call("DELETE", f"{_JOBS}/namespaces/{namespace}/{c.PLURAL}/{name}", {}, body, JSON)
+        except (NotFoundError, ConflictError):
+            return
+
     def tell(self, event: JsonObject) -> None:
         """Write an event (events.k8s.io/v1)."""
         namespace = event["metadata"]["namespace"]

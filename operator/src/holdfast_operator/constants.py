@@ -130,11 +130,12 @@ SHRINK = "Shrink"
 REPLACE = "Replace"
 RESUME_ALWAYS = "Always"
 
+SUSPENDED = "Suspended"
 READY = "Ready"
 RESTARTING = "Restarting"
 DEGRADED = "Degraded"
 COMPLETE = "Complete"
 FAILED = "Failed"
-CONDITIONS = (READY, RESTARTING, DEGRADED, COMPLETE, FAILED)
+CONDITIONS = (SUSPENDED, READY, RESTARTING, DEGRADED, COMPLETE, FAILED)
 # An incident that is told for this long without its end is acknowledged as it is.
 ACKNOWLEDGE_AFTER = timedelta(minutes=5)

@@ -21,16 +21,19 @@ from holdfast_operator.policies import (
     budget,
     completion,
     conditions,
+    deadline,
     disposal,
     fence,
     gang,
     incidents,
     interruption,
     loss,
+    origin,
     progress,
     publication,
     replicas,
     roster,
+    suspension,
     template,
     terminal,
     unreadable,
@@ -58,6 +61,7 @@ POLICIES: tuple[Policy, ...] = (
     terminal.apply,
     roster.apply,
     completion.apply,
+    deadline.apply,
     avoid.apply,
     loss.apply,
     interruption.apply,
@@ -65,6 +69,7 @@ POLICIES: tuple[Policy, ...] = (
     incidents.apply,
     template.pause,
     budget.apply,
+    suspension.apply,
     gang.time_out,
     replicas.apply,
     _children,
@@ -72,6 +77,7 @@ POLICIES: tuple[Policy, ...] = (
     gang.apply,
     publication.apply,
     progress.apply,
+    origin.apply,
     disposal.apply,
     conditions.apply,
 )
@@ -87,9 +93,16 @@ def decide(seen: Observed, now: datetime) -> Plan:
         if draft.ended:
             break
     else:
-        draft = draft.wake_in(c.PROGRESS_EVERY if draft.status.holds(c.READY) else c.POLL_STUCK)
+        draft = _look_again(draft)
     check_invariants(seen.status, draft.status)
     return _plan(draft)
+
+
+def _look_again(draft: Draft) -> Draft:
+    """Reports wake nobody, so what trains or starts is looked at; what is suspended changes by events only."""
+    if draft.status.holds(c.SUSPENDED):
+        return draft
+    return draft.wake_in(c.PROGRESS_EVERY if draft.status.holds(c.READY) else c.POLL_STUCK)
 
 
 def _plan(draft: Draft) -> Plan:

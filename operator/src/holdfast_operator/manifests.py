@@ -278,7 +278,7 @@ def settings(spec: JobSpec) -> Manifest:
             "interval": spec.checkpoint.interval,
             "keepLast": spec.checkpoint.keep_last,
             "resume": spec.checkpoint.resume,
-            "deadlineSeconds": float(spec.checkpoint_deadline_seconds),
+            "deadlineSeconds": float(spec.drain_seconds),
         },
         "budgets": [
             {

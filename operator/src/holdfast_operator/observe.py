@@ -212,7 +212,8 @@ def rival_of(body: Json) -> Rival | None:
         for condition in status.get("conditions") or ()
     )
     workers = (body.get("spec") or {}).get("workers") or {}
-    if ended or body["metadata"].get("deletionTimestamp") or not isinstance(workers.get("replicas"), int):
+    out = ended or (body.get("spec") or {}).get("suspend") or body["metadata"].get("deletionTimestamp")
+    if out or not isinstance(workers.get("replicas"), int):
         return None
     listed = (status.get("placement") or {}).get("workers") or ()
     gated = [worker for worker in listed if worker.get("phase") == Phase.WANTED and worker.get("gated")]

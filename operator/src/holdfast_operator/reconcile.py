@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import datetime
 
 from holdfast_operator import constants as c
-from holdfast_operator.act import Actor, merge_patch, without_nulls
+from holdfast_operator.act import Actor, status_patch
 from holdfast_operator.actions import Plan
 from holdfast_operator.cache import Cache
 from holdfast_operator.decide import decide
@@ -144,13 +144,13 @@ class Reconciler:
 
 
 def _anything(seen: Observed, plan: Plan) -> bool:
-    changed = merge_patch(seen.job.raw_status, without_nulls(plan.status.to_json()))
+    changed = status_patch(seen.job.raw_status, plan.status.to_json())
     return bool(changed or plan.actions or plan.events)
 
 
 def state_of(status: Status) -> str:
     """The one word by which jobs are counted."""
-    for kind in (c.FAILED, c.COMPLETE, c.RESTARTING, c.DEGRADED, c.READY):
+    for kind in (c.FAILED, c.COMPLETE, c.SUSPENDED, c.RESTARTING, c.DEGRADED, c.READY):
         if status.holds(kind):
             return kind
     return "Pending"

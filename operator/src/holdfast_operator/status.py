@@ -466,6 +466,32 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where training began or, after a suspension, went on. ``after``: the last generation before that."""
+
+    after: int = 0
+    pair: Pair | None = None
+    step: int = 0
+    message: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """As in the resource's status."""
+        nobody: Mapping[str, int | None] = {"generation": None, "attempt": None}
+        pair = self.pair.to_json() if self.pair else nobody
+        return {"after": self.after, **pair, "step": self.step, "message": self.message}
+
+    @classmethod
+    def from_json(cls, value: Json) -> Origin:
+        """Read back."""
+        return cls(
+            after=_number(value.get("after")),
+            pair=parse_pair(value),
+            step=_number(value.get("step")),
+            message=str(value.get("message") or ""),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Progress:
     """The newest committed step."""
 
@@ -504,6 +530,7 @@ class Status:
     incidents: tuple[Incident, ...] = ()
     last_checkpoint: Checkpoint | None = None
     progress: Progress | None = None
+    origin: Origin = Origin()
     avoided: tuple[AvoidedNode, ...] = ()
     gang: Gang = Gang()
     workers: tuple[Worker, ...] = ()
@@ -553,6 +580,7 @@ class Status:
             "incidents": [incident.to_json() for incident in self.incidents],
             "lastCheckpoint": self.last_checkpoint.to_json() if self.last_checkpoint else None,
             "progress": self.progress.to_json() if self.progress else None,
+            "startedFrom": self.origin.to_json(),
             "avoidedNodes": [avoided.to_json() for avoided in self.avoided],
             "gang": self.gang.to_json(),
             "placement": {
@@ -584,6 +612,7 @@ class Status:
             incidents=_tuple(value.get("incidents"), Incident.from_json),
             last_checkpoint=_optional(value.get("lastCheckpoint"), Checkpoint.from_json),
             progress=_optional(value.get("progress"), Progress.from_json),
+            origin=Origin.from_json(_dict(value.get("startedFrom"))),
             avoided=_tuple(value.get("avoidedNodes"), AvoidedNode.from_json),
             gang=Gang.from_json(_dict(value.get("gang"))),
             workers=_tuple(placement.get("workers"), Worker.from_json),

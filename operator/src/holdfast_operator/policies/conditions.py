@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast_operator import constants as c
+from holdfast_operator.policies import suspension
 from holdfast_operator.policies.draft import Draft
-from holdfast_operator.policies.progress import newest_report
+from holdfast_operator.policies.progress import newest_living_report
 from holdfast_operator.policies.words import Words, set_condition
 from holdfast_operator.status import Incident, Status
 
@@ -23,6 +24,8 @@ _DEGRADING = frozenset({"AwaitingFence", "GenerationConflict", "ForeignClaims"})
 def apply(draft: Draft) -> Draft:
     """Set the conditions from what the policies before found."""
     draft = draft.but(observed_generation=draft.seen.job.generation)
+    if draft.spec.suspend:
+        return suspension.shown(draft)
     training = _training(draft)
     if training is None and _blind(draft):
         # Just started: the reports that would tell are on their way.
@@ -56,7 +59,7 @@ def _between_worlds(draft: Draft) -> bool:
 
 def _training(draft: Draft) -> int | None:
     """Members of the world that runs; None if nobody says."""
-    best = newest_report(draft)
+    best = newest_living_report(draft)
     if best is None or best.world is None or best.phase not in RUNNING_PHASES:
         return None
     return len(best.world.members)
@@ -159,7 +162,7 @@ def _told(before: Draft, after: Draft) -> Draft:
 
 def summary(status: Status) -> Words:
     """The line that stands for the whole status."""
-    for kind in (c.FAILED, c.COMPLETE, c.RESTARTING, c.DEGRADED):
+    for kind in (c.FAILED, c.COMPLETE, c.SUSPENDED, c.RESTARTING, c.DEGRADED):
         condition = status.condition(kind)
         if condition is not None and condition.status:
             return Words(reason=condition.reason, message=condition.message)

@@ -37,7 +37,7 @@ def _leaving(draft: Draft, worker: Worker) -> Draft:
     drains = worker.pod_uid in draft.status.membership.named() and worker.ready_at is not None
     if not drains:
         return _delete(draft, worker, worker.reason)
-    margin = timedelta(seconds=draft.spec.checkpoint_deadline_seconds) + DRAIN_MARGIN
+    margin = timedelta(seconds=draft.spec.drain_seconds) + DRAIN_MARGIN
     deadline = (worker.since or draft.now) + margin
     if draft.now < deadline:
         return draft.wake_at(deadline)

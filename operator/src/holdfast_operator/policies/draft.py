@@ -36,6 +36,11 @@ class Draft:
             raise AssertionError("a policy runs on a resource that cannot be read")
         return spec
 
+    @property
+    def target(self) -> int:
+        """How many workers are wanted now."""
+        return 0 if self.spec.suspend else self.spec.replicas
+
     def but(self, **changes: Any) -> Draft:
         """A copy with changes to the status."""
         return replace(self, status=replace(self.status, **changes))

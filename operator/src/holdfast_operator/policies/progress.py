@@ -5,7 +5,7 @@ from __future__ import annotations
 from holdfast_operator import constants as c
 from holdfast_operator.policies.draft import Draft
 from holdfast_operator.seen import Report
-from holdfast_operator.status import Progress
+from holdfast_operator.status import Phase, Progress
 
 
 def apply(draft: Draft) -> Draft:
@@ -28,7 +28,17 @@ def newest_progress(draft: Draft, *, force: bool = False) -> Draft:
 
 def newest_report(draft: Draft) -> Report | None:
     """The report of the highest world, the newest step of it."""
-    running = [report for report in draft.seen.reports if report.world is not None and report.fresh(draft.now)]
+    return _newest(draft, draft.seen.reports)
+
+
+def newest_living_report(draft: Draft) -> Report | None:
+    """The same of those whose pod has not ended: a world is over when all who told of it are."""
+    ended = {worker.pod_uid for worker in draft.status.in_phase(Phase.ENDED)}
+    return _newest(draft, tuple(report for report in draft.seen.reports if report.pod_uid not in ended))
+
+
+def _newest(draft: Draft, reports: tuple[Report, ...]) -> Report | None:
+    running = [report for report in reports if report.world is not None and report.fresh(draft.now)]
     return max(
         running, key=lambda r: (r.world.pair if r.world else None, r.committed_step or 0, r.pod_uid), default=None
     )

@@ -15,7 +15,7 @@ from holdfast_operator.status import Gang, Phase, Worker
 def apply(draft: Draft) -> Draft:
     """Add or remove workers from the roster."""
     wanted = draft.status.in_phase(Phase.WANTED)
-    surplus = len(wanted) - draft.spec.replicas
+    surplus = len(wanted) - draft.target
     if surplus > 0:
         return _fewer(draft, surplus)
     if surplus == 0:

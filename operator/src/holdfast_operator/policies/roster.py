@@ -12,7 +12,7 @@ from holdfast_operator.status import Phase, Worker
 
 def apply(draft: Draft) -> Draft:
     """Write down what was seen of each worker."""
-    if draft.status.start_time is None:
+    if draft.status.start_time is None and not draft.spec.suspend:
         draft = draft.but(start_time=draft.now)
     draft = _adopted(draft)
     for worker in draft.status.workers:

@@ -28,6 +28,8 @@ _VOLUME_EVENTS = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolum
 
 def apply(draft: Draft) -> Draft:
     """Keep ``status.trouble`` true to what is seen."""
+    if draft.spec.suspend:
+        return draft
     found = _find(draft)
     known = draft.status.trouble
     if found is None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from holdfast_operator import constants as c
-from holdfast_operator.actions import DeletePod
+from holdfast_operator.actions import DeleteJob, DeletePod
 from holdfast_operator.policies.draft import Draft
 from holdfast_operator.policies.words import Words, set_condition
 from holdfast_operator.seen import PodView
@@ -24,7 +24,20 @@ def apply(draft: Draft) -> Draft:
         return replace(draft, ended=True).wake_at(since + grace)
     why = "the job is complete" if complete else "the job failed"
     draft = draft.act(*(DeletePod(name=pod.name, uid=pod.uid, why=why) for pod in left))
-    return replace(draft, ended=True)
+    return replace(_deleted(draft, since), ended=True)
+
+
+def _deleted(draft: Draft, since: datetime) -> Draft:
+    """The job itself goes once its time is over and nothing of it runs; nodes that are away are not waited for."""
+    ttl = draft.spec.ttl_seconds
+    if ttl is None:
+        return draft
+    here = (pod for pod in draft.seen.pods if not pod.absent and not pod.terminal)
+    ends = ((pod.deleted_at or draft.now) + c.GONE_MARGIN for pod in here)
+    due = max([since + timedelta(seconds=ttl), *ends])
+    if draft.now < due:
+        return draft.wake_at(due)
+    return draft.act(DeleteJob(uid=draft.seen.job.uid, why=f"it ended {ttl} s ago (ttlSecondsAfterFinished)"))
 
 
 def _runs(pod: PodView) -> bool:
@@ -35,7 +48,8 @@ def finish(draft: Draft, kind: str, reason: str, message: str) -> Draft:
     """Complete or fail the job, in this pass."""
     generation = draft.seen.job.generation
     status, words = draft.status, Words(reason=reason, message=message)
-    for condition in (c.READY, c.RESTARTING, c.DEGRADED, kind):
+    suspended = (c.SUSPENDED,) if status.condition(c.SUSPENDED) else ()
+    for condition in (*suspended, c.READY, c.RESTARTING, c.DEGRADED, kind):
         holds = condition == kind
         status = set_condition(status, condition, holds, words, generation=generation, now=draft.now)
     condition_word = status.condition(kind)

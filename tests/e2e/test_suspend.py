@@ -1,0 +1,50 @@
+"""A job that gives its nodes back and takes them again, with real launchers: nothing is lost, nothing is counted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from holdfast_testbed.drill.faults import Stage
+
+pytestmark = pytest.mark.e2e
+
+
+def test_a_suspended_job_goes_on_from_the_step_on_which_all_agreed(running_job: Callable[..., Stage]) -> None:
+    stage = running_job(max_steps=100_000)
+
+    suspend(stage, True)
+    stage.watcher.wait("the suspension", lambda: stage.watcher.sight.is_true("Suspended"), timeout=120)
+    commits = sorted(int(path.name.split(".")[0].removeprefix("step-")) for path in stage.checkpoints.glob("step-*"))
+    stage.watcher.wait("the end of the pods", lambda: not running(stage), timeout=60)
+    assert f"step {commits[-1]}" in condition(stage)["message"]
+
+    suspend(stage, False)
+    stage.watcher.wait_for_world(3, steps=5, timeout=180)
+
+    origin = status(stage)["startedFrom"]
+    assert origin["step"] == commits[-1]
+    assert status(stage).get("incidents", []) == []
+    assert stage.watcher.sight.restarts == {}
+
+
+def running(stage: Stage) -> list[str]:
+    return [pod.name for pod in stage.watcher.pods if pod.phase in ("Pending", "Running")]
+
+
+def suspend(stage: Stage, wanted: bool) -> None:
+    patch = json.dumps({"spec": {"suspend": wanted}})
+    stage.cluster.kubectl("-n", stage.watcher.namespace, "patch", "ftj", "gpt", "--type", "merge", "-p", patch)
+
+
+def status(stage: Stage) -> dict[str, Any]:
+    text = stage.cluster.kubectl("-n", stage.watcher.namespace, "get", "ftj", "gpt", "-o", "json")
+    found: dict[str, Any] = json.loads(text)["status"]
+    return found
+
+
+def condition(stage: Stage) -> dict[str, Any]:
+    return next(found for found in status(stage)["conditions"] if found["type"] == "Suspended")

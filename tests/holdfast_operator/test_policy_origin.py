@@ -1,0 +1,111 @@
+"""A job says whether it went on from a checkpoint that was in its folder; and what other versions wrote is read."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from holdfast_operator.act import status_patch
+from holdfast_operator.status import Status
+
+Make = Callable[..., Any]
+
+
+def claim(sim: Any, *, generation: int = 1, step: int = 0, pair: dict[str, int] | None = None) -> None:
+    """The coordinator's launcher reports that its attempt claimed the folder."""
+    told = {
+        "version": 1,
+        "jobUID": "job-gpt",
+        "publication": "p",
+        "generation": generation,
+        "attempt": 1,
+        "fromStep": step,
+        "fromPair": pair,
+    }
+    for _, body in sim.heard.values():
+        body["launcher"]["highestClaim"] = told
+    sim.settle()
+
+
+def words(sim: Any) -> tuple[str, int, str]:
+    reason, message = next(event for event in reversed(sim.events) if event[0].startswith(("Resumes", "Starts")))
+    assert message == sim.status.origin.message
+    return reason, sim.status.origin.step, message
+
+
+def test_a_job_applied_again_on_an_old_folder_says_that_it_resumes(trained: Any) -> None:
+    assert trained.status.origin.pair is None, "nothing is said before it is known"
+    claim(trained, step=350, pair={"generation": 7, "attempt": 2})
+    reason, step, message = words(trained)
+    assert (reason, step) == ("ResumesFromCheckpoint", 350)
+    assert "step 350 that was in the job's folder" in message
+    assert trained.body["status"]["startedFrom"]["step"] == 350
+
+
+@pytest.mark.parametrize(("resume", "says"), [("Always", "there was no checkpoint"), ("Never", "stay unread")])
+def test_a_job_that_starts_from_nothing_says_why(make_sim: Make, resume: str, says: str) -> None:
+    sim = make_sim(checkpoint={"volume": {"claimName": "c"}, "resume": resume})
+    sim.run(60, until=lambda: sim.status.status == "Training")
+    claim(sim)
+    reason, step, message = words(sim)
+    assert (reason, step) == ("StartsFromNothing", 0)
+    assert says in message
+
+
+def test_it_is_said_once_and_again_only_after_a_suspension(trained: Any) -> None:
+    claim(trained)
+    trained.run(10)
+    claim(trained, generation=1, step=9, pair={"generation": 1, "attempt": 1})
+    assert trained.status.origin.step == 0
+    trained.body["spec"]["suspend"] = True
+    trained.settle()
+    trained.obey_drain()
+    trained.run(60, until=lambda: trained.status.holds("Suspended"))
+    trained.body["spec"]["suspend"] = False
+    trained.run(60, until=lambda: trained.status.status == "Training")
+    assert trained.status.origin.pair is None
+    claim(trained, generation=2, step=40, pair={"generation": 1, "attempt": 1})
+    assert words(trained)[:2] == ("ResumesFromCheckpoint", 40)
+    assert "goes on from the checkpoint of step 40" in words(trained)[2]
+
+
+def test_a_status_of_an_older_version_is_taken_over_and_nothing_is_disturbed(trained: Any) -> None:
+    """The first version knew no startedFrom and no Suspended; what it wrote is all that the next one has."""
+    before = trained.names(), trained.status.membership.generation
+    old = trained.body["status"]
+    for field in ("startedFrom", "gang", "avoidedNodes"):
+        old.pop(field, None)
+    old["placement"] = {"workers": [_sparse(worker) for worker in old["placement"]["workers"]]}
+    trained.restart_operator(grace=True)
+    trained.run(60)
+    assert (trained.names(), trained.status.membership.generation) == before
+    assert trained.status.status == "Training"
+    assert trained.status.restart_count == 0
+
+
+def _sparse(worker: dict[str, Any]) -> dict[str, Any]:
+    kept = ("incarnation", "batch", "phase", "podUID", "node", "bootID", "since", "readyAt", "pair")
+    return {key: value for key, value in worker.items() if key in kept}
+
+
+def test_what_a_newer_version_wrote_survives_an_older_one(trained: Any) -> None:
+    newer = copy.deepcopy(trained.body["status"])
+    newer["forecast"] = {"finishes": "tomorrow"}
+    newer["placement"]["shelf"] = [1, 2]
+    newer["membership"]["weather"] = "fair"
+    trained.body["status"] = newer
+    trained.end("gpt-w1", 137)
+    trained.run(60, until=lambda: "gpt-w3" in trained.world_names())
+    after = trained.body["status"]
+    assert after["forecast"] == {"finishes": "tomorrow"}
+    assert after["placement"]["shelf"] == [1, 2]
+    assert after["membership"]["weather"] == "fair"
+
+
+def test_what_is_no_longer_so_is_removed(trained: Any) -> None:
+    before = trained.status.to_json()
+    without = Status.from_json({**before, "progress": None}).to_json()
+    assert status_patch(before, without) == {"progress": None}

@@ -1,0 +1,128 @@
+"""Suspended, resumed, ended in time and deleted: the operator as a real process against a real control plane."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kubernetes import client
+
+GROUP = ("holdfast.dev", "v1alpha1")
+PLURAL = "faulttolerantjobs"
+CRD = "faulttolerantjobs.holdfast.dev"
+
+
+def patch(stage: Any, **spec: Any) -> None:
+    stage.custom.patch_namespaced_custom_object(*GROUP, stage.namespace, PLURAL, "gpt", {"spec": spec})
+
+
+def true(stage: Any, kind: str) -> bool:
+    return bool(stage.condition(kind)["status"] == "True")
+
+
+def running(stage: Any) -> list[str]:
+    return [pod.metadata.name for pod in stage.pods() if pod.status.phase in ("Pending", "Running")]
+
+
+def test_a_suspended_job_gives_its_pods_back_takes_a_new_template_and_goes_on(stage: Any) -> None:
+    stage.nodes(2)
+    stage.run(replicas=2, suspend=False)
+    patch(stage, suspend=True)
+    stage.wait(lambda: true(stage, "Suspended"), "the job is suspended")
+    assert running(stage) == []
+    assert "checkpoint" in stage.condition("Suspended")["message"]
+    assert "startTime" not in stage.status()
+    template = copy.deepcopy(stage.read()["spec"]["workers"]["template"])
+    template["spec"]["containers"][0]["image"] = "train:2"
+    patch(stage, suspend=False, workers={"template": template})
+    stage.wait(lambda: true(stage, "Ready"), "it trains again")
+    assert stage.members() == ["gpt-w2", "gpt-w3"]
+    assert {stage.pod(name).spec.containers[0].image for name in stage.members()} == {"train:2"}
+    assert stage.status().get("incidents", []) == []
+    assert stage.condition("Suspended")["reason"] == "JobResumed"
+
+
+def test_a_job_that_ended_is_deleted_when_its_time_is_over_with_all_that_was_its(stage: Any) -> None:
+    stage.nodes(1)
+    player = stage.run(replicas=1, ttlSecondsAfterFinished=1)
+    player.stop()
+    stage.kubelets.end(stage.namespace, "gpt-w0", 0)
+    stage.wait(lambda: not jobs(stage), "the job is gone")
+    stage.wait(lambda: not left(stage), "its children are gone")
+
+
+def test_a_job_may_not_be_active_for_longer_than_it_was_allowed(stage: Any) -> None:
+    stage.nodes(1)
+    stage.run(replicas=1, activeDeadlineSeconds=8)
+    stage.wait(lambda: true(stage, "Failed"), "its time is over")
+    assert stage.status()["status"] == "DeadlineExceeded"
+    stage.wait(lambda: not running(stage), "its worker is gone")
+
+
+def test_a_job_deleted_while_the_operator_is_away_leaves_nothing_behind(stage: Any) -> None:
+    stage.nodes(2)
+    stage.run(replicas=2)
+    assert "finalizers" not in stage.read()["metadata"]
+    stage.operator.kill()
+    stage.launchers[0].stop()
+    stage.custom.delete_namespaced_custom_object(*GROUP, stage.namespace, PLURAL, "gpt")
+    stage.wait(lambda: not left(stage), "all children are gone")
+    assert not jobs(stage)
+    stage.operator.start()
+    assert 'job="gpt"' not in stage.operator.get("/metrics")[1]
+    assert not left(stage), "nothing is made for a job that is gone"
+
+
+def jobs(stage: Any) -> list[Any]:
+    return list(stage.custom.list_namespaced_custom_object(*GROUP, stage.namespace, PLURAL)["items"])
+
+
+def left(stage: Any) -> list[str]:
+    core, selector = stage.core, "holdfast.dev/job-name=gpt"
+    found = [
+        *core.list_namespaced_pod(stage.namespace, label_selector=selector).items,
+        *core.list_namespaced_service(stage.namespace, label_selector=selector).items,
+        *core.list_namespaced_config_map(stage.namespace, label_selector=selector).items,
+    ]
+    return [item.metadata.name for item in found]
+
+
+@pytest.fixture
+def older_crd(admin: Any) -> Iterator[Any]:
+    """The cluster has the schema of a version that knew less; called, it is upgraded."""
+    extensions = client.ApiextensionsV1Api(admin)
+    now = json.loads(extensions.read_custom_resource_definition(CRD, _preload_content=False).data)["spec"]
+    older = copy.deepcopy(now)
+    schema = older["versions"][0]["schema"]["openAPIV3Schema"]
+    schema["x-kubernetes-validations"] = schema["x-kubernetes-validations"][:1]
+    for field in ("suspend", "activeDeadlineSeconds", "ttlSecondsAfterFinished"):
+        del schema["properties"]["spec"]["properties"][field]
+    del schema["properties"]["status"]["properties"]["startedFrom"]
+
+    def put(spec: Any) -> None:
+        extensions.patch_custom_resource_definition(CRD, [{"op": "replace", "path": "/spec", "value": spec}])
+
+    put(older)
+    yield lambda: put(now)
+    put(now)
+
+
+def test_the_schema_is_upgraded_under_a_running_job(stage: Any, older_crd: Any) -> None:
+    stage.nodes(1)
+    player = stage.run(replicas=1)
+    older_crd()
+    stage.operator.restart()
+    step = player.step
+    stage.wait(lambda: (stage.status().get("progress") or {}).get("step", 0) > step, "it trains on")
+    assert stage.members() == ["gpt-w0"]
+    assert len(player.worlds) == 1
+    assert stage.status().get("incidents", []) == []
+
+    def suspended() -> bool:
+        patch(stage, suspend=True)  # taken once the API server serves the new schema
+        return true(stage, "Suspended")
+
+    stage.wait(suspended, "what the new version knows works for the old job")
