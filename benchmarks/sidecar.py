@@ -1,6 +1,7 @@
-"""The sidecar: memory, CPU, notice → touch-file, publication → membership file.
+"""The sidecar: memory, CPU, notice → touch-file on each cloud, publication → membership file.
 
-The real process against the operator's own agents' API over TLS and the testbed's metadata service. Its memory's
+The real process against the operator's own agents' API over TLS and the testbed's metadata services, all of which
+answer at one address: no machine has that, and nothing asks more of a sidecar. Its memory's
 limit is a bare interpreter; the peer is the same interpreter with what such a sidecar would usually be written with,
 the official Kubernetes client and requests.
 """
@@ -29,7 +30,19 @@ import _bench as bench
 from holdfast_operator.agentserver import AgentServer
 from holdfast_operator.tls import Periods, issue, new_authority
 from holdfast_operator.webhook import AgentHub, PodIdentity
-from holdfast_testbed.metadata import Announcement, Imds, MetadataServer, interruption
+from holdfast_testbed.metadata import (
+    AWS,
+    AZURE,
+    CLOUDS,
+    GCP,
+    NOTICE_SECONDS,
+    AllClouds,
+    Announcement,
+    AzureMetadata,
+    ComputeMetadata,
+    Imds,
+    MetadataServer,
+)
 
 GOLDEN = bench.ROOT / "tests" / "contract"
 TOKEN = "a-token-of-the-benchmark"  # noqa: S105 - it opens nothing
@@ -39,6 +52,14 @@ PATIENCE = 60.0
 PEER = "from kubernetes import client, watch; import requests; client.CoreV1Api()"
 PEER_NAME = "kubernetes + requests, idle"
 PEER_NEEDS = ("kubernetes", "requests")
+POLL_SECONDS = 2.0
+NOTICES = {
+    "AWS spot interruption": (AWS, "terminate"),
+    "GCP preemption": (GCP, "preempted"),
+    "GCP host maintenance": (GCP, "TERMINATE_ON_HOST_MAINTENANCE"),
+    "Azure Scheduled Event": (AZURE, "Preempt"),
+}
+"""What each cloud announces."""
 
 
 def golden(name: str) -> dict[str, Any]:
@@ -52,7 +73,7 @@ class World:
 
     folder: Path
     hub: AgentHub
-    announced: Announcement
+    announced: dict[str, Announcement]
     environment: dict[str, str]
     revision: int = 0
 
@@ -85,10 +106,20 @@ def surroundings() -> Iterator[World]:
         server = AgentServer(hub, certificates(folder), host="127.0.0.1", port=0)
         server.start()
         stack.callback(server.stop)
-        world = World(folder=folder, hub=hub, announced=Announcement(instance_id="i-bench"), environment={})
-        metadata = stack.enter_context(MetadataServer(Imds(announced=lambda: world.announced)))
+        announced = {cloud: Announcement(instance_id="bench", cloud=cloud) for cloud in CLOUDS}
+        world = World(folder=folder, hub=hub, announced=announced, environment={})
+        metadata = stack.enter_context(MetadataServer(all_clouds(announced)))
         world.environment = environment(folder, server.port, metadata.url)
         yield world
+
+
+def all_clouds(announced: dict[str, Announcement]) -> AllClouds:
+    """Each cloud's service."""
+    return AllClouds(
+        Imds(announced=lambda: announced[AWS]),
+        ComputeMetadata(announced=lambda: announced[GCP]),
+        AzureMetadata(announced=lambda: announced[AZURE]),
+    )
 
 
 def identify(token: str) -> PodIdentity | None:
@@ -121,7 +152,7 @@ def environment(folder: Path, port: int, metadata_url: str) -> dict[str, str]:
         "HOLDFAST_OPERATOR_URL": f"https://127.0.0.1:{port}",
         "HOLDFAST_TOKEN_FILE": str(folder / "token"),
         "HOLDFAST_CA_FILE": str(folder / "ca.crt"),
-        "HOLDFAST_NOTICE_PROVIDERS": "AWS",
+        "HOLDFAST_NOTICE_PROVIDERS": ",".join(CLOUDS),
         "HOLDFAST_METADATA_URL": metadata_url,
         "HOLDFAST_SIDECAR_PORT": "0",
         "HOLDFAST_SIDECAR_ADDRESS": "127.0.0.1",
@@ -241,15 +272,20 @@ def membership_latency(world: World) -> float:
     return until(lambda: stored(world) == revision, "the membership") - started
 
 
-def notice_latency(world: World, number: int) -> float:
-    """From the cloud's announcement to the touch-file."""
-    touch = world.run_dir / "emergency_checkpoint"
-    time.sleep(random.uniform(0.0, 2.0))  # noqa: S311 - at any moment between two polls
-    when = datetime.now(UTC) + timedelta(days=number)
-    started = time.monotonic()
-    world.announced = interruption("i-bench", action="terminate", seconds=120, now=when)
-    took = until(touch.exists, "the touch-file") - started
+def notice_latency(world: World, cloud: str, kind: str) -> float:
+    """From the cloud's announcement to the touch-file, in a pod that has heard of nothing yet."""
+    touch, log = world.run_dir / "emergency_checkpoint", world.folder / "sidecar.log"
+    before = log.stat().st_size
+    with sidecar(world):
+        said = f"{cloud}: the source of notices answers"
+        until(lambda: said in log.read_bytes()[before:].decode(), "the source")
+        time.sleep(random.uniform(0.0, POLL_SECONDS))  # noqa: S311 - at any moment between two polls
+        quiet, started = world.announced[cloud], time.monotonic()
+        world.announced[cloud] = quiet.announce(kind, now=datetime.now(UTC), seconds=NOTICE_SECONDS[cloud])
+        took = until(touch.exists, "the touch-file") - started
+    world.announced[cloud] = quiet
     touch.unlink()
+    (world.run_dir / "sidecar-notices.json").unlink(missing_ok=True)
     return took
 
 
@@ -266,14 +302,20 @@ def main() -> int:
             busy = trials.collect("training", repeats, lambda: load(world, pid, window, steps_a_second=5))
             wanted = effort.pick(quick=50, default=500, full=5000)
             files = trials.collect("membership", wanted, lambda: membership_latency(world))
-            numbers = iter(range(1, 100_000))
-            wanted = effort.pick(quick=5, default=120, full=2000)
-            notices = trials.collect("notice", wanted, lambda: notice_latency(world, next(numbers)))
+        wanted = effort.pick(quick=1, default=30, full=1000)
+        notices = {
+            what: trials.collect(f"notice, {what}", wanted, lambda said=said: notice_latency(world, *said))
+            for what, said in NOTICES.items()
+        }
     return bench.finish("sidecar", rows(sizes, idle, busy, files, notices), effort)
 
 
 def rows(
-    sizes: dict[str, list[float]], idle: list[float], busy: list[float], files: list[float], notices: list[float]
+    sizes: dict[str, list[float]],
+    idle: list[float],
+    busy: list[float],
+    files: list[float],
+    notices: dict[str, list[float]],
 ) -> list[bench.Row]:
     """What was measured, against its bars."""
     peer = sizes.get("peer", [])
@@ -299,10 +341,13 @@ def rows(
             peer_name=name,
             limit=1.0,
         ),
-        bench.row("sidecar-2", "CPU, launcher silent", idle, "m", target="<= 5"),
+        bench.row("sidecar-2", "CPU, launcher silent, all clouds asked", idle, "m", target="<= 5"),
         bench.row("sidecar-2", "CPU, five steps a second", busy, "m"),
         bench.row("sidecar-3", "publication → membership.json, p99", files, "s", target="<= 0.5", at=0.99),
-        bench.row("sidecar-4", "notice → touch-file, p99 (poll 2 s)", notices, "s", target="<= 2.2", at=0.99),
+        *(
+            bench.row("sidecar-4", f"{what} → touch-file, p99 (poll 2 s)", took, "s", target="<= 2.2", at=0.99)
+            for what, took in notices.items()
+        ),
     ]
 
 

@@ -161,6 +161,23 @@ def test_a_recommendation_takes_nobody_away_but_nothing_is_placed_there(trained:
     assert [entry.node for entry in trained.status.avoided] == [node]
 
 
+@pytest.mark.parametrize("action", ["migrate", "freeze", "maintenance"])
+def test_a_node_that_is_only_disturbed_is_neither_left_nor_avoided(trained: Any, action: str) -> None:
+    trained.notice("gpt-w1")
+    trained.pods["uid-gpt-w1"]["notices"][0]["action"] = action
+    trained.run(10)
+    assert trained.document["directives"]["drain"] == []
+    assert trained.status.avoided == ()
+
+
+@pytest.mark.parametrize("action", ["terminate", "stop", "hibernate", "preempt", "redeploy", "reboot"])
+def test_a_worker_on_a_node_that_any_cloud_takes_away_drains(trained: Any, action: str) -> None:
+    trained.notice("gpt-w1")
+    trained.pods["uid-gpt-w1"]["notices"][0]["action"] = action
+    trained.tick()
+    assert trained.document["directives"]["drain"] == ["uid-gpt-w1"]
+
+
 def test_a_worker_that_does_not_leave_in_time_is_deleted(trained: Any) -> None:
     for name in trained.nodes:  # no room for a replacement, so its generation stays
         trained.nodes[name]["status"]["allocatable"]["cpu"] = "1"

@@ -1,4 +1,4 @@
-"""Real servers that fail on command: an operator over TLS with its own CA, and an EC2 metadata service."""
+"""Real servers that fail on command: an operator over TLS with its own CA, and the testbed's metadata services."""
 
 from __future__ import annotations
 
@@ -28,6 +28,23 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+
+from holdfast_testbed.metadata import (
+    AWS,
+    AZURE,
+    CLOUDS,
+    GCP,
+    NOTICE_SECONDS,
+    PREEMPTION,
+    AllClouds,
+    Announcement,
+    AzureMetadata,
+    ComputeMetadata,
+    Event,
+    Imds,
+    MetadataServer,
+    Request,
+)
 
 GOLDEN = Path(__file__).parent.parent / "contract"
 DEADLINE = 20.0
@@ -274,88 +291,53 @@ class FakeOperator(ServerBase):
         return self.reports[-1] if self.reports else {}
 
 
-class _MetadataHandler(_Quiet):
-    def do_PUT(self) -> None:
-        metadata: FakeMetadata = self.server.owner  # type: ignore[attr-defined]
-        metadata.token_requests += 1
-        if metadata.spoil(self):
-            return
-        lifetime = self.headers.get("X-aws-ec2-metadata-token-ttl-seconds")
-        if self.path != "/latest/api/token" or lifetime is None:
-            self.answer(400)
-            return
-        token = f"token-{metadata.token_requests}=="
-        metadata.valid = {token}
-        self.answer(200, token.encode(), {"X-aws-ec2-metadata-token-ttl-seconds": str(metadata.ttl)})
+class FakeCloud:
+    """A machine's metadata service, of whichever cloud it is asked as. Its clock may differ from the host's."""
 
-    def do_GET(self) -> None:
-        metadata: FakeMetadata = self.server.owner  # type: ignore[attr-defined]
-        metadata.gets += 1
-        if metadata.spoil(self):
-            return
-        if self.headers.get("X-aws-ec2-metadata-token") not in metadata.valid:
-            self.answer(401)
-            return
-        body = metadata.answers.get(self.path)
-        self.answer(404, b"<html>404</html>") if body is None else self.answer(200, body)
+    MACHINE = "gpt-node_1"
 
+    def __init__(self, now: Callable[[], dt.datetime], monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self.skew = dt.timedelta()
+        self.said = {cloud: Announcement(instance_id=self.MACHINE, cloud=cloud) for cloud in CLOUDS}
+        self.aws = Imds(announced=lambda: self.said[AWS], clock=monotonic)
+        self.gcp = ComputeMetadata(announced=lambda: self.said[GCP])
+        self.azure = AzureMetadata(announced=lambda: self.said[AZURE], now=self.now)
+        self.server = MetadataServer(AllClouds(self.aws, self.gcp, self.azure), now=self.now)
 
-class FakeMetadata(ServerBase):
-    """IMDSv2: a token by PUT, 401 without one, 404 when there is nothing to tell. `fault` spoils every answer."""
-
-    handler = _MetadataHandler
-    SPOT = "/latest/meta-data/spot/instance-action"
-    REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.answers: dict[str, bytes] = {}
-        self.valid: set[str] = set()
-        self.ttl = 21600
-        self.token_requests = 0
-        self.gets = 0
-        self.fault = ""
-        self.release = threading.Event()
+    def now(self) -> dt.datetime:
+        """By the cloud's clock."""
+        return self._now() + self.skew
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return self.server.url
 
-    def interrupt(self, action: str = "terminate", when: str = "2026-01-31T12:02:00Z") -> None:
-        self.answers[self.SPOT] = json.dumps({"action": action, "time": when}).encode()
+    def announce(self, cloud: str, kind: str = "", seconds: float | None = None, **more: Any) -> Event:
+        """Announce something, its taking away a spot machine if nothing else is said."""
+        self.said[cloud] = self.said[cloud].announce(
+            kind or PREEMPTION[cloud],
+            now=self.now(),
+            seconds=NOTICE_SECONDS[cloud] if seconds is None else seconds,
+            **more,
+        )
+        return self.said[cloud].events[-1]
 
-    def recommend(self, when: str = "2026-01-31T11:59:00Z") -> None:
-        self.answers[self.REBALANCE] = json.dumps({"noticeTime": when}).encode()
+    def withdraw(self, cloud: str) -> None:
+        self.said[cloud] = self.said[cloud].withdraw()
 
-    def spoil(self, handler: _Quiet) -> bool:
-        """Answer in the way of the current fault; False when there is none."""
-        if not self.fault:
-            return False
-        if self.fault.isdigit():
-            handler.answer(int(self.fault))
-        elif self.fault == "garbage":
-            handler.wfile.write(b"\x00\xff this is not HTTP \r\n\r\n" * 10)
-        elif self.fault == "html":
-            handler.answer(200, b"<html>log in to the network</html>")
-        elif self.fault == "redirect":
-            handler.answer(302, b"", {"Location": "http://127.0.0.1:9/elsewhere"})
-        elif self.fault == "endless":
-            handler.answer(200, b"x" * (1 << 20))
-        elif self.fault == "cut":
-            handler.send_response(200)
-            handler.send_header("Content-Length", "100")
-            handler.end_headers()
-            handler.wfile.write(b'{"action": "terminate", ')
-        elif self.fault == "hang":
-            self.release.wait(DEADLINE)
-        elif self.fault == "drip":
-            for letter in b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\nX-Slow: " + b"x" * 1000:
-                handler.wfile.write(bytes([letter]))
-                handler.wfile.flush()
-                if self.release.wait(0.05):
-                    break
-        handler.close_connection = True
-        return True
+    def asked(self, path: str, method: str = "GET") -> list[Request]:
+        """The requests for a path so far."""
+        return [request for request in list(self.server.seen) if (request.path, request.method) == (path, method)]
+
+    def interrupt(self, action: str = "terminate") -> None:
+        """AWS's notice of the golden report."""
+        noon = FakeClock().start
+        self.said[AWS] = self.said[AWS].announce(action, now=noon, seconds=120)
+
+    def recommend(self) -> None:
+        noon = FakeClock().start
+        self.said[AWS] = self.said[AWS].announce("rebalance", now=noon - dt.timedelta(minutes=1), seconds=0)
 
 
 # The process -----------------------------------------------------------------------------------------------------
@@ -375,6 +357,15 @@ class SidecarProcess:
 
     def start(self) -> None:
         before = len(self.lines())
+        self.launch()
+        line = wait_until(
+            lambda: next((line for line in self.lines()[before:] if "metrics on port" in line["message"]), None),
+            f"the sidecar's start: {self.log}",
+        )
+        self.port = int(line["message"].rpartition(" ")[2])
+
+    def launch(self) -> None:
+        """Start it without waiting until it is up."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*self.wrapper, sys.executable, "-m", "holdfast_sidecar"],
@@ -383,11 +374,6 @@ class SidecarProcess:
                 stdout=log,
             )
         self.started.append(self.process)
-        line = wait_until(
-            lambda: next((line for line in self.lines()[before:] if "metrics on port" in line["message"]), None),
-            f"the sidecar's start: {self.log}",
-        )
-        self.port = int(line["message"].rpartition(" ")[2])
 
     def run(self) -> int:
         """Start it where it cannot work; its exit code."""
@@ -478,17 +464,24 @@ def operator(authority: Authority) -> Iterator[FakeOperator]:
 
 
 @pytest.fixture
-def metadata() -> Iterator[FakeMetadata]:
-    server = FakeMetadata()
-    server.start()
-    yield server
-    server.release.set()
-    server.stop()
+def metadata() -> Iterator[FakeCloud]:
+    """A metadata service whose clock is the machine's, for the real process."""
+    cloud = FakeCloud(lambda: dt.datetime.now(dt.UTC))
+    with cloud.server:
+        yield cloud
+
+
+@pytest.fixture
+def sky(clock: FakeClock) -> Iterator[FakeCloud]:
+    """A metadata service whose clock is the test's, for a source alone."""
+    cloud = FakeCloud(clock.now, clock.monotonic)
+    with cloud.server:
+        yield cloud
 
 
 @pytest.fixture
 def sidecar(
-    tmp_path: Path, run_dir: Path, authority: Authority, operator: FakeOperator, metadata: FakeMetadata
+    tmp_path: Path, run_dir: Path, authority: Authority, operator: FakeOperator, metadata: FakeCloud
 ) -> Iterator[SidecarProcess]:
     """Set up, not started."""
     token, bundle = tmp_path / "token", tmp_path / "ca.crt"

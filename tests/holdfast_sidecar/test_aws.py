@@ -1,152 +1,173 @@
-"""The AWS source against a real metadata service on loopback, healthy and spoiled in every way we know."""
+"""AWS: IMDSv2's tokens, what each path tells, and maintenance that is days away."""
 
-import contextlib
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from datetime import timedelta
 
 import pytest
 
 from holdfast_sidecar.clock import SystemClock
-from holdfast_sidecar.errors import DeadlineError, SidecarError
-from holdfast_sidecar.notice import Ledger, Watcher
-from holdfast_sidecar.sources.aws import AwsSource
-from holdfast_sidecar.transport import Connection
-
-NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+from holdfast_sidecar.errors import SidecarError
+from holdfast_sidecar.sources.aws import MAINTENANCE_PATH, SPOT_PATH, TOKEN_PATH, AwsSource
+from holdfast_sidecar.transport import Connection, Response
+from holdfast_testbed.metadata import AWS
 
 
 @pytest.fixture
-def token_clock(clock):
-    """The source's own clock, for the token; the connection's deadlines run on the machine's."""
-    return clock
-
-
-@pytest.fixture
-def source(metadata, token_clock) -> AwsSource:
-    connection = Connection(metadata.url, SystemClock().monotonic, max_bytes=64 << 10)
-    return AwsSource(connection, token_clock.monotonic, checkpoint_deadline=25.0)
-
-
-def poll(source):
-    """What a poll finds; nothing yet when a busy machine makes it late."""
-    with contextlib.suppress(DeadlineError):
-        return source.poll(NOON) or "nothing to tell"
-
-
-def test_nothing_to_tell_is_no_notice(source, clock):
-    assert source.poll(clock.now()) is None
+def source(sky, clock) -> AwsSource:
+    connection = Connection(sky.url, SystemClock().monotonic, max_bytes=64 << 10)
+    return AwsSource(connection, clock.monotonic, checkpoint_deadline=25.0)
 
 
 @pytest.mark.parametrize("action", ["terminate", "stop", "hibernate"])
-def test_an_interruption_is_a_notice_with_its_time(source, metadata, clock, action):
-    metadata.interrupt(action)
-    notice = source.poll(clock.now())
+def test_an_interruption_is_a_notice_with_its_time(source, sky, clock, action):
+    sky.announce(AWS, action)
+    (notice,) = source.poll(clock.now())
     assert notice.id == "aws-spot-2026-01-31T12:02:00Z"
     assert (notice.action, notice.reason, notice.drain) == (action, f"spot/instance-action {action}", True)
-    assert notice.deadline == clock.now() + timedelta(minutes=2)
 
 
-def test_a_rebalance_is_a_notice_that_wants_a_checkpoint_soon(source, metadata, clock):
-    metadata.recommend()
-    notice = source.poll(clock.now())
-    assert notice.id == "aws-rebalance-2026-01-31T11:59:00Z"
-    assert not notice.drain
+def test_a_rebalance_is_a_notice_that_wants_a_checkpoint_soon(source, sky, clock):
+    sky.announce(AWS, "rebalance")
+    (notice,) = source.poll(clock.now())
+    assert (notice.id, notice.action, notice.drain) == ("aws-rebalance-2026-01-31T12:00:00Z", "rebalance", False)
     assert notice.deadline == clock.now() + timedelta(seconds=25)
 
 
-def test_an_interruption_comes_before_a_rebalance(source, metadata, clock):
-    metadata.recommend()
-    metadata.interrupt()
-    assert source.poll(clock.now()).action == "terminate"
+def test_an_interruption_stands_alone(source, sky, clock):
+    sky.announce(AWS, "rebalance")
+    sky.announce(AWS, "system-reboot", seconds=60)
+    sky.announce(AWS)
+    assert [notice.action for notice in source.poll(clock.now())] == ["terminate"]
 
 
-def test_a_token_is_asked_for_once_and_again_before_it_expires(source, metadata, clock, token_clock):
-    metadata.ttl = 60
+# Tokens ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_token_is_asked_for_once_and_again_before_it_expires(source, sky, clock):
     for _ in range(3):
         source.poll(clock.now())
-    assert metadata.token_requests == 1
-    token_clock.forward(53)
+    assert len(sky.asked(TOKEN_PATH, "PUT")) == 1
+    clock.forward(0.9 * 21600 - 1)
     source.poll(clock.now())
-    assert metadata.token_requests == 1
-    token_clock.forward(2)
+    assert len(sky.asked(TOKEN_PATH, "PUT")) == 1
+    clock.forward(2)
     source.poll(clock.now())
-    assert metadata.token_requests == 2
+    assert len(sky.asked(TOKEN_PATH, "PUT")) == 2
 
 
-def test_a_token_that_is_refused_is_renewed_within_the_poll(source, metadata, clock):
+def test_a_token_that_is_refused_is_renewed_within_the_poll(source, sky, clock):
     source.poll(clock.now())
-    metadata.valid = set()
-    metadata.interrupt()
-    assert source.poll(clock.now()).action == "terminate"
+    sky.aws.expire_tokens()
+    sky.announce(AWS)
+    assert [notice.action for notice in source.poll(clock.now())] == ["terminate"]
 
 
-FAULTS = [
-    "400",
-    "401",
-    "403",
-    "429",
-    "500",
-    "503",
-    "302",
-    "garbage",
-    "html",
-    "redirect",
-    "endless",
-    "cut",
-    "hang",
-    "drip",
-]
+def test_a_service_that_refuses_every_token_is_an_error_and_not_an_endless_renewal(source, sky, clock):
+    source.poll(clock.now())
+    before = len(sky.server.seen)
+    sky.aws.clock = lambda: float("inf")
+    with pytest.raises(SidecarError, match="answered 401"):
+        source.poll(clock.now())
+    assert len(sky.server.seen) - before == 3, "the refusal, a new token, the refusal again"
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("when", ["from the start", "with a token held"])
-def test_a_spoiled_answer_is_an_error_and_a_later_good_one_is_believed(source, metadata, wait, fault, when):
-    if when != "from the start":
-        wait(lambda: poll(source), "a poll in time")
-    metadata.interrupt()
-    metadata.fault = fault
-    with pytest.raises(SidecarError):
-        source.poll(NOON)
-    metadata.fault = ""
-    assert wait(lambda: poll(source), "a poll in time").action == "terminate"
+# Maintenance -----------------------------------------------------------------------------------------------------
+
+DAYS = 7 * 86400.0
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("instance-stop", ("stop", True)),
+        ("instance-retirement", ("terminate", True)),
+        ("instance-reboot", ("reboot", True)),
+        ("system-reboot", ("reboot", True)),
+        ("system-maintenance", ("maintenance", False)),
+    ],
+)
+def test_maintenance_is_left_alone_until_it_is_near(source, sky, clock, code, expected):
+    event = sky.announce(AWS, code, seconds=DAYS)
+    assert source.poll(clock.now()) == ()
+    clock.forward(DAYS - 20)
+    (notice,) = source.poll(clock.now())
+    assert notice.id == f"aws-maintenance-instance-event-{event.id.lower()}"
+    assert ((notice.action, notice.drain), notice.reason) == (expected, f"events/maintenance/scheduled {code}")
+    assert notice.deadline == clock.now() + timedelta(seconds=20)
+
+
+def test_an_interruption_by_maintenance_leaves_time_for_its_replacement(source, sky, clock):
+    sky.announce(AWS, "system-reboot", seconds=DAYS)
+    clock.forward(DAYS - 901)
+    assert source.poll(clock.now()) == ()
+    clock.forward(2)
+    assert [notice.action for notice in source.poll(clock.now())] == ["reboot"]
+
+
+def test_maintenance_that_is_called_off_in_time_never_was(source, sky, clock):
+    sky.announce(AWS, "instance-retirement", seconds=DAYS)
+    source.poll(clock.now())
+    sky.withdraw(AWS)
+    clock.forward(DAYS - 20)
+    assert source.poll(clock.now()) == ()
+
+
+def test_maintenance_is_near_by_the_clouds_clock(source, sky, clock):
+    """A host whose clock is an hour behind would come an hour late."""
+    sky.skew = timedelta(hours=1)
+    sky.announce(AWS, "system-reboot", seconds=600)
+    (notice,) = source.poll(clock.now())
+    assert notice.deadline == clock.now() + timedelta(seconds=600)
+
+
+def test_maintenance_is_asked_for_seldom(source, sky, clock):
+    for _ in range(30):
+        source.poll(clock.now())
+        clock.forward(2)
+    assert len(sky.asked(MAINTENANCE_PATH)) == 2
+    assert len(sky.asked(SPOT_PATH)) == 30
+
+
+def test_two_short_disturbances_are_two_notices(source, sky, clock):
+    later, sooner = (sky.announce(AWS, "system-maintenance", seconds=seconds) for seconds in (20, 10))
+    found = [notice.id for notice in source.poll(clock.now())]
+    assert found == [f"aws-maintenance-instance-event-{event.id.lower()}" for event in (sooner, later)]
+
+
+class Lists:
+    """A service with a list of maintenance that the test writes."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    def request(self, method: str, path: str, **_: object) -> Response:
+        body = {TOKEN_PATH: b"token", MAINTENANCE_PATH: self._body}.get(path)
+        return Response(status=404 if body is None else 200, headers={}, body=body or b"")
+
+
+GOOD = b'{"EventId": "e-1", "Code": "system-reboot", "State": "active", "NotBefore": "31 Jan 2026 12:05:00 GMT"}'
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        b"",
-        b"[]",
         b"{}",
-        b'"terminate"',
-        b'{"action": "terminate"}',
-        b'{"action": "terminate", "time": "soon"}',
-        b'{"action": "terminate", "time": 5}',
-        b'{"action": "dance", "time": "2026-01-31T12:02:00Z"}',
-        b'{"action": ["terminate"], "time": "2026-01-31T12:02:00Z"}',
-        b"[" * 50_000,
+        b"[[]]",
+        b'[{"EventId": "e-1", "Code": "system-reboot", "NotBefore": "31 Jan 2026 12:05:00 GMT"}]',
+        b'[{"EventId": "e-1", "Code": "system-reboot", "State": "active", "NotBefore": "soon"}]',
+        b'[{"EventId": 7, "Code": "system-reboot", "State": "active", "NotBefore": "31 Jan 2026 12:05:00 GMT"}]',
     ],
 )
-def test_an_answer_of_another_form_never_drains_anybody(source, metadata, clock, body):
-    metadata.answers[metadata.SPOT] = body
+def test_maintenance_of_another_form_is_an_error(clock, body):
     with pytest.raises(SidecarError):
-        source.poll(clock.now())
+        AwsSource(Lists(body), clock.monotonic, checkpoint_deadline=25.0).poll(clock.now())
 
 
-def test_a_service_that_hangs_up_between_polls_costs_nothing(source, metadata, clock):
-    source.poll(clock.now())
-    metadata.stop()
-    metadata.start()
-    metadata.interrupt()
-    assert source.poll(clock.now()).action == "terminate"
+def test_an_entry_that_cannot_be_read_hides_no_other(clock):
+    source = AwsSource(Lists(b"[{}, " + GOOD + b"]"), clock.monotonic, checkpoint_deadline=25.0)
+    assert [notice.id for notice in source.poll(clock.now())] == ["aws-maintenance-e-1"]
 
 
-def test_a_notice_gets_through_a_service_that_fails_now_and_then(source, metadata, clock, run_dir: Path):
-    """The watcher with the real source: each fault in turn, and the notice in between reaches the touch-file."""
-    errors: list[str] = []
-    watcher = Watcher(source, Ledger(run_dir), clock, lambda low, high: high, on_error=errors.append)
-    for fault in ("500", "garbage", "429", ""):
-        metadata.fault = fault
-        metadata.interrupt()
-        watcher.tick()
-    assert len(errors) == 3
-    assert (run_dir / "emergency_checkpoint").exists()
+@pytest.mark.parametrize("state", ["completed", "canceled"])
+def test_maintenance_that_is_over_is_none(clock, state):
+    body = b"[" + GOOD.replace(b"active", state.encode()) + b"]"
+    assert AwsSource(Lists(body), clock.monotonic, checkpoint_deadline=25.0).poll(clock.now()) == ()

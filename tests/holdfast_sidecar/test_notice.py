@@ -31,13 +31,14 @@ def test_an_interruption_asks_for_a_drain_by_its_deadline(run_dir: Path):
     assert touch(run_dir)["deadline"] == "2026-01-31T12:02:00.000000Z"
 
 
-@pytest.mark.parametrize("action", ["terminate", "stop", "hibernate"])
+@pytest.mark.parametrize("action", ["terminate", "stop", "hibernate", "preempt", "redeploy", "reboot"])
 def test_each_interruption_drains(action: str):
     assert notice(action=action).drain
 
 
-def test_a_rebalance_asks_for_a_checkpoint_only(run_dir: Path):
-    Ledger(run_dir).pass_on(notice(action="rebalance"))
+@pytest.mark.parametrize("action", ["rebalance", "migrate", "freeze", "maintenance"])
+def test_what_the_machine_survives_asks_for_a_checkpoint_only(run_dir: Path, action: str):
+    Ledger(run_dir).pass_on(notice(action=action))
     assert touch(run_dir)["drain"] is False
 
 
@@ -113,6 +114,47 @@ def test_a_checkpoint_does_not_displace_a_drain_that_waits():
     assert merged == {**waiting, "supersedes": ["aws-rebalance-1"]}
 
 
+def acknowledge(run_dir: Path, name: str, result: str = "Committed") -> None:
+    beside = run_dir / "ack.new"
+    beside.write_text(json.dumps({"version": 1, "id": name, "result": result}))
+    beside.rename(run_dir / "emergency_checkpoint.ack")
+
+
+def test_a_commit_is_made_when_the_launcher_says_so(run_dir: Path):
+    ledger = Ledger(run_dir)
+    ledger.pass_on(notice())
+    assert not ledger.committed("aws-spot-1")
+    for name, result in (("aws-spot-1", "Failed"), ("another", "Committed")):
+        acknowledge(run_dir, name, result)
+        assert not ledger.committed("aws-spot-1")
+    acknowledge(run_dir, "aws-spot-1")
+    assert ledger.committed("aws-spot-1")
+
+
+def test_one_acknowledgement_answers_all_requests_that_were_joined(run_dir: Path):
+    ledger = Ledger(run_dir)
+    ledger.pass_on(notice("aws-rebalance-1", "rebalance"))
+    ledger.pass_on(notice("aws-spot-1"))
+    acknowledge(run_dir, "aws-spot-1")
+    assert ledger.committed("aws-rebalance-1")
+    assert ledger.committed("aws-spot-1")
+
+
+def test_an_acknowledgement_is_news_once(run_dir: Path):
+    acknowledge(run_dir, "of-old")
+    ledger = Ledger(run_dir)
+    assert not ledger.acknowledged()
+    acknowledge(run_dir, "aws-spot-1")
+    assert ledger.acknowledged()
+    assert not ledger.acknowledged()
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"[]", b'{"version": 9, "id": "aws-spot-1"}'])
+def test_an_acknowledgement_that_cannot_be_read_is_none(run_dir: Path, content: bytes):
+    (run_dir / "emergency_checkpoint.ack").write_bytes(content)
+    assert not Ledger(run_dir).committed("aws-spot-1")
+
+
 requests = st.builds(
     lambda name, action, minutes: notice(name, action, minutes).as_request(),
     st.sampled_from(["a", "b", "c", "d"]),
@@ -136,15 +178,16 @@ class Scripted:
     """A source that plays a script."""
 
     name = "AWS"
+    longest = 1.0
 
     def __init__(self, *answers: Notice | Exception | None) -> None:
         self._answers = list(answers)
 
-    def poll(self, now: datetime) -> Notice | None:
+    def poll(self, now: datetime) -> tuple[Notice, ...]:
         answer = self._answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
-        return answer
+        return () if answer is None else (answer,)
 
 
 def watch(run_dir: Path, clock: object, *answers: Notice | Exception | None) -> tuple[list[float], list[Notice]]:
@@ -159,7 +202,35 @@ def test_a_notice_that_holds_is_told_once(run_dir: Path, clock):
     assert waits == [2.0] * 4
 
 
+def test_the_pause_counts_from_the_beginning_of_a_poll(run_dir: Path, clock):
+    """A service that holds its answers back until there is news is asked again at once."""
+
+    class Holding(Scripted):
+        def poll(self, now: datetime) -> tuple[Notice, ...]:
+            clock.forward(self.held)
+            return super().poll(now)
+
+    source = Holding(None, None)
+    watcher = Watcher(source, Ledger(run_dir), clock, lambda low, high: high)
+    source.held = 0.5
+    assert watcher.tick() == 1.5
+    source.held = 30
+    assert watcher.tick() == 0
+
+
+def test_all_notices_of_one_poll_are_passed_on(run_dir: Path, clock):
+    class Two(Scripted):
+        def poll(self, now: datetime) -> tuple[Notice, ...]:
+            return notice("a", "rebalance"), notice("b", "rebalance", minutes=1)
+
+    ledger = Ledger(run_dir)
+    Watcher(Two(), ledger, clock, lambda low, high: high).tick()
+    assert [known.id for known in ledger.notices()] == ["a", "b"]
+    assert (touch(run_dir)["id"], touch(run_dir)["supersedes"]) == ("a", ["b"])
+
+
 def test_an_absent_source_is_asked_ever_less_often_and_is_one_line(run_dir: Path, clock, caplog):
+    caplog.set_level("INFO")
     waits, _ = watch(run_dir, clock, *[SourceError("refused")] * 9)
     assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
     assert len(caplog.records) == 1

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from holdfast_testbed.metadata import CLOUDS, Instance, MetadataServer
+
 
 def shape(value: Any) -> Any:
     """The names in a document, without its values."""
@@ -60,9 +62,9 @@ def test_a_killed_sidecar_passes_no_notice_on_twice_and_keeps_reporting_it(
     (run_dir / "emergency_checkpoint").rename(run_dir / "taken")  # the launcher consumes it
     wait(lambda: operator.latest().get("notices"), "the notice's report")
     sidecar.kill()
-    seen, polled = len(operator.reports), metadata.gets
+    seen, polled = len(operator.reports), len(metadata.server.seen)
     sidecar.start()
-    wait(lambda: metadata.gets >= polled + 3, "three more polls")
+    wait(lambda: len(metadata.server.seen) >= polled + 3, "three more polls")
     wait(lambda: len(operator.reports) > seen, "a report of the new process")
     assert not (run_dir / "emergency_checkpoint").exists()
     assert [notice["id"] for notice in operator.latest()["notices"]] == ["aws-spot-2026-01-31T12:02:00Z"]
@@ -253,6 +255,35 @@ def test_as_pid_1_it_heeds_sigterm(sidecar, operator, wait):
     assert operator.latest()["launcher"]["exit"] == {"code": 0}
 
 
+SLOW_IMPORT = """
+import pathlib, sys, time
+here = pathlib.Path(__file__).parent.parent
+(here / "importing").touch()
+while not (here / "go").exists():
+    time.sleep(0.01)
+sys.path.remove(str(here))
+del sys.modules[__name__]
+import prometheus_client
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes a PID namespace without more")
+def test_as_pid_1_it_heeds_a_sigterm_that_comes_while_it_starts(sidecar, operator, tmp_path, wait):
+    """The kubelet sends it once, right after a trainer that cannot be started; dropped, it costs the grace period."""
+    shadow = tmp_path / "shadow"
+    (shadow / "prometheus_client").mkdir(parents=True)
+    (shadow / "prometheus_client" / "__init__.py").write_text(SLOW_IMPORT)
+    paths = [str(shadow), sidecar.environment.get("PYTHONPATH", "")]
+    sidecar.environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    sidecar.wrapper = ["unshare", "--pid", "--fork", "--kill-child"]
+    sidecar.launch()
+    wait((shadow / "importing").exists, "the imports")
+    wrapper = sidecar.process.pid
+    os.kill(int(Path(f"/proc/{wrapper}/task/{wrapper}/children").read_text()), signal.SIGTERM)
+    (shadow / "go").touch()
+    assert sidecar.process.wait(20) == 0
+
+
 def test_no_launcher_yet_is_told_as_such(sidecar, operator, wait):
     sidecar.start()
     report = wait(operator.latest, "a report")
@@ -276,13 +307,73 @@ def test_probes_and_metrics_answer_and_change_nothing(sidecar, operator, metadat
     assert sidecar.get("/healthz", "POST")[0] == 501
 
 
-def test_an_absent_metadata_service_is_one_line(sidecar, operator, metadata, wait):
-    metadata.stop()
+def test_an_absent_metadata_service_is_one_line_for_each_cloud(sidecar, operator, metadata, wait):
+    sidecar.environment["HOLDFAST_NOTICE_PROVIDERS"] = "AWS,GCP,Azure"
+    metadata.server.stop()
     sidecar.start()
-    wait(lambda: sidecar.says("AWS: no notices for now"), "the line")
-    wait(lambda: 'poll_errors_total{source="AWS"} 2.0' in sidecar.get("/metrics")[1], "a second poll")
-    assert sidecar.says("AWS: no notices for now") == 1
+    for cloud in CLOUDS:
+        wait(lambda cloud=cloud: sidecar.says(f"{cloud}: no such service here"), f"the line about {cloud}")
+    again = [f'poll_errors_total{{source="{cloud}"}} 2.0' for cloud in CLOUDS]
+    wait(lambda: all(line in sidecar.get("/metrics")[1] for line in again), "a second poll of each")
+    assert [sidecar.says(f"{cloud}: no such service here") for cloud in CLOUDS] == [1, 1, 1]
     assert sidecar.get("/healthz")[0] == 200
+
+
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_on_each_clouds_machine_all_sources_are_on_and_the_right_one_speaks(sidecar, operator, metadata, cloud, wait):
+    """The other clouds' paths are answered as this cloud answers what it does not know."""
+    metadata.server.stop()
+    served = MetadataServer(Instance(lambda: metadata.said[cloud]))
+    with served:
+        sidecar.environment |= {
+            "HOLDFAST_NOTICE_PROVIDERS": "AWS,GCP,Azure",
+            "HOLDFAST_METADATA_URL": served.url,
+        }
+        sidecar.start()
+        wait(lambda: sidecar.says(f"{cloud}: the source of notices answers"), "the source")
+        metadata.announce(cloud)
+        report = wait(lambda: next((r for r in operator.reports if r["notices"]), None), "the report")
+        (told,) = report["notices"]
+        assert (told["source"], told["action"] in {"terminate", "preempt"}) == (cloud, True)
+        request = json.loads((sidecar.run_dir / "emergency_checkpoint").read_text())
+        assert (request["id"], request["drain"]) == (told["id"], True)
+        for other in set(CLOUDS) - {cloud}:
+            wait(lambda other=other: sidecar.says(f"{other}: no such service here") == 1, f"the line about {other}")
+        assert sidecar.terminate() == 0
+
+
+def test_a_source_that_waits_for_its_answer_keeps_neither_others_nor_sigterm_waiting(
+    sidecar, operator, metadata, run_dir, wait
+):
+    held = threading.Event()
+
+    def answer(request: Any) -> Any:
+        held.set()
+        metadata.server.closing.wait()
+
+    metadata.gcp.answer = answer
+    sidecar.environment["HOLDFAST_NOTICE_PROVIDERS"] = "GCP,AWS"
+    sidecar.start()
+    wait(held.is_set, "GCP's request")
+    metadata.interrupt()
+    wait((run_dir / "emergency_checkpoint").exists, "AWS's notice")
+    assert sidecar.terminate() == 0
+
+
+def test_azure_may_begin_once_the_launcher_has_acknowledged_the_commit(sidecar, operator, metadata, run_dir, wait):
+    sidecar.environment["HOLDFAST_NOTICE_PROVIDERS"] = "Azure"
+    event = metadata.announce("Azure", seconds=300)
+    sidecar.start()
+    wait((run_dir / "emergency_checkpoint").exists, "the touch-file")
+    request = json.loads((run_dir / "emergency_checkpoint").read_text())
+    (run_dir / "emergency_checkpoint").rename(run_dir / "taken")
+    polled = len(metadata.server.seen)
+    wait(lambda: len(metadata.server.seen) > polled + 1, "two more polls")
+    assert metadata.azure.approved == []
+    beside = run_dir / "ack.new"
+    beside.write_text(json.dumps({"version": 1, "id": request["id"], "step": 7, "result": "Committed"}))
+    beside.rename(run_dir / "emergency_checkpoint.ack")
+    wait(lambda: metadata.azure.approved == [event.id], "the approval")
 
 
 def test_without_its_settings_it_says_what_is_missing(sidecar, tmp_path: Path):

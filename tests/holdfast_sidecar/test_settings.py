@@ -8,6 +8,8 @@ from holdfast_sidecar import sources
 from holdfast_sidecar.errors import SettingsError
 from holdfast_sidecar.settings import read_environment
 from holdfast_sidecar.sources.aws import AwsSource
+from holdfast_sidecar.sources.azure import AzureSource
+from holdfast_sidecar.sources.gcp import GcpSource
 
 NEEDED = {
     "HOLDFAST_POD_NAMESPACE": "ml",
@@ -25,7 +27,7 @@ def test_defaults_are_the_protocols():
     assert settings.operator_url == "https://operator.holdfast-system.svc:8443"
     assert (settings.port, settings.checkpoint_deadline_seconds) == (9464, 25.0)
     assert settings.metadata_url == "http://169.254.169.254"
-    assert sources.build(settings, lambda: 0.0) == []
+    assert sources.build(settings, lambda: 0.0, lambda _: False) == []
 
 
 @pytest.mark.parametrize("name", sorted(NEEDED))
@@ -54,7 +56,8 @@ def test_what_is_wrong_is_named(name: str, value: str):
 
 
 def test_a_provider_that_is_not_known_is_left_out_and_said(caplog):
-    settings = read_environment({**NEEDED, "HOLDFAST_NOTICE_PROVIDERS": "AWS, Moon,AWS"})
-    built = sources.build(settings, lambda: 0.0)
-    assert [type(source) for source in built] == [AwsSource]
+    settings = read_environment({**NEEDED, "HOLDFAST_NOTICE_PROVIDERS": "AWS, Moon,AWS,Azure, GCP"})
+    built = sources.build(settings, lambda: 0.0, lambda _: False)
+    assert [type(source) for source in built] == [AwsSource, AzureSource, GcpSource]
+    assert [source.name for source in built] == ["AWS", "Azure", "GCP"]
     assert "Moon is no source of notices" in caplog.text

@@ -191,7 +191,7 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
     ("nothing kept", [("spec.checkpoint.retention.keepLast", 0)], "greater than or equal to 1"),
     ("unknown resume", [("spec.checkpoint.resume", "Maybe")], 'supported values: "Always", "Never"'),
     # -- interruption
-    ("unknown cloud", [("spec.interruption.providers", ["Acme"])], 'supported values: "AWS"'),
+    ("unknown cloud", [("spec.interruption.providers", ["Acme"])], 'supported values: "AWS", "GCP", "Azure"'),
     ("a cloud twice", [("spec.interruption.providers", ["AWS", "AWS"])], 'Duplicate value: "AWS"'),
     ("no time to commit", [("spec.interruption.checkpointDeadlineSeconds", 4)], "greater than or equal to 5"),
     # -- life cycle
@@ -309,7 +309,7 @@ def test_the_smallest_job_gets_every_default(trial: Jobs) -> None:
         "checkpoint": {"interval": "5m", "retention": {"keepLast": 3}, "resume": "Always"},
         "suspend": False,
         "startupDeadlineSeconds": 1200,
-        "interruption": {"providers": ["AWS"], "checkpointDeadlineSeconds": 25},
+        "interruption": {"providers": ["AWS", "GCP", "Azure"], "checkpointDeadlineSeconds": 25},
     }
 
 

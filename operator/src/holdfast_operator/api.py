@@ -125,7 +125,7 @@ class JobSpec:
     checkpoint: CheckpointSpec = CheckpointSpec()
     startup_deadline_seconds: int = 1200
     hang: HangSpec | None = None  # None: as the launchers have it
-    providers: tuple[str, ...] = ("AWS",)
+    providers: tuple[str, ...] = c.PROVIDERS
     checkpoint_deadline_seconds: int = 25
     suspend: bool = False
     active_deadline_seconds: int | None = None
@@ -219,7 +219,9 @@ def parse_spec(value: Any) -> JobSpec:
         checkpoint=_checkpoint(_mapping(spec.get("checkpoint", {}), "spec.checkpoint")),
         startup_deadline_seconds=_integer(spec, "startupDeadlineSeconds", "spec", 1200, minimum=1),
         hang=_hang(spec),
-        providers=tuple(map(str, _list(interruption.get("providers", ["AWS"]), "spec.interruption.providers"))),
+        providers=tuple(
+            map(str, _list(interruption.get("providers", list(c.PROVIDERS)), "spec.interruption.providers"))
+        ),
         checkpoint_deadline_seconds=_integer(
             interruption, "checkpointDeadlineSeconds", "spec.interruption", 25, minimum=1
         ),

@@ -71,7 +71,10 @@ TAINTS_LEAVING = frozenset(
         "node.cloudprovider.kubernetes.io/shutdown",
     }
 )
-NOTICE_ACTIONS_LEAVING = frozenset({"terminate", "stop", "hibernate", "shutdown", "preempt"})
+PROVIDERS = ("AWS", "GCP", "Azure")
+NOTICE_ACTIONS_LEAVING = frozenset({"terminate", "stop", "hibernate", "shutdown", "preempt", "redeploy", "reboot"})
+# The machine is disturbed for a moment and stays: a checkpoint is enough, and new workers may come to it.
+NOTICE_ACTIONS_PASSING = frozenset({"migrate", "freeze", "maintenance"})
 TOLERATION_SECONDS = 2
 
 HEARTBEAT_SECONDS = 0.25

@@ -127,6 +127,11 @@ class Notice:
         """Whether the node will be taken; a mere recommendation is not."""
         return self.action in c.NOTICE_ACTIONS_LEAVING
 
+    @property
+    def advises(self) -> bool:
+        """Whether the node may be taken soon, so that nothing new should come to it."""
+        return not self.leaves and self.action not in c.NOTICE_ACTIONS_PASSING
+
 
 @dataclass(frozen=True, kw_only=True)
 class World:

@@ -10,6 +10,8 @@ MEMBERSHIP_FILE: Final = "membership.json"
 STATUS_FILE: Final = "status.json"
 TOUCH_FILE: Final = "emergency_checkpoint"
 ACK_FILE: Final = "emergency_checkpoint.ack"
+ACK_COMMITTED: Final = "Committed"
+"""Its `result` when the commit is made."""
 NOTICES_FILE: Final = "sidecar-notices.json"
 """The sidecar's own memory of the notices that it has passed on."""
 
@@ -36,6 +38,8 @@ DEFAULT_CHECKPOINT_DEADLINE_SECONDS: Final = 25.0
 DEFAULT_PORT: Final = 9464
 
 PROVIDER_AWS: Final = "AWS"
+PROVIDER_GCP: Final = "GCP"
+PROVIDER_AZURE: Final = "Azure"
 
 # The operator's API for agents.
 REPORT_PATH: Final = "/v1/report"
@@ -72,6 +76,17 @@ SOURCE_BACKOFF_ABSENT_SECONDS: Final = 60.0
 """The same for a source that never answered: it probably does not exist here."""
 METADATA_TIMEOUT_SECONDS: Final = 1.0
 METADATA_TOKEN_TTL_SECONDS: Final = 21600
+MAINTENANCE_POLL_SECONDS: Final = 30.0
+"""Between two looks at AWS's scheduled maintenance, which is known days ahead."""
+INTERRUPTION_LEAD_SECONDS: Final = 900.0
+"""An interruption that is announced for later than this is not acted upon yet."""
+CLOCK_TOLERANCE_SECONDS: Final = 3.0
+"""A cloud's clock that differs by less is taken for the same: its times are whole seconds."""
+GCP_PREEMPTION_SECONDS: Final = 30.0
+GCP_MAINTENANCE_SECONDS: Final = 60.0
+"""Compute Engine names no times, but says what it gives at least."""
+AZURE_FIRST_ANSWER_SECONDS: Final = 130.0
+"""The first request enables Scheduled Events and may be answered after two minutes, says Azure."""
 
 # Limits.
 MAX_FILE_BYTES: Final = 1 << 20

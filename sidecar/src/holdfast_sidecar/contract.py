@@ -12,7 +12,7 @@ from holdfast_sidecar.errors import MalformedError, UnknownVersionError
 
 Document = dict[str, Any]
 
-INTERRUPTIONS = frozenset({"terminate", "stop", "hibernate"})
+INTERRUPTIONS = frozenset({"terminate", "stop", "hibernate", "preempt", "redeploy", "reboot"})
 """Actions after which the pod is gone: it drains. Any other action asks for a checkpoint only."""
 
 SIGNIFICANT = (

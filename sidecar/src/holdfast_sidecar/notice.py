@@ -21,7 +21,7 @@ from holdfast_sidecar.contract import (
     parse_time,
 )
 from holdfast_sidecar.errors import ContractError, MalformedError, SidecarError
-from holdfast_sidecar.files import create_atomically, read_small, write_atomically
+from holdfast_sidecar.files import create_atomically, read_small, stamp, write_atomically
 from holdfast_sidecar.logs import Transitions
 from holdfast_sidecar.sources.base import Source
 
@@ -85,11 +85,29 @@ class Ledger:
         self._path = run_dir / c.NOTICES_FILE
         self._lock = threading.Lock()
         self._notices: tuple[Notice, ...] = self._remembered()
+        self._answered_as: dict[str, str] = {}
+        """Ids of requests that were joined with another, and whose commit is acknowledged under its id."""
+        self._acknowledged = stamp(self._ack)
 
     def notices(self) -> tuple[Notice, ...]:
         """All notices so far, oldest first."""
         with self._lock:
             return self._notices
+
+    def committed(self, notice_id: str) -> bool:
+        """Whether the launcher says that the commit which a notice asked for is made."""
+        with self._lock:
+            expected = self._answered_as.get(notice_id, notice_id)
+        try:
+            answer = parse_document(read_small(self._ack) or b"", self._ack.name)
+        except (ContractError, OSError):
+            return False  # none yet, or one that is not the launcher's
+        return answer.get("id") == expected and answer.get("result") == c.ACK_COMMITTED
+
+    def acknowledged(self) -> bool:
+        """Whether the launcher has acknowledged a request since this was last asked. For one thread."""
+        before, self._acknowledged = self._acknowledged, stamp(self._ack)
+        return self._acknowledged not in (None, before)
 
     def pass_on(self, notice: Notice) -> bool:
         """Write the touch-file and remember the notice; False when it was passed on before.
@@ -118,6 +136,8 @@ class Ledger:
             if existing is not None:  # else the launcher took it just now
                 merge = merge_requests(existing, request)
                 write_atomically(self._touch, dump_document(merge.request))
+                kept = str(merge.request["id"])
+                self._answered_as.update(dict.fromkeys(_names(merge.request.get("supersedes")), kept))
                 _log.warning("an emergency checkpoint was already requested: %s", merge.reason)
                 return
 
@@ -177,24 +197,27 @@ class Watcher:
         self._state = Transitions(_log)
 
     def tick(self) -> float:
-        """Poll once; returns the seconds until the next poll."""
+        """Poll once; returns the seconds until the next poll. The pause counts from the beginning of this one."""
+        began = self._clock.monotonic()
         try:
-            notice = self._source.poll(self._clock.now())
-            if notice is not None and self._ledger.pass_on(notice):
-                self._on_notice(notice)
+            for notice in self._source.poll(self._clock.now()):
+                if self._ledger.pass_on(notice):
+                    self._on_notice(notice)
         except (SidecarError, OSError) as error:
             return self._failed(error)
         self._failures, self._answered = 0, True
         self._state(logging.INFO, "answers", f"{self._source.name}: the source of notices answers")
-        return self._uniform(c.SOURCE_POLL_SECONDS / 2, c.SOURCE_POLL_SECONDS)
+        pause = self._uniform(c.SOURCE_POLL_SECONDS / 2, c.SOURCE_POLL_SECONDS)
+        return max(0.0, pause - (self._clock.monotonic() - began))
 
     def _failed(self, error: Exception) -> float:
         self._failures += 1
         self._on_error(self._source.name)
         longest = c.SOURCE_BACKOFF_KNOWN_SECONDS if self._answered else c.SOURCE_BACKOFF_ABSENT_SECONDS
         self._state(
-            logging.WARNING,
+            logging.WARNING if self._answered else logging.INFO,
             "fails",
-            f"{self._source.name}: no notices for now ({error}); trying again, at least every {longest:.0f} s",
+            f"{self._source.name}: {'no notices for now' if self._answered else 'no such service here'} ({error}); "
+            f"asking again, at least every {longest:.0f} s",
         )
         return backoff(self._failures, first=c.SOURCE_POLL_SECONDS / 2, longest=longest, uniform=self._uniform)

@@ -14,6 +14,7 @@ from holdfast_testbed.constants import DEFAULT_CLUSTER, IMAGES, NODE_MONITOR_GRA
 from holdfast_testbed.controlplane import PARTS
 from holdfast_testbed.errors import AlreadyUpError, NoSuchClusterError, TestbedError
 from holdfast_testbed.images import archive, build_all
+from holdfast_testbed.metadata import AWS, CLOUDS
 from holdfast_testbed.processes import alive
 from holdfast_testbed.say import say
 
@@ -64,11 +65,11 @@ def _parser() -> argparse.ArgumentParser:
     image.add_argument("what", choices=("build", "load"))
     image.add_argument("images", nargs="*", metavar="IMAGE", help=f"default: {' '.join(IMAGES)}")
     command("kubeconfig", _kubeconfig, "print the path of the administrator's kubeconfig")
-    notice = command("notice", _notice, "announce a spot interruption on a node's metadata service")
+    notice = command("notice", _notice, "announce on a node's metadata service that the cloud takes the node away")
     notice.add_argument("node", help="1 or node-1")
-    notice.add_argument("--action", choices=("terminate", "stop", "hibernate"), default="terminate")
-    notice.add_argument("--seconds", type=float, default=120, help="time until then (default: %(default)s)")
-    notice.add_argument("--rebalance", action="store_true", help="a rebalance recommendation only")
+    notice.add_argument("--cloud", choices=CLOUDS, help=f"whose instance the node is (default: {AWS})")
+    notice.add_argument("--action", help="the cloud's own word, as rebalance or Freeze (default: its spot notice)")
+    notice.add_argument("--seconds", type=float, help="time until then (default: what the cloud gives)")
     notice.add_argument("--clear", action="store_true", help="withdraw what was announced")
     return parser
 
@@ -150,11 +151,9 @@ def _kubeconfig(options: argparse.Namespace) -> None:
 def _notice(options: argparse.Namespace) -> None:
     cluster, number = Cluster.load(options.name), node_number(options.node)
     if options.clear:
-        cluster.clear_notice(number)
-    elif options.rebalance:
-        cluster.recommend_rebalance(number)
+        cluster.clear_notice(number, cloud=options.cloud)
     else:
-        cluster.notice(number, action=options.action, seconds=options.seconds)
+        cluster.notice(number, cloud=options.cloud or AWS, action=options.action, seconds=options.seconds)
 
 
 if __name__ == "__main__":

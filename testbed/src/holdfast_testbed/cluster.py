@@ -8,7 +8,7 @@ import signal
 import socket
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -251,26 +251,31 @@ class Cluster:
         """Signal a process of a pod, if it is this very process still."""
         return processes.send(process.identity, number)
 
-    def notice(self, node: int, *, action: str = "terminate", seconds: float = 120) -> None:
-        """The cloud announces that a node's instance will be stopped or terminated in so many seconds."""
+    def notice(
+        self, node: int, *, cloud: str = metadata.AWS, action: str | None = None, seconds: float | None = None
+    ) -> None:
+        """The cloud announces something for a node's instance, in its own word (one of `metadata.KINDS`): that it
+        takes it away, if nothing else is said, in as many seconds as it usually gives."""
         where = self.node(node)
-        said = metadata.interruption(instance_id(where.plan), action=action, seconds=seconds, now=datetime.now(UTC))
-        said.write(where.files.announcement)
+        said = metadata.Announcement.read(where.files.announcement)
+        if said.cloud != cloud:
+            said = metadata.Announcement(instance_id=instance_id(where.plan), cloud=cloud)
+        said.announce(
+            action or metadata.PREEMPTION[cloud],
+            now=datetime.now(UTC),
+            seconds=metadata.NOTICE_SECONDS[cloud] if seconds is None else seconds,
+        ).write(where.files.announcement)
 
-    def recommend_rebalance(self, node: int) -> None:
-        """The cloud tells that a node's instance is at an elevated risk of interruption."""
+    def clear_notice(self, node: int, *, cloud: str | None = None) -> None:
+        """As if nothing had been announced for a node; with `cloud`, the node is one of that cloud from now on."""
         where = self.node(node)
-        metadata.rebalance(instance_id(where.plan), now=datetime.now(UTC)).write(where.files.announcement)
-
-    def clear_notice(self, node: int) -> None:
-        """As if nothing had been announced for a node."""
-        where = self.node(node)
-        metadata.Announcement(instance_id=instance_id(where.plan)).write(where.files.announcement)
+        said = metadata.Announcement.read(where.files.announcement)
+        replace(said.withdraw(), cloud=cloud or said.cloud).write(where.files.announcement)
 
     def noticed(self) -> list[int]:
-        """Numbers of the nodes whose interruption is announced."""
+        """Numbers of the nodes for which something is announced."""
         numbers = range(1, self.nodes + 1)
-        return [n for n in numbers if metadata.Announcement.read(self.node(n).files.announcement).action]
+        return [n for n in numbers if metadata.Announcement.read(self.node(n).files.announcement).events]
 
     def advertise(self, node: int, resource: str, count: int) -> None:
         """Let a node offer an extended resource (`nvidia.com/gpu`), for the scheduler's eyes only."""

@@ -6,6 +6,7 @@ TestbedError
 ├── NotReadyError           a part did not come up in time; carries the end of its log
 ├── AlreadyUpError          a cluster of this name runs
 ├── NoSuchClusterError      no cluster of this name is recorded
+├── NoSuchEventError        the cloud announces no such thing
 └── LeftBehindError         something survived the removal of a cluster
 """
 
@@ -36,6 +37,10 @@ class AlreadyUpError(TestbedError):
 
 class NoSuchClusterError(TestbedError):
     """No cluster of this name is recorded."""
+
+
+class NoSuchEventError(TestbedError):
+    """The cloud announces no such thing."""
 
 
 class LeftBehindError(TestbedError):

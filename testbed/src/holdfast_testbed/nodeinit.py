@@ -19,7 +19,7 @@ from typing import Any
 
 from holdfast_testbed.commands import run
 from holdfast_testbed.constants import METADATA_ADDRESS, METADATA_PORT
-from holdfast_testbed.metadata import Announcement, Imds, MetadataServer
+from holdfast_testbed.metadata import Announcement, Instance, MetadataServer
 from holdfast_testbed.nodeconfig import CONTAINERD_SOCKET, SYSCTLS
 
 _RESTART_SECONDS = 1.0
@@ -84,8 +84,8 @@ def _configure_network() -> None:
 
 
 def _serve_metadata(announcement: Path) -> None:
-    imds = Imds(announced=lambda: Announcement.read(announcement))
-    MetadataServer(imds, address=METADATA_ADDRESS, port=METADATA_PORT).start()
+    service = Instance(lambda: Announcement.read(announcement))
+    MetadataServer(service, address=METADATA_ADDRESS, port=METADATA_PORT).start()
 
 
 class Supervisor:

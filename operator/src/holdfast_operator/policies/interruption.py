@@ -92,7 +92,7 @@ def _recommendations(draft: Draft) -> list[tuple[str, Notice]]:
         for report in [draft.seen.report(worker.pod_uid)]
         if report is not None and worker.node
         for notice in report.notices
-        if not notice.leaves
+        if notice.advises
     ]
 
 

@@ -2,24 +2,62 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from holdfast_sidecar import constants as c
 from holdfast_sidecar.settings import Settings
 from holdfast_sidecar.sources.aws import AwsSource
+from holdfast_sidecar.sources.azure import AzureSource
 from holdfast_sidecar.sources.base import Source
+from holdfast_sidecar.sources.gcp import GcpSource
 from holdfast_sidecar.transport import Connection
 
 _log = logging.getLogger(__name__)
 
+Monotonic = Callable[[], float]
 
-def build(settings: Settings, monotonic: Callable[[], float]) -> list[Source]:
+
+@dataclass(frozen=True, kw_only=True)
+class _Surroundings:
+    settings: Settings
+    monotonic: Monotonic
+    committed: Callable[[str], bool]
+
+    def metadata(self) -> Connection:
+        """A connection of a source's own: one that waits for its answer keeps no other waiting."""
+        return Connection(self.settings.metadata_url, self.monotonic, max_bytes=c.MAX_METADATA_BYTES)
+
+
+def _aws(here: _Surroundings) -> Source:
+    deadline = here.settings.checkpoint_deadline_seconds
+    return AwsSource(here.metadata(), here.monotonic, checkpoint_deadline=deadline)
+
+
+def _gcp(here: _Surroundings) -> Source:
+    deadline = here.settings.checkpoint_deadline_seconds
+    return GcpSource(here.metadata(), checkpoint_deadline=deadline, hold=int(c.SOURCE_POLL_SECONDS))
+
+
+def _azure(here: _Surroundings) -> Source:
+    deadline = here.settings.checkpoint_deadline_seconds
+    return AzureSource(here.metadata(), checkpoint_deadline=deadline, committed=here.committed)
+
+
+_CLOUDS: dict[str, Callable[[_Surroundings], Source]] = {
+    c.PROVIDER_AWS: _aws,
+    c.PROVIDER_GCP: _gcp,
+    c.PROVIDER_AZURE: _azure,
+}
+
+
+def build(settings: Settings, monotonic: Monotonic, committed: Callable[[str], bool]) -> list[Source]:
     """The sources that the settings name. A name that this version does not know is left out, and said: the pod must
-    train also when its operator is newer than its sidecar."""
+    train also when its operator is newer than its sidecar. `committed` tells whether a notice's commit is made."""
+    here = _Surroundings(settings=settings, monotonic=monotonic, committed=committed)
     found: list[Source] = []
     for name in dict.fromkeys(settings.providers):
-        if name == c.PROVIDER_AWS:
-            metadata = Connection(settings.metadata_url, monotonic, max_bytes=c.MAX_METADATA_BYTES)
-            found.append(AwsSource(metadata, monotonic, checkpoint_deadline=settings.checkpoint_deadline_seconds))
+        if name in _CLOUDS:
+            found.append(_CLOUDS[name](here))
         else:
             _log.error("%s is no source of notices that this sidecar knows; it is left out", name[:40])
     return found

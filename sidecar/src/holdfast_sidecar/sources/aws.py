@@ -1,30 +1,43 @@
-"""AWS EC2: spot interruptions and rebalance recommendations from the instance metadata service, version 2.
+"""AWS EC2: spot interruptions, rebalance recommendations and scheduled maintenance, from the instance metadata
+service, version 2.
 
 Inside a pod the instance's hop limit must be 2 or more: with 1 the answer never arrives.
 """
 
-import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from holdfast_sidecar import constants as c
-from holdfast_sidecar.contract import INTERRUPTIONS, Document, Notice, parse_time
+from holdfast_sidecar.contract import Document, Notice, parse_time
 from holdfast_sidecar.errors import MalformedError, SourceError
+from holdfast_sidecar.sources.answers import due, http_time, json_list, json_object, on_this_host, readable
 from holdfast_sidecar.transport import Response, Transport
 
 TOKEN_PATH = "/latest/api/token"  # noqa: S105 - a path
 SPOT_PATH = "/latest/meta-data/spot/instance-action"
 REBALANCE_PATH = "/latest/meta-data/events/recommendations/rebalance"
+MAINTENANCE_PATH = "/latest/meta-data/events/maintenance/scheduled"
 TTL_HEADER = "x-aws-ec2-metadata-token-ttl-seconds"
 TOKEN_HEADER = "x-aws-ec2-metadata-token"  # noqa: S105 - a header's name
 _TOKEN = re.compile(r"[\x21-\x7e]{1,1024}")
+_SPOT_ACTIONS = frozenset({"terminate", "stop", "hibernate"})
+_MAINTENANCE_ACTIONS = {
+    "instance-stop": "stop",
+    "instance-retirement": "terminate",
+    "instance-reboot": "reboot",
+    "system-reboot": "reboot",
+}
+"""What each event does to the machine. Any other one, as `system-maintenance`, touches it for a moment only."""
 
 
 class AwsSource:
-    """Asks for the interruption first: once it is known, a rebalance recommendation adds nothing."""
+    """Asks for the interruption first: once it is known, the rest adds nothing."""
 
     name = c.PROVIDER_AWS
+    longest = 7 * c.METADATA_TIMEOUT_SECONDS
 
     def __init__(self, transport: Transport, monotonic: Callable[[], float], *, checkpoint_deadline: float) -> None:
         self._transport = transport
@@ -32,30 +45,34 @@ class AwsSource:
         self._checkpoint_deadline = timedelta(seconds=checkpoint_deadline)
         self._token = ""
         self._renew_at = 0.0
+        self._scheduled: list[Notice] = []
+        self._ask_scheduled_at = 0.0
 
-    def poll(self, now: datetime) -> Notice | None:
-        """The interruption, else the recommendation, else None."""
+    def poll(self, now: datetime) -> tuple[Notice, ...]:
+        """The interruption, else maintenance that is near, and the recommendation."""
         if (answer := self._get(SPOT_PATH)) is not None:
-            return self._interruption(_parsed(answer, SPOT_PATH), now)
+            return (self._interruption(answer, now),)
+        found: list[Notice] = []
         if (answer := self._get(REBALANCE_PATH)) is not None:
-            return self._rebalance(_parsed(answer, REBALANCE_PATH), now)
-        return None
+            found.append(self._rebalance(answer, now))
+        return due([*found, *self._maintenance(now)], now, self._checkpoint_deadline)
 
-    def _interruption(self, answer: Document, now: datetime) -> Notice:
-        action, when = answer.get("action"), _time(answer, "time", SPOT_PATH)
-        if not isinstance(action, str) or action not in INTERRUPTIONS:
+    def _interruption(self, answer: Response, now: datetime) -> Notice:
+        said = json_object(answer.body, SPOT_PATH)
+        action, when = said.get("action"), _time(said, "time", SPOT_PATH)
+        if not isinstance(action, str) or action not in _SPOT_ACTIONS:
             raise SourceError(f"{SPOT_PATH} names an action that is not known: {str(action)[:40]!r}")
         return Notice(
             id=f"aws-spot-{when:%Y-%m-%dT%H:%M:%SZ}",
             reason=f"spot/instance-action {action}",
             source=self.name,
             action=action,
-            deadline=when,
+            deadline=on_this_host(when, answer, now),
             observed_at=now,
         )
 
-    def _rebalance(self, answer: Document, now: datetime) -> Notice:
-        when = _time(answer, "noticeTime", REBALANCE_PATH)
+    def _rebalance(self, answer: Response, now: datetime) -> Notice:
+        when = _time(json_object(answer.body, REBALANCE_PATH), "noticeTime", REBALANCE_PATH)
         return Notice(
             id=f"aws-rebalance-{when:%Y-%m-%dT%H:%M:%SZ}",
             reason="events/recommendations/rebalance",
@@ -65,9 +82,37 @@ class AwsSource:
             observed_at=now,
         )
 
-    def _get(self, path: str) -> bytes | None:
-        """The answer's body, None for 404, which says that there is nothing to tell. A token that the service no
-        longer takes is renewed once."""
+    def _maintenance(self, now: datetime) -> list[Notice]:
+        """Asked for seldom: it is known days ahead."""
+        if self._monotonic() >= self._ask_scheduled_at:
+            answer = self._get(MAINTENANCE_PATH)
+            self._scheduled = [] if answer is None else self._events(answer, now)
+            self._ask_scheduled_at = self._monotonic() + c.MAINTENANCE_POLL_SECONDS
+        return [replace(notice, observed_at=now) for notice in self._scheduled]
+
+    def _events(self, answer: Response, now: datetime) -> list[Notice]:
+        entries = json_list(answer.body, MAINTENANCE_PATH)
+        return readable(entries, lambda entry: self._event(entry, answer, now))
+
+    def _event(self, entry: Any, answer: Response, now: datetime) -> Notice | None:
+        said = entry if isinstance(entry, dict) else {}
+        event, code, state = (said.get(field) for field in ("EventId", "Code", "State"))
+        if not (isinstance(event, str) and isinstance(code, str) and isinstance(state, str)):
+            raise SourceError(f"{MAINTENANCE_PATH} lists an event without EventId, Code or State")
+        if state != "active":
+            return None
+        return Notice(
+            id=f"aws-maintenance-{event[:80]}",
+            reason=f"events/maintenance/scheduled {code[:40]}",
+            source=self.name,
+            action=_MAINTENANCE_ACTIONS.get(code, "maintenance"),
+            deadline=on_this_host(http_time(said.get("NotBefore"), f"{MAINTENANCE_PATH}'s NotBefore"), answer, now),
+            observed_at=now,
+        )
+
+    def _get(self, path: str) -> Response | None:
+        """The answer, None for 404, which says that there is nothing to tell. A token that the service no longer
+        takes is renewed once."""
         response = self._authorised(path)
         if response.status == 401:
             self._renew_at = 0.0
@@ -76,7 +121,7 @@ class AwsSource:
             return None
         if response.status != 200:
             raise SourceError(f"{path} answered {response.status}")
-        return response.body
+        return response
 
     def _authorised(self, path: str) -> Response:
         if self._monotonic() >= self._renew_at:
@@ -97,16 +142,6 @@ class AwsSource:
 
     def _send(self, method: str, path: str, headers: dict[str, str]) -> Response:
         return self._transport.request(method, path, headers=headers, body=None, timeout=c.METADATA_TIMEOUT_SECONDS)
-
-
-def _parsed(body: bytes, path: str) -> Document:
-    try:
-        answer = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise SourceError(f"{path} answered with something that is not JSON") from error
-    if not isinstance(answer, dict):
-        raise SourceError(f"{path} answered with something that is not an object")
-    return answer
 
 
 def _time(answer: Document, field: str, path: str) -> datetime:

@@ -14,10 +14,16 @@ class Source(Protocol):
         """As in the settings and in `Notice.source`."""
         ...
 
-    def poll(self, now: datetime) -> Notice | None:
-        """The most urgent notice that holds now, or None.
+    @property
+    def longest(self) -> float:
+        """Seconds that one poll may take at most; a longer one is stuck."""
+        ...
 
-        It never sleeps and returns within seconds. The same notice comes back at each poll while it holds; whoever
-        asks keeps count by its id. Raises `SidecarError` when the source gave no usable answer.
+    def poll(self, now: datetime) -> tuple[Notice, ...]:
+        """The notices that hold now, most urgent first; an interruption stands alone, as nothing matters beside it.
+
+        It never sleeps, though it may wait for an answer that the service holds back until there is news. A notice
+        comes back at each poll while it holds; whoever asks keeps count by its id. Raises `SidecarError` when the
+        source gave no usable answer.
         """
         ...

@@ -1,0 +1,111 @@
+"""What a cloud has announced for an instance, in the cloud's own words."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from holdfast_testbed.errors import NoSuchEventError
+
+AWS, GCP, AZURE = "AWS", "GCP", "Azure"
+CLOUDS = (AWS, GCP, AZURE)
+
+SPOT_ACTIONS = ("terminate", "stop", "hibernate")
+REBALANCE = "rebalance"
+MAINTENANCE_CODES = (
+    "instance-stop",
+    "instance-retirement",
+    "instance-reboot",
+    "system-reboot",
+    "system-maintenance",
+)
+PREEMPTED = "preempted"
+HOST_MAINTENANCE = ("TERMINATE_ON_HOST_MAINTENANCE", "MIGRATE_ON_HOST_MAINTENANCE")
+KINDS = {
+    AWS: (*SPOT_ACTIONS, REBALANCE, *MAINTENANCE_CODES),
+    GCP: (PREEMPTED, *HOST_MAINTENANCE),
+    AZURE: ("Preempt", "Terminate", "Redeploy", "Reboot", "Freeze"),
+}
+PREEMPTION = {AWS: "terminate", GCP: PREEMPTED, AZURE: "Preempt"}
+"""How each cloud says that it takes a spot instance away."""
+NOTICE_SECONDS = {AWS: 120.0, GCP: 30.0, AZURE: 30.0}
+"""How long before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One announcement. Times are RFC 3339."""
+
+    id: str
+    kind: str
+    at: str
+    announced: str
+    resources: tuple[str, ...] = ()
+    """The machines that it concerns, where the cloud names them; empty: this one."""
+    duration: int = -1
+    """Seconds, as far as the cloud tells; -1: not known."""
+
+    @property
+    def when(self) -> datetime:
+        """When it happens."""
+        return datetime.fromisoformat(self.at)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Announcement:
+    """An instance and all that is announced for it."""
+
+    instance_id: str
+    cloud: str = AWS
+    events: tuple[Event, ...] = ()
+
+    def of(self, *kinds: str) -> Event | None:
+        """The newest event of one of these kinds."""
+        return next((event for event in reversed(self.events) if event.kind in kinds), None)
+
+    def announce(
+        self,
+        kind: str,
+        *,
+        now: datetime,
+        seconds: float,
+        resources: tuple[str, ...] = (),
+        duration: int = -1,
+        identity: str = "",
+    ) -> Announcement:
+        """With one more event, `seconds` from now. It takes the place of an older one with the same identity."""
+        if kind not in KINDS[self.cloud]:
+            raise NoSuchEventError(f"{self.cloud} announces no {kind!r}: it is one of {', '.join(KINDS[self.cloud])}")
+        event = Event(
+            id=identity or str(uuid.uuid4()).upper(),
+            kind=kind,
+            at=_stamp(now + timedelta(seconds=seconds)),
+            announced=_stamp(now),
+            resources=resources,
+            duration=duration,
+        )
+        return replace(self, events=(*(other for other in self.events if other.id != identity), event))
+
+    def withdraw(self) -> Announcement:
+        """As if nothing had been announced."""
+        return replace(self, events=())
+
+    def write(self, path: Path) -> None:
+        """Publish it, whole or not at all."""
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(asdict(self)) + "\n")
+        temporary.rename(path)
+
+    @classmethod
+    def read(cls, path: Path) -> Announcement:
+        """What stands in the file now."""
+        said = json.loads(path.read_text())
+        events = tuple(Event(**{**event, "resources": tuple(event["resources"])}) for event in said.pop("events"))
+        return cls(**said, events=events)
+
+
+def _stamp(moment: datetime) -> str:
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

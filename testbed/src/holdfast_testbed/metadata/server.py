@@ -1,0 +1,223 @@
+"""A metadata service on a socket: in a node at the true address, in a test on loopback, where it can be spoiled."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import format_datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Protocol
+from urllib.parse import parse_qsl, urlsplit
+
+FAULTS = ("garbage", "html", "redirect", "endless", "cut", "hang", "drip")
+"""How answers can be spoiled, besides by any status code."""
+ELSEWHERE = "/elsewhere"
+"""Where a redirect leads."""
+_DRIP_SECONDS = 0.05
+_KEPT = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A request; names of headers are in lower case."""
+
+    method: str
+    path: str
+    query: dict[str, str] = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    closing: Callable[[], bool] = lambda: False
+    """Whether the server stops, so that an answer that is held back is no longer waited for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """Status, body and type of an answer."""
+
+    status: int
+    body: str = ""
+    content_type: str = "text/plain"
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+class Service(Protocol):
+    """A cloud's service without its socket."""
+
+    @property
+    def name(self) -> str:
+        """What it calls itself in the header `Server`."""
+        ...
+
+    def answer(self, request: Request) -> Answer:
+        """Answer a request."""
+        ...
+
+
+class MetadataServer:
+    """Serves a service. `fault` (a status code or one of `FAULTS`) spoils each answer; `seen` has the last
+    requests."""
+
+    def __init__(
+        self,
+        service: Service,
+        *,
+        address: str = "127.0.0.1",
+        port: int = 0,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._service = service
+        self._address = address
+        self._now = now
+        self.port = port
+        self.fault = ""
+        self.seen: deque[Request] = deque(maxlen=_KEPT)
+        self.closing = threading.Event()
+        self._server: _Server | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it answers, without a slash at the end."""
+        return f"http://{self._address}:{self.port}"
+
+    def start(self) -> None:
+        """Answer in the background; after `stop` at the same port again."""
+        self.closing.clear()
+        self._server = _Server((self._address, self.port), _handler(self, self._service, self._now))
+        self.port = self._server.server_port
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), name="metadata", daemon=True).start()
+
+    def stop(self) -> None:
+        """As if its process were killed: the port refuses and every open connection ends."""
+        if self._server is not None:
+            self.closing.set()
+            self._server.shutdown()
+            self._server.server_close()
+            self._server.cut()
+            self._server = None
+
+    def __enter__(self) -> MetadataServer:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._open: set[socket.socket] = set()
+        super().__init__(address, handler)
+
+    def server_bind(self) -> None:
+        """Bind without http.server's look-up of the host's name, which may hang where there is no DNS."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        self._open.add(request)
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._open.discard(request)
+
+    def cut(self) -> None:
+        """End every open connection."""
+        for connection in list(self._open):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Clients hang up and connections are cut on purpose."""
+
+
+def _handler(server: MetadataServer, service: Service, now: Callable[[], datetime]) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+        server_version = service.name
+        sys_version = ""
+
+        def _serve(self) -> None:
+            request = self._request()
+            server.seen.append(request)
+            if not server.fault:
+                self._reply(service.answer(request))
+            elif server.fault.isdigit():
+                self._reply(Answer(status=int(server.fault)))
+            else:
+                _spoil(self, server)
+                self.close_connection = True
+
+        do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _serve  # noqa: N815 - the base class's names
+
+        def _request(self) -> Request:
+            parts = urlsplit(self.path)
+            return Request(
+                method=self.command,
+                path=parts.path,
+                query=dict(parse_qsl(parts.query)),
+                headers={name.lower(): value for name, value in self.headers.items()},
+                body=self.rfile.read(int(self.headers.get("Content-Length") or 0)),
+                closing=server.closing.is_set,
+            )
+
+        def _reply(self, answer: Answer) -> None:
+            body = answer.body.encode()
+            self.send_response(answer.status)
+            for name, value in {"Content-Type": answer.content_type, **answer.headers}.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def date_time_string(self, timestamp: float | None = None) -> str:
+            """The cloud's clock, which need not be the host's."""
+            return format_datetime(now().astimezone(UTC), usegmt=True)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+            """Keep still: a poll every few seconds is no news."""
+
+    return Handler
+
+
+def _spoil(handler: BaseHTTPRequestHandler, server: MetadataServer) -> None:
+    """Answer in the way of the server's fault, and hang up after it."""
+    if server.fault == "garbage":
+        handler.wfile.write(b"\x00\xff this is not HTTP \r\n\r\n" * 10)
+    elif server.fault == "hang":
+        server.closing.wait()
+    elif server.fault == "drip":
+        for letter in b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\nX-Slow: " + b"x" * 1000:
+            handler.wfile.write(bytes([letter]))
+            if server.closing.wait(_DRIP_SECONDS):
+                break
+    else:
+        _mislead(handler, server)
+
+
+def _mislead(handler: BaseHTTPRequestHandler, server: MetadataServer) -> None:
+    """An answer that is HTTP and not what it should be."""
+    status, length, body = 200, -1, b""
+    if server.fault == "html":
+        body = b"<html>log in to the network</html>"
+    elif server.fault == "endless":
+        body = b"x" * (1 << 20)
+    elif server.fault == "cut":
+        length, body = 100, b'{"action": "terminate", '
+    elif server.fault == "redirect":
+        status = 302
+    handler.send_response(status)
+    if status == 302:
+        handler.send_header("Location", server.url + ELSEWHERE)
+    handler.send_header("Content-Length", str(length if length >= 0 else len(body)))
+    handler.end_headers()
+    handler.wfile.write(body)

@@ -1,0 +1,124 @@
+"""GCP: the long poll for the preemption, and host maintenance."""
+
+import threading
+from datetime import timedelta
+
+import pytest
+
+from holdfast_sidecar.clock import SystemClock
+from holdfast_sidecar.errors import SidecarError
+from holdfast_sidecar.sources.gcp import MAINTENANCE_PATH, PREEMPTED_PATH, GcpSource
+from holdfast_sidecar.transport import Connection, Response
+from holdfast_testbed.metadata import GCP, Instance, MetadataServer
+
+
+def source_at(url: str, hold: int = 0) -> GcpSource:
+    connection = Connection(url, SystemClock().monotonic, max_bytes=64 << 10)
+    return GcpSource(connection, checkpoint_deadline=25.0, hold=hold)
+
+
+@pytest.fixture
+def source(sky) -> GcpSource:
+    return source_at(sky.url)
+
+
+def test_a_preemption_is_a_notice_for_the_time_that_gcp_gives(source, sky, clock):
+    sky.announce(GCP)
+    (notice,) = source.poll(clock.now())
+    assert (notice.id, notice.action, notice.reason) == ("gcp-preempted", "preempt", "instance/preempted")
+    assert (notice.drain, notice.deadline) == (True, clock.now() + timedelta(seconds=30))
+
+
+def test_one_request_waits_until_the_preemption_comes(sky, clock, wait):
+    source, found = source_at(sky.url, hold=60), []
+    source.poll(clock.now())
+    waiting = threading.Thread(target=lambda: found.extend(source.poll(clock.now())), daemon=True)
+    waiting.start()
+    wait(lambda: len(sky.asked(PREEMPTED_PATH)) == 2, "the long poll")
+    sky.announce(GCP)
+    waiting.join(20)
+    assert [notice.id for notice in found] == ["gcp-preempted"]
+    assert len(sky.asked(PREEMPTED_PATH)) == 2
+
+
+def test_the_first_request_asks_for_what_is_and_the_next_for_what_changes(sky, clock):
+    source = source_at(sky.url, hold=1)
+    source.poll(clock.now())
+    source.poll(clock.now())
+    first, second = (request.query for request in sky.asked(PREEMPTED_PATH))
+    assert first["last_etag"] == "0"
+    assert second["last_etag"] not in ("0", "")
+    assert {first["wait_for_change"], second["wait_for_change"]} == {"true"}
+    assert second["timeout_sec"] == "1"
+
+
+def test_after_a_fault_it_asks_for_what_is(source, sky, clock):
+    source.poll(clock.now())
+    sky.server.fault = "503"
+    with pytest.raises(SidecarError):
+        source.poll(clock.now())
+    sky.server.fault = ""
+    source.poll(clock.now())
+    assert sky.asked(PREEMPTED_PATH)[-1].query["last_etag"] == "0"
+
+
+def test_a_machine_that_maintenance_stops_is_left(source, sky, clock):
+    sky.announce(GCP, "TERMINATE_ON_HOST_MAINTENANCE")
+    (notice,) = source.poll(clock.now())
+    assert (notice.id, notice.action, notice.drain) == ("gcp-terminate-on-host-maintenance", "terminate", True)
+    assert notice.deadline == clock.now() + timedelta(seconds=60)
+
+
+def test_a_preemption_stands_alone(source, sky, clock):
+    sky.announce(GCP, "TERMINATE_ON_HOST_MAINTENANCE")
+    sky.announce(GCP)
+    assert [notice.action for notice in source.poll(clock.now())] == ["preempt"]
+
+
+def test_each_live_migration_asks_for_one_checkpoint(source, sky, clock):
+    names = []
+    for _ in range(2):
+        sky.announce(GCP, "MIGRATE_ON_HOST_MAINTENANCE")
+        for _ in range(2):
+            (notice,) = source.poll(clock.now())
+            assert (notice.action, notice.drain) == ("migrate", False)
+            names.append(notice.id)
+            clock.forward(5)
+        sky.withdraw(GCP)
+        assert source.poll(clock.now()) == ()
+    assert names[0] == names[1] != names[2] == names[3]
+
+
+def test_another_clouds_service_is_not_taken_for_googles(sky, clock):
+    refused = pytest.raises(SidecarError, match="not Google's metadata server")
+    with MetadataServer(Instance(lambda: sky.said["AWS"])) as amazon, refused:
+        source_at(amazon.url).poll(clock.now())
+
+
+class Says:
+    """A server whose values the test sets; what it does not set is not there, as in GKE's own metadata server."""
+
+    def __init__(self, **values: str) -> None:
+        self._values = {"preempted": "FALSE", **values}
+
+    def request(self, method: str, path: str, **_: object) -> Response:
+        name = path.partition("?")[0].rpartition("/")[2].replace("-", "_")
+        value = self._values.get(name)
+        headers = {"metadata-flavor": "Google", "etag": "abc"}
+        return Response(status=404 if value is None else 200, headers=headers, body=(value or "").encode())
+
+
+def test_maintenance_that_is_not_told_here_hides_no_preemption(clock):
+    assert GcpSource(Says(), checkpoint_deadline=25.0, hold=0).poll(clock.now()) == ()
+
+
+@pytest.mark.parametrize("values", [{"preempted": "MAYBE"}, {"preempted": ""}, {"maintenance_event": "PARTY"}])
+def test_a_value_that_is_not_known_is_an_error(clock, values):
+    with pytest.raises(SidecarError):
+        GcpSource(Says(**values), checkpoint_deadline=25.0, hold=0).poll(clock.now())
+
+
+def test_maintenance_is_asked_for_at_each_poll(source, sky, clock):
+    """Compute Engine gives no notice to a machine that never asked."""
+    source.poll(clock.now())
+    assert len(sky.asked(MAINTENANCE_PATH)) == 1
