@@ -20,20 +20,28 @@ from holdfast_testbed.errors import MissingProgramError, TestbedError
 from holdfast_testbed.locks import locked
 from holdfast_testbed.settings import settings
 
+EXTRAS = ("helm", "monitoring")
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Set up what is asked for; a failure is one message and status 1."""
     parser = argparse.ArgumentParser(prog="python3 -m holdfast_testbed.bootstrap", description=__doc__)
     parser.add_argument("--only", choices=("venv", "cluster"), help="the Python environment, or the programs, alone")
     parser.add_argument(
-        "--with", dest="extras", action="append", default=[], choices=("helm",), help="with --only cluster"
+        "--with",
+        dest="extras",
+        action="append",
+        default=[],
+        choices=EXTRAS,
+        help="with --only cluster",
     )
     options = parser.parse_args(arguments)
     jobs: list[Callable[[], None]] = []
     if options.only != "cluster":
         jobs.append(set_up_venv)
     if options.only != "venv":
-        jobs.append(lambda: set_up_cluster(helm=options.only is None or "helm" in options.extras))
+        extras = EXTRAS if options.only is None else tuple(options.extras)
+        jobs.append(lambda: set_up_cluster(extras))
     return _run_together(jobs)
 
 
@@ -57,14 +65,16 @@ def set_up_venv() -> None:
         venv.make_venv()
 
 
-def set_up_cluster(*, helm: bool) -> None:
-    """The programs of the cluster."""
+def set_up_cluster(extras: Sequence[str]) -> None:
+    """The programs of the cluster, and the extra ones that are asked for."""
     if os.geteuid() != 0:
         raise MissingProgramError("the cluster makes namespaces and mounts: please run as root")
     with locked(settings().cache / "cluster.lock", what="the cluster's programs"):
         debs.check_needed()
         debs.unpack_missing()
-        gotools.build_missing(helm=helm)
+        if "monitoring" in extras:
+            debs.unpack_monitoring()
+        gotools.build_missing(helm="helm" in extras)
 
 
 if __name__ == "__main__":

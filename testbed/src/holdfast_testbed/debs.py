@@ -1,6 +1,7 @@
 """Programs of the distribution: from PATH if they are there, else Debian's packages unpacked into the cache.
 
-Unpacked, not installed: no service starts, and nothing of the machine changes.
+Unpacked, not installed: no service starts, and nothing of the machine changes. `apt-get download` takes an archive
+only if its digest is the one in the distribution's signed lists.
 """
 
 from __future__ import annotations
@@ -18,17 +19,28 @@ from holdfast_testbed.settings import child_environment, settings
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A program and the Debian packages that bring it: the program's own first, then libraries it may lack."""
+    """Programs and the Debian packages that bring them: the programs' own first, then libraries they may lack."""
 
-    program: str
+    programs: tuple[str, ...]
     packages: tuple[str, ...]
+
+    @property
+    def missing(self) -> bool:
+        """Whether one of the programs is not there."""
+        return any(find(program) is None for program in self.programs)
 
 
 UNPACKED = (
-    Part(program="runc", packages=("runc", "libseccomp2")),
-    Part(program="nft", packages=("nftables", "libnftables1", "libnftnl11", "libjansson4", "libmnl0", "libxtables12",
-                                  "libgmp10", "libedit2", "libbsd0", "libmd0")),
+    Part(programs=("runc",), packages=("runc", "libseccomp2")),
+    Part(programs=("nft",), packages=("nftables", "libnftables1", "libnftnl11", "libjansson4", "libmnl0",
+                                      "libxtables12", "libgmp10", "libedit2", "libbsd0", "libmd0")),
 )  # fmt: skip
+
+MONITORING = (
+    Part(programs=("prometheus", "promtool"), packages=("prometheus",)),
+    Part(programs=("prometheus-alertmanager", "amtool"), packages=("prometheus-alertmanager",)),
+)
+"""Only tests of alerts and dashboards need these."""
 
 NEEDED = {
     "ip": "iproute2",
@@ -50,19 +62,34 @@ def check_needed() -> None:
 
 def unpack_missing() -> None:
     """Bring `runc` and `nft` where neither PATH nor the cache has them."""
-    missing = [part for part in UNPACKED if find(part.program) is None]
-    if not missing:
-        return
-    if not (_on_path("apt-get") and _on_path("dpkg")):
-        names = ", ".join(part.packages[0] for part in missing)
-        raise MissingProgramError(f"please install these packages with your package manager: {names}")
+    missing = [part for part in UNPACKED if part.missing]
+    if missing and not _debian():
+        raise MissingProgramError(f"please install these packages with your package manager: {_names(missing)}")
     for part in missing:
         _unpack(part)
 
 
+def unpack_monitoring() -> None:
+    """Bring Prometheus and Alertmanager. Where there is no Debian, demo and cluster do without them."""
+    missing = [part for part in MONITORING if part.missing]
+    if missing and not _debian():
+        say(f"tests of alerts and dashboards need these packages, which are not there: {_names(missing)}")
+        return
+    for part in missing:
+        _unpack(part)
+
+
+def _debian() -> bool:
+    return _on_path("apt-get") and _on_path("dpkg")
+
+
+def _names(parts: list[Part]) -> str:
+    return ", ".join(part.packages[0] for part in parts)
+
+
 def _unpack(part: Part) -> None:
     say(f"unpacking {part.packages[0]} from Debian's packages")
-    root = settings().bin / "debian" / f"{part.program}.root"
+    root = settings().bin / "debian" / f"{part.programs[0]}.root"
     building = root.with_suffix(".tmp")
     shutil.rmtree(building, ignore_errors=True)
     downloads = building / "downloads"
@@ -72,7 +99,8 @@ def _unpack(part: Part) -> None:
     shutil.rmtree(downloads)
     shutil.rmtree(root, ignore_errors=True)
     building.rename(root)
-    _write_launcher(part, root)
+    for name in part.programs:
+        _write_launcher(part, root, name)
 
 
 def _download(part: Part, folder: Path) -> list[Path]:
@@ -97,16 +125,14 @@ def known(packages: tuple[str, ...]) -> list[str]:
     return [name for name in packages if name in listed]
 
 
-def _write_launcher(part: Part, root: Path) -> None:
+def _write_launcher(part: Part, root: Path, program: str) -> None:
     """A link to the unpacked program, or where the machine lacks a library, a script that adds the unpacked ones."""
-    found = [root / folder / part.program for folder in ("usr/sbin", "usr/bin", "sbin", "bin")]
+    found = [root / folder / program for folder in ("usr/sbin", "usr/bin", "sbin", "bin")]
     binary = next((path for path in found if path.is_file()), None)
     if binary is None:
-        raise MissingProgramError(
-            f"please install the package {part.packages[0]}: the unpacked one has no {part.program}"
-        )
+        raise MissingProgramError(f"please install the package {part.packages[0]}: the unpacked one has no {program}")
     folders = sorted({str(path.parent) for path in root.rglob("*.so*")})
-    launcher = settings().bin / "debian" / part.program
+    launcher = settings().bin / "debian" / program
     temporary = launcher.with_suffix(".tmp")
     temporary.write_text(f'#!/bin/sh\nexec env LD_LIBRARY_PATH="{":".join(folders)}" "{binary}" "$@"\n')
     temporary.chmod(0o755)

@@ -26,13 +26,18 @@ FOLDERS = {
     **dict.fromkeys(("bridge", "loopback", "host-local"), f"cni-{CNI}"),
     "helm": f"helm-{HELM}",
     "pause": "pause-1",
-    "runc": "debian",
-    "nft": "debian",
+    **dict.fromkeys(("runc", "nft", "prometheus", "promtool", "prometheus-alertmanager", "amtool"), "debian"),
 }
 """Program → folder under the cache's `bin`."""
 
-FROM_PATH = frozenset({"runc", "nft"})
+FROM_PATH = frozenset(name for name, folder in FOLDERS.items() if folder == "debian")
 """Programs of the distribution, as good from PATH."""
+
+OPTIONAL = {
+    "helm": "helm",
+    **dict.fromkeys(("prometheus", "promtool", "prometheus-alertmanager", "amtool"), "monitoring"),
+}
+"""Programs that a cluster does not need, with the option of the set-up that brings them."""
 
 
 def find(name: str) -> Path | None:
@@ -53,7 +58,7 @@ def program(name: str) -> Path:
     """The program; without it an error that says how to get it."""
     found = find(name)
     if found is None:
-        option = " --with helm" if name == "helm" else ""
+        option = f" --with {OPTIONAL[name]}" if name in OPTIONAL else ""
         raise MissingProgramError(
             f"{name} is not there: run 'make setup', "
             f"or PYTHONPATH=testbed/src python3 -m holdfast_testbed.bootstrap --only cluster{option}"
