@@ -57,9 +57,12 @@ bench-%: setup
 
 generate: ## make the files that are derived from others
 	@mkdir -p $(CHART_CRDS) && cp crds/*.yaml $(CHART_CRDS)/
+	@python3 charts/dashboards.py charts/holdfast/dashboards
 
 verify: ## fail if a derived file differs from what `make generate` makes
 	@diff -ru crds $(CHART_CRDS) || { echo "the chart's copy of the CRD is stale: run 'make generate'" >&2; exit 1; }
+	@made=$$(mktemp -d) && trap 'rm -rf "$$made"' EXIT && python3 charts/dashboards.py "$$made" && \
+	  diff -ru "$$made" charts/holdfast/dashboards || { echo "the dashboards are stale: run 'make generate'" >&2; exit 1; }
 
 setup: ## everything that demo and tests need, into the cache (done once)
 	@$(BOOTSTRAP)

@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
+from holdfast_operator import manifests
+from holdfast_operator.api import parse_job
+from holdfast_operator.seen import Platform
+from holdfast_operator.status import Worker
 from holdfast_testbed.commands import run
 from holdfast_testbed.errors import TestbedError
 from holdfast_testbed.programs import program
@@ -146,7 +150,8 @@ def test_two_releases_share_no_object() -> None:
     def identities(documents: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
         return {(d["kind"], d["metadata"].get("namespace", ""), d["metadata"]["name"]) for d in documents}
 
-    first, second = render(namespace="a", release="one"), render(namespace="b", release="two")
+    first = render(*MONITORING, namespace="a", release="one")
+    second = render(*MONITORING, namespace="b", release="two")
     assert identities(first) & identities(second) == set()
 
 
@@ -173,6 +178,9 @@ def test_network_policies_can_be_turned_off_and_narrowed() -> None:
         ("agents.url=http://holdfast", "agents"),
         ("service.clusterIP=not-an-address", "clusterIP"),
         ("networkPolicy.apiServerPorts[0]=0", "apiServerPorts"),
+        ("monitoring.serviceMonitor.interval=soon", "interval"),
+        ("monitoring.alerts=true", "monitoring"),
+        ("monitoring.prometheusRule.runbooks=https://docs.example/", "runbooks"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(value: str, says: str) -> None:
@@ -184,10 +192,78 @@ def test_every_value_is_in_the_schema_and_every_schema_entry_is_a_value() -> Non
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     schema = json.loads((CHART / "values.schema.json").read_text())
     assert set(values) == set(schema["properties"]) - {"global"}
-    for name in ("sidecar", "agents", "service", "serviceAccount", "networkPolicy"):
+    for name in ("sidecar", "agents", "service", "serviceAccount", "networkPolicy", "monitoring"):
         assert set(values[name]) == set(schema["properties"][name]["properties"])
 
 
 def test_the_notes_say_that_helm_does_not_upgrade_the_resource() -> None:
     assert "neither upgrades nor removes" in (CHART / "templates" / "NOTES.txt").read_text()
     assert "Helm does not upgrade" in (CHART / "README.md").read_text()
+
+
+MONITORING = tuple(
+    f"monitoring.{name}.enabled=true" for name in ("serviceMonitor", "podMonitor", "prometheusRule", "dashboards")
+)
+
+
+def test_nothing_of_monitoring_is_there_unless_asked_for() -> None:
+    kinds = {document["kind"] for document in render()}
+    assert not kinds & {"ServiceMonitor", "PodMonitor", "PrometheusRule", "ConfigMap"}
+
+
+def test_the_service_monitor_finds_the_operators_metrics() -> None:
+    documents = render(*MONITORING, "monitoring.serviceMonitor.labels.release=prom")
+    monitor, service = one(documents, "ServiceMonitor"), one(documents, "Service")
+    assert monitor["apiVersion"] == "monitoring.coreos.com/v1"
+    assert monitor["metadata"]["labels"]["release"] == "prom"
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+    assert endpoint["honorLabels"] is True, "the per-job gauges name their job themselves"
+
+
+def test_the_pod_monitor_finds_the_workers_of_every_namespace_and_says_whose_they_are(worker_pod: Any) -> None:
+    spec = one(render(*MONITORING), "PodMonitor")["spec"]
+    assert spec["namespaceSelector"] == {"any": True}
+    assert spec["selector"]["matchLabels"].items() <= worker_pod["metadata"]["labels"].items()
+    assert worker_pod["metadata"]["labels"][spec["jobLabel"]] == "gpt"
+    (endpoint,) = spec["podMetricsEndpoints"]
+    (sidecar,) = worker_pod["spec"]["initContainers"]
+    assert endpoint["port"] in {port["name"] for port in sidecar["ports"]}
+    assert {"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node"} in endpoint["relabelings"]
+    rules = (CHART / "rules" / "holdfast.yaml").read_text()
+    assert f'up{{container="{sidecar["name"]}"}}' in rules
+
+
+@pytest.fixture
+def worker_pod() -> dict[str, Any]:
+    """A worker's pod as the operator makes it."""
+    job = parse_job(
+        {
+            "metadata": {"name": "gpt", "namespace": "ml", "uid": "u", "resourceVersion": "1", "generation": 1,
+                         "creationTimestamp": "2026-01-31T12:00:00Z"},
+            "spec": {"workers": {"replicas": 1, "template": {"spec": {"containers": [{"name": "t", "image": "i"}]}}}},
+        }
+    )  # fmt: skip
+    assert job.spec is not None
+    platform = Platform(sidecar_image="s", agents_url="https://o", ca_bundle="PEM")
+    return manifests.pod(job, job.spec, Worker(incarnation=0, batch=0), platform)
+
+
+def test_the_rules_are_those_of_the_file_with_the_runbooks_where_they_are_published() -> None:
+    rules = one(render(*MONITORING, "monitoring.prometheusRule.runbooks=https://docs.example/r"), "PrometheusRule")
+    text = (CHART / "rules" / "holdfast.yaml").read_text()
+    assert rules["spec"] == yaml.safe_load(text.replace("https://holdfast.dev/runbooks/", "https://docs.example/r/"))
+    found = [rule for group in rules["spec"]["groups"] for rule in group["rules"] if "alert" in rule]
+    urls = [rule["annotations"]["runbook_url"] for rule in found]
+    assert urls
+    assert all(url.startswith("https://docs.example/r/Holdfast") for url in urls)
+
+
+def test_the_dashboards_are_in_a_config_map_that_grafana_finds() -> None:
+    folder = CHART / "dashboards"
+    found = one(render(*MONITORING), "ConfigMap", "holdfast-dashboards")
+    assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert found["data"].keys() == {f"holdfast-{path.name}" for path in folder.iterdir()}
+    for path in folder.iterdir():
+        assert json.loads(found["data"][f"holdfast-{path.name}"]) == json.loads(path.read_text())

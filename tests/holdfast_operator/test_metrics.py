@@ -28,23 +28,24 @@ def test_restarts_are_counted_by_cause_from_zero_on() -> None:
 def test_a_recovery_is_timed_and_its_lost_steps_are_counted() -> None:
     metrics = Metrics(process=False)
     metrics.recovered("OOM", 4.0, lost_steps=12)
-    assert value(metrics, "holdfast_recovery_seconds_sum", cause="OOM") == 4.0
-    assert value(metrics, "holdfast_recovery_seconds_bucket", cause="OOM", le="5.0") == 1
-    assert value(metrics, "holdfast_lost_steps_total", cause="OOM") == 12
+    assert value(metrics, "holdfast_incident_recovery_seconds_sum", cause="OOM") == 4.0
+    assert value(metrics, "holdfast_incident_recovery_seconds_bucket", cause="OOM", le="5.0") == 1
+    assert value(metrics, "holdfast_incident_lost_steps_total", cause="OOM") == 12
 
 
 def test_a_clock_that_went_back_does_not_break_counters() -> None:
     metrics = Metrics(process=False)
     metrics.recovered("OOM", -3.0, lost_steps=-1)
     metrics.queue_waited(-1.0)
-    assert value(metrics, "holdfast_recovery_seconds_sum", cause="OOM") == 0
+    assert value(metrics, "holdfast_incident_recovery_seconds_sum", cause="OOM") == 0
 
 
 def test_states_without_a_job_are_zero_again() -> None:
     metrics = Metrics(process=False)
-    metrics.set_jobs({"Ready": 2})
+    metrics.set_jobs({"Ready": 2, "Suspended": 1})
     metrics.set_jobs({"Complete": 2})
     assert value(metrics, "holdfast_jobs", state="Ready") == 0
+    assert value(metrics, "holdfast_jobs", state="Suspended") == 0
     assert value(metrics, "holdfast_jobs", state="Complete") == 2
 
 
@@ -52,10 +53,20 @@ def test_a_job_that_ended_leaves_no_series() -> None:
     metrics = Metrics(process=False)
     before = set(samples(metrics))
     metrics.set_job("ml", "gpt", workers=3, ready=2, step=412)
+    metrics.set_budgets("ml", "gpt", {"Application": (1, 3), "OOM": (0, 2)})
     assert value(metrics, "holdfast_job_workers_ready", namespace="ml", job="gpt") == 2
     metrics.forget_job("ml", "gpt")
     metrics.forget_job("ml", "gpt")
     assert set(samples(metrics)) == before
+
+
+def test_a_budget_that_the_job_no_longer_has_leaves_no_series() -> None:
+    metrics = Metrics(process=False)
+    metrics.set_budgets("ml", "gpt", {"Application": (1, 3), "OOM": (0, 2)})
+    metrics.set_budgets("ml", "gpt", {"OOM": (1, 2)})
+    assert value(metrics, "holdfast_job_restart_budget", namespace="ml", job="gpt", cause="OOM") == 2
+    assert value(metrics, "holdfast_job_restarts_in_window", namespace="ml", job="gpt", cause="OOM") == 1
+    assert value(metrics, "holdfast_job_restart_budget", namespace="ml", job="gpt", cause="Application") is None
 
 
 def test_no_counter_or_histogram_has_a_jobs_name() -> None:

@@ -6,6 +6,7 @@ when their job ends (``forget_job``). Names and meanings are documented in ``doc
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 
 from prometheus_client import (
@@ -19,7 +20,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-JOB_STATES = ("Pending", "Ready", "Restarting", "Degraded", "Complete", "Failed")
+JOB_STATES = ("Pending", "Ready", "Restarting", "Degraded", "Suspended", "Complete", "Failed")
 CAUSES = ("Application", "Infrastructure", "Interruption", "OOM")
 _RECOVERY_BUCKETS = (0.5, 1, 2, 5, 10, 15, 30, 45, 60, 120, 300, 600, 1800, 3600)
 _RECONCILE_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -37,13 +38,15 @@ class Metrics:
         self._jobs = self._gauge("jobs", "Jobs by state.", ["state"])
         self._restarts = self._counter("restarts", "Incidents counted, by cause.", ["cause"])
         self._recovery = Histogram(
-            "holdfast_recovery_seconds",
+            "holdfast_incident_recovery_seconds",
             "Seconds from the detection of an incident to the first step after it, by cause.",
             ["cause"],
             buckets=_RECOVERY_BUCKETS,
             registry=self.registry,
         )
-        self._lost_steps = self._counter("lost_steps", "Steps that were made again or lost, by cause.", ["cause"])
+        self._lost_steps = self._counter(
+            "incident_lost_steps", "Committed steps that had to be made again, by cause.", ["cause"]
+        )
         self._reconcile = Histogram(
             "holdfast_reconcile_seconds",
             "Seconds that one pass over one job took, by result (ok, conflict, error).",
@@ -66,6 +69,12 @@ class Metrics:
         self._workers = self._gauge("job_workers", "Workers that the job asks for.", ["namespace", "job"])
         self._ready = self._gauge("job_workers_ready", "Workers that train now.", ["namespace", "job"])
         self._step = self._gauge("job_committed_step", "Newest committed step.", ["namespace", "job"])
+        self._budget = self._gauge(
+            "job_restart_budget", "Incidents that the job may have within the window.", ["namespace", "job", "cause"]
+        )
+        self._spent = self._gauge(
+            "job_restarts_in_window", "Incidents of the job within the window.", ["namespace", "job", "cause"]
+        )
         self._gauge("build_info", "Version of this operator.", ["version"]).labels(version).set(1)
         self._known_from_the_start()
 
@@ -90,13 +99,26 @@ class Metrics:
         if step is not None:
             self._step.labels(namespace, job).set(step)
 
+    def set_budgets(self, namespace: str, job: str, budgets: Mapping[str, tuple[int, int]]) -> None:
+        """By cause: incidents within its window, and how many it allows. A budget that is not named is no more."""
+        for cause in CAUSES:
+            if cause in budgets:
+                spent, allowed = budgets[cause]
+                self._spent.labels(namespace, job, cause).set(spent)
+                self._budget.labels(namespace, job, cause).set(allowed)
+            else:
+                self._forget_budget(namespace, job, cause)
+
     def forget_job(self, namespace: str, job: str) -> None:
         """The job ended or is gone: its gauges go."""
         for gauge in (self._workers, self._ready, self._step):
-            try:
-                gauge.remove(namespace, job)
-            except KeyError:
-                continue
+            _remove(gauge, namespace, job)
+        for cause in CAUSES:
+            self._forget_budget(namespace, job, cause)
+
+    def _forget_budget(self, namespace: str, job: str, cause: str) -> None:
+        for gauge in (self._spent, self._budget):
+            _remove(gauge, namespace, job, cause)
 
     def reconciled(self, result: str, seconds: float) -> None:
         """One pass ended: ``ok``, ``conflict`` or ``error``."""
@@ -139,3 +161,8 @@ class Metrics:
 
     def _counter(self, name: str, text: str, labels: list[str]) -> Counter:
         return Counter(f"holdfast_{name}", text, labels, registry=self.registry)
+
+
+def _remove(gauge: Gauge, *labels: str) -> None:
+    with contextlib.suppress(KeyError):
+        gauge.remove(*labels)

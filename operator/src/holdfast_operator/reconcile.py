@@ -11,6 +11,7 @@ from datetime import datetime
 from holdfast_operator import constants as c
 from holdfast_operator.act import Actor, status_patch
 from holdfast_operator.actions import Plan
+from holdfast_operator.api import JobSpec
 from holdfast_operator.cache import Cache
 from holdfast_operator.decide import decide
 from holdfast_operator.errors import ConflictError
@@ -137,10 +138,11 @@ class Reconciler:
             self._metrics.set_job(
                 job.namespace,
                 job.name,
-                workers=job.spec.replicas,
+                workers=0 if job.spec.suspend else job.spec.replicas,
                 ready=int(ready) if ready.isdigit() else 0,
                 step=status.progress.step if status.progress else None,
             )
+            self._metrics.set_budgets(job.namespace, job.name, budgets_of(job.spec, status, plan.decided_at))
 
 
 def _anything(seen: Observed, plan: Plan) -> bool:
@@ -154,3 +156,15 @@ def state_of(status: Status) -> str:
         if status.holds(kind):
             return kind
     return "Pending"
+
+
+def budgets_of(spec: JobSpec, status: Status, now: datetime) -> dict[str, tuple[int, int]]:
+    """By cause: incidents within the budget's window, and how many it allows."""
+    counts = {count.cause: count for count in status.restarts}
+    return {
+        budget.cause: (
+            len(counts[budget.cause].within(now, budget.window_seconds)) if budget.cause in counts else 0,
+            budget.max_restarts,
+        )
+        for budget in spec.budgets
+    }

@@ -1,5 +1,6 @@
 """What the sidecar exports. Names are documented in `docs/reference/sidecar.md`."""
 
+import contextlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -118,9 +119,17 @@ def _launcher(status: Document, now: datetime) -> Iterator[Metric]:
         family = GaugeMetricFamily("holdfast_launcher_phase", "1 for the launcher's phase", labels=["phase"])
         family.add_metric([_label(phase)], 1)
         yield family
+    yield from _age_of_step(status.get("committedAt"), now)
     yield from _world(status.get("world"))
     yield from _checkpoints(status.get("checkpoints"), now)
     yield from accounting.metrics(status.get("accounting"))
+
+
+def _age_of_step(committed_at: object, now: datetime) -> Iterator[Metric]:
+    """How long nothing was committed; nothing before the first step."""
+    with contextlib.suppress(MalformedError):
+        age = (now - parse_time(str(committed_at))).total_seconds()
+        yield _gauge("holdfast_committed_step_age_seconds", "Seconds since the last committed step", max(0.0, age))
 
 
 def _world(world: object) -> Iterator[Metric]:

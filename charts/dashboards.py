@@ -1,0 +1,503 @@
+"""Writes the chart's Grafana dashboards: `python3 charts/dashboards.py FOLDER`, or `make generate`.
+
+A panel here is its title, its queries and its unit; what Grafana wants besides is the same for all of them. Every
+query is run against a real Prometheus by tests/monitoring/test_dashboards.py.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Json = dict[str, Any]
+
+_WIDTH = 24
+_SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """An expression and how its series are called."""
+
+    expr: str
+    legend: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One picture."""
+
+    title: str
+    queries: Sequence[Query]
+    kind: str = "timeseries"
+    unit: str = "short"
+    width: int = 8
+    height: int = 7
+    stacked: bool = False
+    about: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """Panels under one heading."""
+
+    title: str
+    panels: Sequence[Panel]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dashboard:
+    """A page."""
+
+    uid: str
+    title: str
+    rows: Sequence[Row]
+    variables: Sequence[tuple[str, str]] = ()
+    """Name → the `label_values` that it is chosen from."""
+
+
+def one(title: str, expr: str, legend: str = "", **rest: Any) -> Panel:
+    """A panel with a single query."""
+    return Panel(title=title, queries=[Query(expr=expr, legend=legend)], **rest)
+
+
+def stat(title: str, expr: str, unit: str = "short", *, width: int = 4) -> Panel:
+    """A number."""
+    return one(title, expr, kind="stat", unit=unit, width=width, height=4)
+
+
+# What is shown ----------------------------------------------------------------------------------------------------
+
+_THIS = '{namespace="$namespace", job="$job"}'
+
+
+def seconds(name: str, of: str = "", by: str = "") -> str:
+    """Rank seconds of a kind that pass in a second."""
+    return f"sum{f' by ({by}) ' if by else ''}(rate(holdfast_{name}_seconds_total{of}[$__rate_interval]))"
+
+
+def goodput(of: str = "", by: str = "") -> str:
+    """The productive share of all rank seconds."""
+    return f"{seconds('productive', of, by)} / {seconds('rank', of, by)}"
+
+
+def badput(of: str = "") -> str:
+    """The share of each cause."""
+    return f"{seconds('badput', of, 'cause')} / on () group_left () {seconds('rank', of)}"
+
+
+FLEET = Dashboard(
+    uid="holdfast-fleet",
+    title="Holdfast / Fleet",
+    rows=[
+        Row(
+            title="Now",
+            panels=[
+                stat("Jobs that train", 'max(holdfast_jobs{state="Ready"})'),
+                stat("Hurt", 'sum(max by (state) (holdfast_jobs{state=~"Restarting|Degraded"}))'),
+                stat("Pending", 'max(holdfast_jobs{state="Pending"})'),
+                stat("Failed", 'max(holdfast_jobs{state="Failed"})'),
+                stat(
+                    "Workers that train",
+                    "sum(max by (namespace, job) (holdfast_job_workers_ready))"
+                    " / sum(max by (namespace, job) (holdfast_job_workers))",
+                    "percentunit",
+                ),
+                stat("Goodput", goodput(), "percentunit"),
+            ],
+        ),
+        Row(
+            title="Jobs",
+            panels=[
+                one("Jobs by state", "max by (state) (holdfast_jobs)", "{{state}}", stacked=True),
+                one(
+                    "Goodput by job",
+                    goodput(by="namespace, job"),
+                    "{{namespace}}/{{job}}",
+                    unit="percentunit",
+                ),
+                one(
+                    "Workers that are missing",
+                    "max by (namespace, job) (holdfast_job_workers)"
+                    " - max by (namespace, job) (holdfast_job_workers_ready)",
+                    "{{namespace}}/{{job}}",
+                    stacked=True,
+                ),
+                one(
+                    "Where the time goes",
+                    badput(),
+                    "{{cause}}",
+                    unit="percentunit",
+                    stacked=True,
+                ),
+                one(
+                    "Seconds since the last step",
+                    "min by (namespace, job) (holdfast_committed_step_age_seconds)",
+                    "{{namespace}}/{{job}}",
+                    unit="s",
+                ),
+                one(
+                    "Age of the newest checkpoint",
+                    "min by (namespace, job) (holdfast_checkpoint_age_seconds)",
+                    "{{namespace}}/{{job}}",
+                    unit="s",
+                ),
+            ],
+        ),
+        Row(
+            title="Failures",
+            panels=[
+                one("Incidents", "sum by (cause) (increase(holdfast_restarts_total[$__rate_interval]))", "{{cause}}"),
+                Panel(
+                    title="From detection to the next step",
+                    unit="s",
+                    queries=[
+                        Query(
+                            expr=f"histogram_quantile({quantile}, sum by (le)"
+                            " (rate(holdfast_incident_recovery_seconds_bucket[$__range])))",
+                            legend=legend,
+                        )
+                        for quantile, legend in ((0.5, "median"), (0.9, "p90"))
+                    ],
+                ),
+                one(
+                    "Steps made again",
+                    "sum by (cause) (increase(holdfast_incident_lost_steps_total[$__rate_interval]))",
+                    "{{cause}}",
+                ),
+                one(
+                    "Notices",
+                    "sum by (source, action) (increase(holdfast_sidecar_notices_total[$__rate_interval]))",
+                    "{{source}} {{action}}",
+                ),
+                one(
+                    "Restart budgets spent",
+                    "max by (namespace, job, cause) (holdfast_job_restarts_in_window)"
+                    " / (max by (namespace, job, cause) (holdfast_job_restart_budget) > 0)",
+                    "{{namespace}}/{{job}} {{cause}}",
+                    unit="percentunit",
+                ),
+                one(
+                    "Sidecars that do not answer",
+                    'sum by (namespace, job) (up{container="holdfast-sidecar"} == bool 0)',
+                    "{{namespace}}/{{job}}",
+                ),
+            ],
+        ),
+        Row(
+            title="GPUs",
+            panels=[
+                one(
+                    "Hottest",
+                    "topk(5, max by (Hostname, gpu) (DCGM_FI_DEV_GPU_TEMP))",
+                    "{{Hostname}} {{gpu}}",
+                    unit="celsius",
+                ),
+                one("Last XID", "max by (Hostname, gpu) (DCGM_FI_DEV_XID_ERRORS) > 0", "{{Hostname}} {{gpu}}"),
+                one(
+                    "Rows remapped for errors that could not be corrected",
+                    "max by (Hostname, gpu) (DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS)",
+                    "{{Hostname}} {{gpu}}",
+                ),
+            ],
+        ),
+        Row(
+            title="Operator",
+            panels=[
+                stat("Operators", "count(holdfast_build_info)"),
+                stat("Jobs that wait for a pass", "max(holdfast_queue_depth)"),
+                stat("Long polls held", "sum(holdfast_agent_polls_held)"),
+                stat("Until the CA expires", "min(holdfast_ca_expiry_seconds) - time()", "s"),
+                stat(
+                    "Memory", "max(process_resident_memory_bytes and on (job, instance) holdfast_build_info)", "bytes"
+                ),
+                stat(
+                    "CPU",
+                    "max(rate(process_cpu_seconds_total[$__rate_interval])"
+                    " and on (job, instance) holdfast_build_info)",
+                ),
+                one(
+                    "Passes",
+                    "sum by (result) (rate(holdfast_reconcile_seconds_count[$__rate_interval]))",
+                    "{{result}}",
+                    unit="ops",
+                ),
+                Panel(
+                    title="A pass, and the wait for it (p99)",
+                    unit="s",
+                    queries=[
+                        Query(
+                            expr=f"histogram_quantile(0.99, sum by (le) (rate({name}_bucket[$__rate_interval])))",
+                            legend=legend,
+                        )
+                        for name, legend in (
+                            ("holdfast_reconcile_seconds", "pass"),
+                            ("holdfast_queue_wait_seconds", "wait"),
+                        )
+                    ],
+                ),
+                one(
+                    "Requests of sidecars",
+                    "sum by (route, code) (rate(holdfast_agent_requests_total[$__rate_interval]))",
+                    "{{route}} {{code}}",
+                    unit="reqps",
+                ),
+            ],
+        ),
+    ],
+)
+
+JOB = Dashboard(
+    uid="holdfast-job",
+    title="Holdfast / Job",
+    variables=[
+        ("namespace", "label_values(holdfast_job_workers, namespace)"),
+        ("job", 'label_values(holdfast_job_workers{namespace="$namespace"}, job)'),
+    ],
+    rows=[
+        Row(
+            title="Now",
+            panels=[
+                stat("Step", f"max(holdfast_committed_step{_THIS})"),
+                stat("Since the last step", f"min(holdfast_committed_step_age_seconds{_THIS})", "s"),
+                stat("Workers that train", f"max(holdfast_job_workers_ready{_THIS})"),
+                stat("Workers asked for", f"max(holdfast_job_workers{_THIS})"),
+                stat("Goodput", goodput(_THIS), "percentunit"),
+                stat("Newest checkpoint", f"min(holdfast_checkpoint_age_seconds{_THIS})", "s"),
+            ],
+        ),
+        Row(
+            title="Training",
+            panels=[
+                one("Loss", f"max(holdfast_loss{_THIS})", "loss"),
+                one("Samples a second", f"max(holdfast_samples_per_second{_THIS})", "samples/s"),
+                one(
+                    "Steps a second",
+                    f"max(rate(holdfast_training_steps_total{_THIS}[$__rate_interval]))",
+                    "steps/s",
+                ),
+                Panel(
+                    title="Workers",
+                    queries=[
+                        Query(expr=f"max(holdfast_job_workers{_THIS})", legend="asked for"),
+                        Query(expr=f"max(holdfast_world_workers{_THIS})", legend="in the world"),
+                    ],
+                ),
+                Panel(
+                    title="Generation and attempt",
+                    queries=[
+                        Query(expr=f"max(holdfast_world_generation{_THIS})", legend="generation"),
+                        Query(expr=f"max(holdfast_world_attempt{_THIS})", legend="attempt"),
+                    ],
+                ),
+                one("Committed step", f"max by (pod) (holdfast_committed_step{_THIS})", "{{pod}}"),
+            ],
+        ),
+        Row(
+            title="Where the time goes",
+            panels=[
+                one(
+                    "Goodput",
+                    goodput(_THIS),
+                    "goodput",
+                    unit="percentunit",
+                    width=12,
+                ),
+                one(
+                    "Badput by cause",
+                    badput(_THIS),
+                    "{{cause}}",
+                    unit="percentunit",
+                    stacked=True,
+                    width=12,
+                ),
+            ],
+        ),
+        Row(
+            title="Failures",
+            panels=[
+                one(
+                    "Recovery by phase (median)",
+                    "histogram_quantile(0.5, sum by (le, phase)"
+                    f" (rate(holdfast_recovery_seconds_bucket{_THIS}[$__range])))",
+                    "{{phase}}",
+                    unit="s",
+                ),
+                one("Steps lost", f"max(holdfast_lost_steps_total{_THIS})", "steps"),
+                one(
+                    "Expected time between failures", f"max(holdfast_mtbf_estimate_seconds{_THIS})", "MTBF", unit="s"
+                ),
+                Panel(
+                    title="Restarts within the budget's window",
+                    queries=[
+                        Query(
+                            expr=f"max by (cause) (holdfast_job_restarts_in_window{_THIS})",
+                            legend="{{cause}}",
+                        ),
+                        Query(
+                            expr=f"max by (cause) (holdfast_job_restart_budget{_THIS})",
+                            legend="{{cause}}: allowed",
+                        ),
+                    ],
+                ),
+                one(
+                    "Notices",
+                    "sum by (pod, source, action)"
+                    f" (increase(holdfast_sidecar_notices_total{_THIS}[$__rate_interval]))",
+                    "{{pod}} {{source}} {{action}}",
+                ),
+                one("Warm processes", f"max by (pod) (holdfast_warm_processes{_THIS})", "{{pod}}"),
+            ],
+        ),
+        Row(
+            title="Checkpoints",
+            panels=[
+                one(
+                    "Age by tier",
+                    f"min by (tier) (holdfast_checkpoint_age_seconds{_THIS})",
+                    "{{tier}}",
+                    unit="s",
+                    width=12,
+                ),
+                one(
+                    "Step by tier",
+                    f"max by (tier) (holdfast_checkpoint_step{_THIS})",
+                    "{{tier}}",
+                    width=12,
+                ),
+            ],
+        ),
+        Row(
+            title="Workers",
+            panels=[
+                one(
+                    "Phase",
+                    f"max by (pod, node, phase) (holdfast_launcher_phase{_THIS})",
+                    "{{pod}} on {{node}}: {{phase}}",
+                    kind="state-timeline",
+                ),
+                one(
+                    "Launcher silent",
+                    f"max by (pod) (holdfast_launcher_silent_seconds{_THIS})",
+                    "{{pod}}",
+                    unit="s",
+                ),
+                one(
+                    "Since the operator took a report",
+                    f"max by (pod) (holdfast_sidecar_report_age_seconds{_THIS})",
+                    "{{pod}}",
+                    unit="s",
+                ),
+            ],
+        ),
+    ],
+)
+
+DASHBOARDS = {"fleet": FLEET, "job": JOB}
+
+
+# As Grafana wants it ----------------------------------------------------------------------------------------------
+
+
+def render(dashboard: Dashboard) -> Json:
+    """The dashboard's JSON."""
+    return {
+        "uid": dashboard.uid,
+        "title": dashboard.title,
+        "tags": ["holdfast"],
+        "schemaVersion": 39,
+        "version": 1,
+        "editable": True,
+        "graphTooltip": 1,
+        "refresh": "30s",
+        "time": {"from": "now-6h", "to": "now"},
+        "templating": {"list": [_source_variable(), *(_variable(*variable) for variable in dashboard.variables)]},
+        "links": [{"title": "Holdfast", "type": "dashboards", "tags": ["holdfast"], "keepTime": True}],
+        "panels": list(_panels(dashboard)),
+    }
+
+
+def _panels(dashboard: Dashboard) -> Iterator[Json]:
+    number, y = 0, 0
+    for row in dashboard.rows:
+        number += 1
+        yield {
+            "id": number,
+            "type": "row",
+            "title": row.title,
+            "collapsed": False,
+            "panels": [],
+            "gridPos": _at(0, y),
+        }
+        x, y, tallest = 0, y + 1, 0
+        for panel in row.panels:
+            number += 1
+            if x + panel.width > _WIDTH:
+                x, y, tallest = 0, y + tallest, 0
+            yield _panel(panel, number, _at(x, y, panel.width, panel.height))
+            x, tallest = x + panel.width, max(tallest, panel.height)
+        y += tallest
+
+
+def _at(x: int, y: int, width: int = _WIDTH, height: int = 1) -> Json:
+    return {"x": x, "y": y, "w": width, "h": height}
+
+
+def _panel(panel: Panel, number: int, place: Json) -> Json:
+    return {
+        "id": number,
+        "type": panel.kind,
+        "title": panel.title,
+        "description": panel.about,
+        "datasource": _SOURCE,
+        "gridPos": place,
+        "fieldConfig": {"defaults": {"unit": panel.unit, "custom": _custom(panel)}, "overrides": []},
+        "options": _options(panel),
+        "targets": [
+            {"refId": chr(ord("A") + index), "datasource": _SOURCE, "expr": query.expr, "legendFormat": query.legend}
+            for index, query in enumerate(panel.queries)
+        ],
+    }
+
+
+def _custom(panel: Panel) -> Json:
+    if panel.kind != "timeseries":
+        return {}
+    mode = "normal" if panel.stacked else "none"
+    return {"fillOpacity": 30 if panel.stacked else 0, "stacking": {"mode": mode, "group": "A"}}
+
+
+def _options(panel: Panel) -> Json:
+    if panel.kind == "stat":
+        return {"reduceOptions": {"calcs": ["lastNotNull"]}, "colorMode": "none", "graphMode": "area"}
+    return {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi", "sort": "desc"}}
+
+
+def _source_variable() -> Json:
+    return {"name": "datasource", "label": "Prometheus", "type": "datasource", "query": "prometheus"}
+
+
+def _variable(name: str, values: str) -> Json:
+    return {
+        "name": name,
+        "type": "query",
+        "datasource": _SOURCE,
+        "query": {"query": values, "refId": "A"},
+        "refresh": 2,
+        "sort": 1,
+    }
+
+
+def main(folder: Path) -> None:
+    """Write each into the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, dashboard in DASHBOARDS.items():
+        (folder / f"{name}.json").write_text(json.dumps(render(dashboard), indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,119 @@
+"""What passes over a job export, and that nothing of a job stays when it has ended or is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from holdfast_operator.act import Actor
+from holdfast_operator.actions import Plan
+from holdfast_operator.cache import Cache
+from holdfast_operator.metrics import Metrics
+from holdfast_operator.observe import Memory, Observer
+from holdfast_operator.reconcile import Reconciler
+from holdfast_operator.webhook import AgentHub
+
+KEY = "ml/gpt"
+Job = dict[str, Any]
+
+
+class Seen:
+    """Stands in for observer and actor: a simulated cluster, until it is deleted."""
+
+    def __init__(self, sim: Any) -> None:
+        self.sim, self.deleted = sim, False
+
+    def cached(self, *_arguments: object) -> Any:
+        return None if self.deleted else self.sim.observe()
+
+    live = cached
+
+    def write_status(self, _job: object, plan: Plan) -> None:
+        self.sim.apply(plan)
+
+    def act(self, _job: object, _plan: Plan, memory: Memory) -> Memory:
+        return memory
+
+    def tell(self, *_arguments: object) -> None:
+        """Events are not what this is about."""
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics(process=False)
+
+
+@pytest.fixture
+def passes(trained: Any, metrics: Metrics) -> tuple[Seen, Callable[[], object]]:
+    """A training job, and a pass over it."""
+    seen = Seen(trained)
+    reconciler = Reconciler(
+        observer=cast(Observer, seen),
+        actor=cast(Actor, seen),
+        cache=Cache(),
+        hub=AgentHub(lambda _token: None, lambda _uid: None),
+        metrics=metrics,
+        clock=lambda: trained.now,
+    )
+    return seen, lambda: reconciler.run(KEY)
+
+
+def of_jobs(metrics: Metrics) -> dict[tuple[str, str], float]:
+    """Name and cause → value, of the series that name the job."""
+    families = text_string_to_metric_families(metrics.render().decode())
+    samples = [sample for family in families for sample in family.samples if sample.labels.get("job") == "gpt"]
+    return {(sample.name, sample.labels.get("cause", "")): sample.value for sample in samples}
+
+
+def test_a_training_job_has_its_gauges_and_its_budget(passes, metrics):
+    seen, run = passes
+    seen.sim.run(5)
+    run()
+    found = of_jobs(metrics)
+    assert found.pop(("holdfast_job_committed_step", "")) > 0
+    assert found == {
+        ("holdfast_job_workers", ""): 3,
+        ("holdfast_job_workers_ready", ""): 3,
+        ("holdfast_job_restart_budget", "Application"): 3,
+        ("holdfast_job_restarts_in_window", "Application"): 0,
+    }
+
+
+def test_an_incident_is_seen_in_the_budget_until_its_window_is_over(passes, metrics):
+    seen, run = passes
+    seen.sim.body["spec"]["recovery"] = {"budgets": [{"cause": "Infrastructure", "maxRestarts": 5}]}
+    seen.sim.kill_node(seen.sim.node_of("gpt-w1"))
+    seen.sim.run(60, until=lambda: seen.sim.status.restart_count == 1)
+    run()
+    assert of_jobs(metrics)["holdfast_job_restarts_in_window", "Infrastructure"] == 1
+    seen.sim.body["spec"]["recovery"]["budgets"][0]["windowSeconds"] = 1
+    seen.sim.tick(5)
+    run()
+    assert of_jobs(metrics)["holdfast_job_restarts_in_window", "Infrastructure"] == 0
+
+
+def test_a_suspended_job_asks_for_no_workers(passes, metrics):
+    seen, run = passes
+    seen.sim.body["spec"]["suspend"] = True
+    run()
+    assert of_jobs(metrics)["holdfast_job_workers", ""] == 0
+
+
+def test_a_job_that_completed_leaves_no_series(passes, metrics):
+    seen, run = passes
+    run()
+    seen.sim.complete_at = seen.sim.step + 2
+    seen.sim.run(60, until=lambda: seen.sim.status.terminal)
+    run()
+    assert of_jobs(metrics) == {}
+
+
+def test_a_job_that_was_deleted_leaves_no_series(passes, metrics):
+    seen, run = passes
+    run()
+    seen.deleted = True
+    run()
+    assert of_jobs(metrics) == {}

@@ -1,0 +1,149 @@
+"""Every query of every dashboard, and every alert, in a real Prometheus that has scraped our exporters."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast_testbed.monitoring import Prometheus, prometheus
+from holdfast_testbed.waiting import wait_for
+
+pytestmark = pytest.mark.integration  # needs Prometheus
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "charts" / "holdfast" / "dashboards"
+RULES = ROOT / "charts" / "holdfast" / "rules" / "holdfast.yaml"
+METRIC = re.compile(r"\b(?:holdfast|process|DCGM|up)(?:_\w+)?\b(?=[\[{)\s,]|$)")
+CHOSEN = {"$namespace": "ml", "$job": "gpt", "$__rate_interval": "4s", "$__range": "30s"}
+
+DASHBOARDS = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
+QUERIES = [
+    pytest.param(target["expr"], target["legendFormat"], id=f"{name}: {panel['title']} {target['refId']}")
+    for name, dashboard in DASHBOARDS.items()
+    for panel in dashboard["panels"]
+    for target in panel.get("targets", ())
+]
+VARIABLES = [
+    pytest.param(variable["query"]["query"], id=f"{name}: {variable['name']}")
+    for name, dashboard in DASHBOARDS.items()
+    for variable in dashboard["templating"]["list"]
+    if variable["type"] == "query"
+]
+
+
+@pytest.fixture(scope="module")
+def server(fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """Prometheus, after it has watched the fleet for some seconds."""
+    config = {
+        "global": {"scrape_interval": "200ms", "scrape_timeout": "200ms", "evaluation_interval": "200ms"},
+        "rule_files": [str(RULES)],
+        "scrape_configs": list(fleet.scrape_configs),
+    }
+    with prometheus(tmp_path_factory.mktemp("prometheus"), config) as server:
+        wait_for(lambda: len(server.query("up == 1")) == 4, what="all are scraped", seconds=60)
+        until = server.query("time()")[0].value + 5
+        while server.query("time()")[0].value < until:
+            fleet.live()
+            time.sleep(0.1)
+        yield server
+
+
+def chosen(expression: str) -> str:
+    """What Grafana sends when a namespace and a job are chosen."""
+    for name, value in CHOSEN.items():
+        expression = expression.replace(name, value)
+    assert "$" not in expression
+    return expression
+
+
+def test_what_the_how_to_scrapes_has_the_labels_that_alerts_and_dashboards_count_on(server):
+    workers = [sample.labels for sample in server.query('up{job!~"dcgm|holdfast"}')]
+    assert [{**labels, "instance": ""} for labels in workers] == [
+        {
+            "__name__": "up",
+            "instance": "",
+            "namespace": "ml",
+            "job": "gpt",
+            "pod": pod,
+            "node": "node-1",
+            "container": "holdfast-sidecar",
+        }
+        for pod in ("gpt-w0", "gpt-w1")
+    ]
+    (operator,) = server.query('up{job="holdfast"}')
+    assert operator.labels["namespace"] == "holdfast-system"
+    jobs = {(sample.labels["namespace"], sample.labels["job"]) for sample in server.query("holdfast_job_workers")}
+    assert jobs == {("ml", "gpt"), ("ml", "bert")}
+
+
+@pytest.mark.parametrize(("expression", "legend"), QUERIES)
+def test_every_query_has_a_result_with_the_labels_of_its_legend(server, expression, legend):
+    found = server.query(chosen(expression))
+    assert found
+    for sample in found:
+        assert not math.isnan(sample.value)
+        assert set(re.findall(r"{{(\w+)}}", legend)) <= sample.labels.keys()
+
+
+@pytest.mark.parametrize(("expression", "legend"), QUERIES)
+def test_every_metric_of_a_query_is_exported(server, expression, legend):
+    names = set(METRIC.findall(expression))
+    assert names
+    assert names <= set(server.get("/api/v1/label/__name__/values")["data"])
+
+
+@pytest.mark.parametrize("query", VARIABLES)
+def test_every_variable_has_something_to_choose_from(server, query):
+    found = re.fullmatch(r"label_values\((.*), (\w+)\)", chosen(query))
+    assert found is not None
+    assert server.query(f"group by ({found[2]}) ({found[1]})")
+
+
+def test_alerts_are_evaluated_and_only_the_due_ones_are_raised(server):
+    groups = server.get("/api/v1/rules")["data"]["groups"]
+    assert {
+        (rule["name"], rule["health"], rule.get("lastError", "")) for group in groups for rule in group["rules"]
+    } == {(name, "ok", "") for name in re.findall(r"(?:alert|record): (\S+)", RULES.read_text())}
+    raised = {(alert["labels"]["alertname"], alert["state"]): alert for alert in server.alerts()}
+    assert set(raised) == {("HoldfastGpuXid", "firing"), ("HoldfastJobNotTraining", "pending")}
+    xid = raised["HoldfastGpuXid", "firing"]
+    assert xid["labels"].items() >= {"node": "node-1", "gpu": "0", "xid": "79"}.items()
+    assert xid["annotations"]["summary"] == "GPU 0 of node-1 reported XID 79."
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_a_dashboard_is_as_grafana_wants_it(name):
+    dashboard = DASHBOARDS[name]
+    panels = dashboard["panels"]
+    assert dashboard["uid"] == f"holdfast-{name}"
+    assert dashboard["schemaVersion"] >= 36
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    variables = {variable["name"] for variable in dashboard["templating"]["list"]}
+    for panel in panels:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        assert panel["type"] in {"row", "stat", "timeseries", "state-timeline"}
+        for target in panel.get("targets", ()):
+            used = set(re.findall(r"\$(?!__)(\w+)", target["expr"]))
+            assert used <= variables
+    cells = [
+        (x, y)
+        for place in (panel["gridPos"] for panel in panels)
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(cells) == len(set(cells)), "panels overlap"
+
+
+def test_the_dashboards_are_those_that_the_generator_makes(tmp_path):
+    subprocess.run([sys.executable, ROOT / "charts" / "dashboards.py", tmp_path], check=True)
+    made = {path.stem: path.read_text() for path in tmp_path.iterdir()}
+    assert made == {path.stem: path.read_text() for path in FOLDER.iterdir()}, "run 'make generate'"

@@ -1,0 +1,78 @@
+"""The alerts: each has its cases, its page, and the labels that its words and its remedy need."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from holdfast_testbed.commands import run
+from holdfast_testbed.programs import program
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+RULES = ROOT / "charts" / "holdfast" / "rules" / "holdfast.yaml"
+RUNBOOKS = ROOT / "docs" / "how-to" / "runbooks"
+
+ALERTS: dict[str, dict[str, Any]] = {
+    rule["alert"]: {**rule, "group": group["name"]}
+    for group in yaml.safe_load(RULES.read_text())["groups"]
+    for rule in group["rules"]
+    if "alert" in rule
+}
+CASES = yaml.safe_load((HERE / "rules_test.yaml").read_text())["tests"]
+
+
+def fired() -> dict[str, set[str]]:
+    """Alert → the labels that it has in every case in which it fires."""
+    found: dict[str, set[str]] = {}
+    for case in CASES:
+        for query in case["promql_expr_test"]:
+            for sample in query["exp_samples"]:
+                labels = dict(re.findall(r'(\w+)="([^"]*)"', sample["labels"]))
+                name = labels["alertname"]
+                found[name] = found.get(name, set(labels)) & set(labels)
+    return found
+
+
+@pytest.mark.integration
+def test_promtool_finds_every_case_as_it_should_be() -> None:
+    assert "SUCCESS" in run([program("promtool"), "check", "rules", RULES])
+    assert "SUCCESS" in run([program("promtool"), "test", "rules", HERE / "rules_test.yaml"])
+
+
+def test_every_alert_has_a_case_in_which_it_fires() -> None:
+    assert fired().keys() == ALERTS.keys()
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_what_an_alert_says_names_only_labels_that_it_has(name: str) -> None:
+    words = " ".join(ALERTS[name]["annotations"].values())
+    assert set(re.findall(r"\$labels\.(\w+)", words)) <= fired()[name]
+
+
+@pytest.mark.parametrize("name", [name for name, rule in ALERTS.items() if rule["group"] == "holdfast-gpus"])
+def test_an_alert_whose_remedy_is_a_nodes_names_the_node(name: str) -> None:
+    assert {"node", "gpu", "UUID"} <= fired()[name]
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_every_alert_has_severity_words_and_a_page(name: str) -> None:
+    rule = ALERTS[name]
+    assert rule["labels"]["severity"] in {"critical", "warning"}
+    assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
+    assert rule["annotations"]["runbook_url"] == f"https://holdfast.dev/runbooks/{name}"
+    page = (RUNBOOKS / f"{name}.md").read_text()
+    assert page.startswith(f"# {name}\n")
+    for heading in ("## What it means", "## What to look at", "## What to do"):
+        assert f"\n{heading}\n" in page
+
+
+def test_every_page_is_an_alerts_and_in_the_list() -> None:
+    pages = {path.stem for path in RUNBOOKS.glob("*.md")} - {"README"}
+    assert pages == ALERTS.keys()
+    listed = re.findall(r"\]\((\w+)\.md\)", (RUNBOOKS / "README.md").read_text())
+    assert sorted(listed) == sorted(ALERTS)
