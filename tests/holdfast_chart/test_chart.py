@@ -130,6 +130,67 @@ def test_secrets_are_read_in_the_operators_namespace_and_by_name_only() -> None:
             assert rule["verbs"] == ["create"] or set(rule["resourceNames"]) <= {"holdfast-ca", "holdfast-key"}
 
 
+def node_rights(*values: str) -> set[tuple[str, str]]:
+    token = "nodeRemediation.token.secretName=alerts"
+    return {
+        (resource, verb)
+        for _kind, rule in rules(render(token, *values))
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+        if resource in ("nodes", "pods/eviction")
+    }
+
+
+READS = {("nodes", "get"), ("nodes", "list"), ("nodes", "watch")}
+CORDONS = READS | {("nodes", "patch")}
+DRAINS = CORDONS | {("pods/eviction", "create")}
+
+
+@pytest.mark.parametrize(
+    ("values", "granted"),
+    [
+        ([], READS),
+        (["nodeRemediation.mode=Cordon"], CORDONS),
+        (["nodeRemediation.mode=Drain"], DRAINS),
+        (["nodeRemediation.mode=Drain", "nodeRemediation.dryRun=true"], READS),
+        (["nodeRemediation.mode=Replace", "nodeRemediation.provider=AWS"], DRAINS),
+    ],
+)
+def test_rights_over_nodes_come_with_their_mode(values: list[str], granted: set[tuple[str, str]]) -> None:
+    assert node_rights(*values) == granted
+
+
+def test_the_operator_reads_what_it_may_do_with_nodes_as_it_stands_in_the_values() -> None:
+    from holdfast_operator.remediation.rules import Mode, Rules, parse_rules
+
+    assert parse_rules(environment(render())["HOLDFAST_NODE_REMEDIATION"]) == Rules()
+    alert = "nodeRemediation.alerts[0]"
+    documents = render(
+        "nodeRemediation.mode=Replace",
+        "nodeRemediation.provider=AWS",
+        "nodeRemediation.token.secretName=alerts-secret",
+        "nodeRemediation.maxUnavailable=3",
+        f"{alert}.alert=Xid,{alert}.action=Drain",
+    )
+    env = environment(documents)
+    made = parse_rules(env["HOLDFAST_NODE_REMEDIATION"], env["HOLDFAST_ALERTS_TOKEN_FILE"])
+    assert (made.mode, made.alerts[0].action, made.max_unavailable.of(100)) == (Mode.REPLACE, Mode.DRAIN, 3)
+    mounts = {mount["name"]: mount["mountPath"] for mount in container(documents)["volumeMounts"]}
+    assert made.token_file == f"{mounts['alerts-token']}/token"
+    assert "alerts-secret" not in env["HOLDFAST_NODE_REMEDIATION"]
+
+
+def test_all_that_may_be_said_about_nodes_has_a_default() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())["nodeRemediation"]
+    schema = json.loads((CHART / "values.schema.json").read_text())["properties"]["nodeRemediation"]
+    assert set(values) == set(schema["properties"])
+
+
+def test_replace_without_a_cloud_is_refused() -> None:
+    with pytest.raises(TestbedError, match="provider"):
+        render("nodeRemediation.mode=Replace", "nodeRemediation.token.secretName=alerts")
+
+
 def test_nothing_can_be_granted_run_or_impersonated() -> None:
     granted = {
         (resource, verb) for _k, rule in rules(render()) for resource in rule["resources"] for verb in rule["verbs"]
@@ -170,6 +231,11 @@ def test_network_policies_can_be_turned_off_and_narrowed() -> None:
 @pytest.mark.parametrize(
     ("value", "says"),
     [
+        ("nodeRemediation.mode=Eat", "mode"),
+        ("nodeRemediation.mode=Drain", "secretName"),
+        ("nodeRemediation.maxUnavailable=101%", "maxUnavailable"),
+        ("nodeRemediation.alerts[0].alert=Hot", "action"),
+        ("nodeRemediation.cooldownSeconds=-1", "cooldownSeconds"),
         ("sidecr.image.tag=1", "sidecr"),
         ("image.tga=1", "additional properties"),
         ("replicas=2", "replicas"),

@@ -130,7 +130,7 @@ def _die_with_parent() -> None:
 class Operator:
     """``python -m holdfast_operator`` as a process of its own."""
 
-    def __init__(self, kubeconfig: Path, folder: Path) -> None:
+    def __init__(self, kubeconfig: Path, folder: Path, **environment: str) -> None:
         self.agents_port, self.http_port = free_port(), free_port()
         self._log = folder / f"operator-{self.http_port}.log"
         self._environment = {
@@ -143,6 +143,7 @@ class Operator:
             "HOLDFAST_HTTP_PORT": str(self.http_port),
             "HOLDFAST_AGENTS_URL": f"https://127.0.0.1:{self.agents_port}",
             "HOLDFAST_SIDECAR_IMAGE": "docker.io/holdfast/sidecar:test",
+            **environment,
         }
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -735,6 +736,12 @@ def rights(cluster: Cluster) -> Path:
     cluster.kubectl("create", "namespace", SYSTEM)
     cluster.kubectl("apply", "-f", "-", input=yaml.safe_dump_all(granted))
     return cluster.kubeconfig_for(service_account="holdfast", namespace=SYSTEM)
+
+
+@pytest.fixture(scope="session")
+def operator_class() -> type[Operator]:
+    """For modules that run it with settings of their own."""
+    return Operator
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ from holdfast_operator import manifests
 from holdfast_operator.api import parse_job
 from holdfast_operator.health import HealthServer
 from holdfast_operator.metrics import Metrics as OperatorMetrics
+from holdfast_operator.remediation.metrics import RemediationMetrics
 from holdfast_operator.seen import Platform
 from holdfast_operator.status import Worker
 from holdfast_sidecar.clock import SystemClock
@@ -94,6 +95,10 @@ def make_operator() -> OperatorMetrics:
         metrics.set_job("ml", job, workers=3, ready=ready, step=412)
         metrics.set_budgets("ml", job, {"Application": (1, 3)})
     work(metrics)
+    nodes = RemediationMetrics(metrics.registry)
+    nodes.alerts("firing", 1)
+    nodes.decided("NodeCordoned")
+    nodes.acted("SetMark", "ok")
     return metrics
 
 

@@ -56,3 +56,15 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 {{- concat $names .Values.agents.extraNames | uniq | join "," -}}
 {{- end }}
+
+{{- /* What the operator reads, without what is about its pod; wrong pairs of values are refused here by name. */ -}}
+{{- define "holdfast.nodeRemediation" -}}
+{{- $values := .Values.nodeRemediation -}}
+{{- if and (ne $values.mode "Observe") (not $values.token.secretName) -}}
+{{- fail (printf "nodeRemediation.mode is %s and nodeRemediation.token.secretName is empty: no alert could come" $values.mode) -}}
+{{- end -}}
+{{- if and (eq $values.mode "Replace") (not $values.provider) -}}
+{{- fail "nodeRemediation.mode is Replace: set nodeRemediation.provider, or choose Drain" -}}
+{{- end -}}
+{{- omit $values "token" | toJson -}}
+{{- end }}

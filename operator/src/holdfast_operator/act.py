@@ -134,7 +134,7 @@ def event_manifest(job: Job, event: Event, now: datetime, number: int, identity:
         "action": "Reconcile",
         "type": "Warning" if event.warning else "Normal",
         "reason": event.reason[:128],
-        "note": _note(event.message),
+        "note": note_of(event.message),
         "regarding": {
             "apiVersion": f"{c.GROUP}/{c.API_VERSION}",
             "kind": c.KIND,
@@ -145,7 +145,7 @@ def event_manifest(job: Job, event: Event, now: datetime, number: int, identity:
     }
 
 
-def _note(message: str) -> str:
+def note_of(message: str) -> str:
     """What fits in an event, which is counted in bytes: the end, for there a traceback says what went wrong."""
     encoded = message.encode(errors="replace")
     if len(encoded) <= c.MAX_MESSAGE:

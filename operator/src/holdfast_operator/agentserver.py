@@ -1,4 +1,4 @@
-"""The agents' API over HTTPS, in a thread with its own event loop.
+"""The agents' API and Alertmanager's webhook over HTTPS, in a thread with its own event loop.
 
 It lives outside kopf's loop on purpose: a failed watch ends kopf, and training must not hear of it. Every limit
 is in ``Limits``: a client that is slow, silent or greedy loses its connection and costs nobody else anything.
@@ -23,6 +23,7 @@ from aiohttp.web_protocol import RequestHandler
 
 from holdfast_operator.constants import PROTOCOL_VERSION
 from holdfast_operator.errors import AgentRequestError, AuthenticationUnavailableError
+from holdfast_operator.remediation.inbox import Inbox
 from holdfast_operator.webhook import AgentHub, PodIdentity
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,8 @@ class Limits:
     """What one server grants its clients."""
 
     body_bytes: int = 1024 * 1024
+    alerts_bytes: int = 16 * 1024 * 1024
+    alert_bodies: int = 2
     header_bytes: int = 8190
     headers: int = 32
     token_bytes: int = 8000
@@ -78,8 +81,10 @@ class AgentServer:
         port: int = 8443,
         limits: Limits | None = None,
         observer: Observer | None = None,
+        alerts: Inbox | None = None,
     ) -> None:
         self._hub = hub
+        self._alerts = alerts
         self._context = context
         self._host, self._port = host, port
         self._limits = limits or Limits()
@@ -130,7 +135,7 @@ class AgentServer:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         sslproto.SSLProtocol.max_size = _TLS_BUFFER_BYTES
         with ThreadPoolExecutor(self._limits.authentications, thread_name_prefix="token-review") as threads:
-            self._site = site = _Site(self._hub, self._limits, self._observer, threads)
+            self._site = site = _Site(self._hub, self._limits, self._observer, threads, self._alerts)
             listener = await self._loop.create_server(
                 site.guard,
                 self._host,
@@ -200,7 +205,8 @@ class _Guard(web.Server):
 
 def _request_factory(limits: Limits, loop: asyncio.AbstractEventLoop) -> Callable[..., web.BaseRequest]:
     def make(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
-        return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=limits.body_bytes + 1)
+        most = limits.alerts_bytes if message.path == _ALERTS else limits.body_bytes
+        return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=most + 1)
 
     return make
 
@@ -211,10 +217,14 @@ def _peer(transport: asyncio.BaseTransport) -> str:
 
 
 class _Site:
-    """The two routes. Runs in the server's loop only."""
+    """The routes. Runs in the server's loop only."""
 
-    def __init__(self, hub: AgentHub, limits: Limits, observer: Observer, threads: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, hub: AgentHub, limits: Limits, observer: Observer, threads: ThreadPoolExecutor, alerts: Inbox | None
+    ) -> None:
         self._hub = hub
+        self._alerts = alerts
+        self._alert_bodies = asyncio.Semaphore(limits.alert_bodies)
         self._limits = limits
         self._observer = observer
         self._threads = threads
@@ -248,6 +258,8 @@ class _Site:
         standby, leader = self._hub.standby()
         if standby:
             return _json(503, {"leader": leader})
+        if request.path == _ALERTS:
+            return await self._alerted(request)
         try:
             identity = await self._identity(request)
         except AuthenticationUnavailableError:
@@ -256,11 +268,27 @@ class _Site:
             return await self._report(request, identity)
         return await self._membership(request, identity)
 
-    async def _identity(self, request: web.BaseRequest) -> PodIdentity:
+    async def _alerted(self, request: web.BaseRequest) -> web.Response:
+        """Alertmanager's webhook. Nothing is read of a body before its sender has shown the token."""
+        inbox = self._alerts
+        if inbox is None:
+            raise AgentRequestError(404, "no token is set for alerts here")
+        if not inbox.allowed(self._token(request)):
+            raise AgentRequestError(401, "the token is not valid here")
+        async with self._alert_bodies:
+            raw = await self._body(request, self._limits.alerts_bytes)
+            await self._loop.run_in_executor(self._threads, inbox.receive, raw)
+        return _json(200, {})
+
+    def _token(self, request: web.BaseRequest) -> str:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         token = token.strip()
         if scheme.lower() != "bearer" or not token or len(token) > self._limits.token_bytes:
             raise AgentRequestError(401, "a bearer token is needed")
+        return token
+
+    async def _identity(self, request: web.BaseRequest) -> PodIdentity:
+        token = self._token(request)
         if self._authenticating >= self._limits.authentications_waiting:
             raise AuthenticationUnavailableError("too many tokens wait to be reviewed")
         self._authenticating += 1
@@ -273,15 +301,18 @@ class _Site:
         return identity
 
     async def _report(self, request: web.BaseRequest, identity: PodIdentity) -> web.Response:
-        if (request.content_length or 0) > self._limits.body_bytes:
-            raise AgentRequestError(413, f"a report is at most {self._limits.body_bytes} bytes")
-        try:
-            raw = await asyncio.wait_for(request.read(), self._limits.body_seconds)
-        except web.HTTPRequestEntityTooLarge as error:
-            raise AgentRequestError(413, f"a report is at most {self._limits.body_bytes} bytes") from error
-        except TimeoutError as error:
-            raise AgentRequestError(408, "the report did not arrive in time") from error
+        raw = await self._body(request, self._limits.body_bytes)
         return _json(200, {"revision": self._hub.record(identity, raw)})
+
+    async def _body(self, request: web.BaseRequest, most: int) -> bytes:
+        if (request.content_length or 0) > most:
+            raise AgentRequestError(413, f"a body is at most {most} bytes here")
+        try:
+            return await asyncio.wait_for(request.read(), self._limits.body_seconds)
+        except web.HTTPRequestEntityTooLarge as error:
+            raise AgentRequestError(413, f"a body is at most {most} bytes here") from error
+        except TimeoutError as error:
+            raise AgentRequestError(408, "the body did not arrive in time") from error
 
     async def _membership(self, request: web.BaseRequest, identity: PodIdentity) -> web.Response:
         after = _after(request)
@@ -328,8 +359,9 @@ class _Site:
         self._observer.polls(self.held)
 
 
-_PATHS = frozenset({"/v1/report", "/v1/membership"})
-_ROUTES = frozenset({"POST /v1/report", "GET /v1/membership"})
+_ALERTS = "/v1/alerts"
+_PATHS = frozenset({"/v1/report", "/v1/membership", _ALERTS})
+_ROUTES = frozenset({"POST /v1/report", "GET /v1/membership", f"POST {_ALERTS}"})
 
 
 def _settle(waiter: asyncio.Future[bool], value: bool) -> None:

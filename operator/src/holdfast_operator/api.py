@@ -124,6 +124,7 @@ class JobSpec:
     backoff: Backoff = Backoff()
     checkpoint: CheckpointSpec = CheckpointSpec()
     startup_deadline_seconds: int = 1200
+    remediation_opt_out: bool = False
     hang: HangSpec | None = None  # None: as the launchers have it
     providers: tuple[str, ...] = c.PROVIDERS
     checkpoint_deadline_seconds: int = 25
@@ -218,6 +219,7 @@ def parse_spec(value: Any) -> JobSpec:
         backoff=_backoff(recovery),
         checkpoint=_checkpoint(_mapping(spec.get("checkpoint", {}), "spec.checkpoint")),
         startup_deadline_seconds=_integer(spec, "startupDeadlineSeconds", "spec", 1200, minimum=1),
+        remediation_opt_out=_mapping(spec.get("nodeRemediation", {}), "spec.nodeRemediation").get("optOut") is True,
         hang=_hang(spec),
         providers=tuple(
             map(str, _list(interruption.get("providers", list(c.PROVIDERS)), "spec.interruption.providers"))

@@ -198,4 +198,5 @@ def _essence(body: Json) -> object:
     spec, status = body.get("spec") or {}, body.get("status") or {}
     conditions = [(item.get("type"), item.get("status")) for item in status.get("conditions") or ()]
     info = (status.get("nodeInfo") or {}).get("bootID")
-    return (spec.get("unschedulable"), spec.get("taints"), conditions, info, status.get("allocatable"))
+    mark = (body["metadata"].get("annotations") or {}).get(c.ANNOTATION_REMEDIATION)
+    return (mark, spec.get("unschedulable"), spec.get("taints"), conditions, info, status.get("allocatable"))

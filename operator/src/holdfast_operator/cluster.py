@@ -17,7 +17,7 @@ from urllib3.exceptions import HTTPError
 
 from holdfast_operator import constants as c
 from holdfast_operator.cache import Listing, version
-from holdfast_operator.errors import ClusterError, ConflictError, NotFoundError, RejectedError
+from holdfast_operator.errors import BlockedError, ClusterError, ConflictError, NotFoundError, RejectedError
 
 JsonObject = dict[str, Any]
 
@@ -67,6 +67,14 @@ class Cluster:
         """Events about a pod."""
         fields = f"involvedObject.uid={uid}"
         return list(self._list(f"/api/v1/namespaces/{namespace}/events", {"fieldSelector": fields}).items)
+
+    def pods_on(self, node: str) -> list[Mapping[str, Any]]:
+        """All pods of a node, whoever made them."""
+        return list(self._list("/api/v1/pods", {"fieldSelector": f"spec.nodeName={node}"}).items)
+
+    def config_map(self, namespace: str, name: str) -> JsonObject | None:
+        """A ConfigMap, or None."""
+        return self._get(f"/api/v1/namespaces/{namespace}/configmaps/{name}")
 
     # Writes
 
@@ -136,6 +144,31 @@ class Cluster:
         namespace = event["metadata"]["namespace"]
         self._call("POST", f"/apis/events.k8s.io/v1/namespaces/{namespace}/events", {}, event, JSON)
 
+    def evict(self, namespace: str, name: str, uid: str) -> None:
+        """Ask for exactly this pod's eviction. That it is gone is fine; ``BlockedError``: not now."""
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": name, "namespace": namespace},
+            "deleteOptions": {"preconditions": {"uid": uid}},
+        }
+        try:
+            self._call("POST", f"/api/v1/namespaces/{namespace}/pods/{name}/eviction", {}, body, JSON)
+        except (NotFoundError, ConflictError):
+            return
+
+    def patch_node(self, name: str, body: JsonObject) -> None:
+        """Merge into a node, on the version that ``body`` names. Raises ``ConflictError`` if it has changed."""
+        path = f"/api/v1/nodes/{quote(name, safe='')}"
+        self._call("PATCH", path, {"fieldManager": c.FIELD_MANAGER_NODES}, body, MERGE)
+
+    def apply_config_map(self, namespace: str, name: str, data: Mapping[str, str]) -> None:
+        """Server-side apply of a ConfigMap of the operator's own."""
+        meta = {"name": name, "namespace": namespace, "labels": {c.LABEL_APP_MANAGED_BY: c.MANAGED_BY}}
+        manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": dict(data)}
+        path = f"/api/v1/namespaces/{namespace}/configmaps/{name}"
+        self._call("PATCH", path, {"fieldManager": c.FIELD_MANAGER, "force": "true"}, manifest, APPLY)
+
     # Transport
 
     def _patch_pod(self, namespace: str, name: str, body: JsonObject) -> None:
@@ -189,6 +222,8 @@ def _error(status: int, raw: bytes, what: str) -> ClusterError:
         return NotFoundError(f"{what}: {message}")
     if status == 409:
         return ConflictError(f"{what}: {message}")
+    if status == 429:
+        return BlockedError(f"{what}: {message}")
     if status in (400, 403, 422):
         return RejectedError(what, _reason(status, message), message)
     return ClusterError(f"{what} was answered with {status}: {message}")

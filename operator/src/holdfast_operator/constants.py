@@ -11,6 +11,7 @@ KIND = "FaultTolerantJob"
 PROTOCOL_VERSION = 1
 
 FIELD_MANAGER = "holdfast-operator"
+FIELD_MANAGER_NODES = "holdfast-remediation"
 MANAGED_BY = "holdfast"
 REPORTING_CONTROLLER = "holdfast.dev/operator"
 
@@ -23,6 +24,10 @@ LABEL_APP_MANAGED_BY = "app.kubernetes.io/managed-by"
 LABEL_APP_COMPONENT = "app.kubernetes.io/component"
 COMPONENT_WORKER = "worker"
 POD_SELECTOR = f"{LABEL_APP_MANAGED_BY}={MANAGED_BY},{LABEL_APP_COMPONENT}={COMPONENT_WORKER}"
+
+# On a node that remediation acts on (docs/how-to/node-remediation.md); and a ConfigMap of what it did lately.
+ANNOTATION_REMEDIATION = "holdfast.dev/remediation"
+REMEDIATION_HISTORY = "holdfast-remediation"
 
 GANG_GATE = "holdfast.dev/gang"
 

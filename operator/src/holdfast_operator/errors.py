@@ -6,7 +6,9 @@ OperatorError
 ├── RotationError               a certificate or key Secret of ours cannot be read
 ├── UnreadableError             a resource that this version does not understand
 ├── SettingsError               the operator's own environment is wrong
+├── CloudError                  a cloud did not take a machine away
 └── ClusterError                the API server refused or could not answer
+    ├── BlockedError            a disruption budget, or the API server's own limit: ask again later
     ├── ConflictError           what was read has changed since: plan again
     ├── NotFoundError           the object is not there (any more)
     └── RejectedError           an object of ours was refused (quota, admission, validation)
@@ -43,8 +45,16 @@ class SettingsError(OperatorError):
     """The operator's own environment is wrong."""
 
 
+class CloudError(OperatorError):
+    """A cloud did not take a machine away; the message says what would help."""
+
+
 class ClusterError(OperatorError):
     """The API server refused or could not answer."""
+
+
+class BlockedError(ClusterError):
+    """A disruption budget forbids it for now, or the API server limits its callers: ask again later."""
 
 
 class ConflictError(ClusterError):

@@ -30,6 +30,7 @@ from holdfast_operator.observe import Observer
 from holdfast_operator.ownsecrets import ClusterSecrets
 from holdfast_operator.queue import KeyedQueue
 from holdfast_operator.reconcile import Reconciler
+from holdfast_operator.remediation.keeper import Keeper, make_keeper
 from holdfast_operator.seen import Platform
 from holdfast_operator.settings import Settings, from_environment
 from holdfast_operator.tls import TlsKeeper
@@ -69,6 +70,7 @@ class Parts:
     metrics: Metrics
     tls: TlsKeeper
     agents: AgentServer
+    nodes: Keeper
 
 
 def assemble(settings: Settings, api: client.ApiClient) -> Parts:
@@ -94,7 +96,23 @@ def assemble(settings: Settings, api: client.ApiClient) -> Parts:
     actor = Actor(cluster=cluster, hub=hub, identity=settings.identity)
     reconciler = Reconciler(observer=observer, actor=actor, cache=cache, hub=hub, metrics=metrics, clock=now)
     watched = AgentObserver(answered=metrics.agent_request, polls=metrics.polls_held)
-    agents = AgentServer(hub, tls.context, host=settings.host or None, port=settings.agents_port, observer=watched)
+    nodes = make_keeper(
+        settings.remediation,
+        api=api,
+        cache=cache,
+        metrics=metrics,
+        namespace=settings.namespace,
+        identity=settings.identity,
+        clock=now,
+    )
+    agents = AgentServer(
+        hub,
+        tls.context,
+        host=settings.host or None,
+        port=settings.agents_port,
+        observer=watched,
+        alerts=nodes.inbox,
+    )
     return Parts(
         settings=settings,
         cluster=cluster,
@@ -104,6 +122,7 @@ def assemble(settings: Settings, api: client.ApiClient) -> Parts:
         metrics=metrics,
         tls=tls,
         agents=agents,
+        nodes=nodes,
     )
 
 
@@ -131,7 +150,7 @@ class Process:
         self._stop = threading.Event()
         self._synced = threading.Event()
         self._threads: list[threading.Thread] = []
-        live = {"agents-api": parts.agents.alive, "workers": self._workers_live}
+        live = {"agents-api": parts.agents.alive, "workers": self._workers_live, "nodes": parts.nodes.alive}
         ready = {"synced": self._synced.is_set, "agents-api": parts.agents.alive}
         settings = parts.settings
         self.health = HealthServer(
@@ -154,11 +173,13 @@ class Process:
         for number in range(parts.settings.workers):
             self._thread(self._work, f"worker-{number}")
         self._thread(self._keep_fresh, "relist")
+        parts.nodes.start()
 
     def stop(self) -> None:
         """Let the passes in flight end, then the servers."""
         self._stop.set()
         self._parts.queue.close()
+        self._parts.nodes.stop()
         for thread in self._threads:
             thread.join(15.0)
         self._parts.agents.stop()

@@ -13,6 +13,7 @@ from typing import Any
 
 from holdfast_operator import constants as c
 from holdfast_operator.api import Job, Json, Pair, parse_pair, parse_time, trainer_container
+from holdfast_operator.remediation.marks import Mark, mark_of
 from holdfast_operator.status import Checkpoint, Status
 
 _EMPTY: Mapping[str, Any] = {}
@@ -89,6 +90,7 @@ class NodeView:
     unschedulable: bool = False
     taints: tuple[tuple[str, str, str], ...] = ()  # (key, value, effect)
     boot_id: str = ""
+    mark: Mark | None = None  # remediation's
     labels: Json = field(default_factory=dict, hash=False)
     allocatable: Json = field(default_factory=dict, hash=False)
     lease_renewed: datetime | None = None
@@ -410,6 +412,7 @@ def parse_node(body: Json, lease: Json | None = None) -> NodeView:
             for taint in spec.get("taints") or ()
         ),
         boot_id=str(_part(status, "nodeInfo").get("bootID") or ""),
+        mark=mark_of(body),
         labels=meta.get("labels") or {},
         allocatable=status.get("allocatable") or {},
         lease_renewed=parse_time(lease_spec.get("renewTime")),

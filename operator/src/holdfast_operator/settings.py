@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast_operator import constants as c
 from holdfast_operator.errors import SettingsError
+from holdfast_operator.remediation.rules import Rules, parse_rules
 
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -34,6 +35,7 @@ class Settings:
     workers: int = 8
     relist_seconds: float = 180.0
     kubeconfig: str = ""
+    remediation: Rules = field(default_factory=Rules)
 
 
 def from_environment(environment: Mapping[str, str] | None = None) -> Settings:
@@ -62,6 +64,7 @@ def from_environment(environment: Mapping[str, str] | None = None) -> Settings:
         workers=_integer(env, "HOLDFAST_WORKERS", 8),
         relist_seconds=float(_integer(env, "HOLDFAST_RELIST_SECONDS", 180)),
         kubeconfig=env.get("KUBECONFIG", ""),
+        remediation=parse_rules(env.get("HOLDFAST_NODE_REMEDIATION", ""), env.get("HOLDFAST_ALERTS_TOKEN_FILE", "")),
     )
 
 

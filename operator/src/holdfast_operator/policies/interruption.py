@@ -62,6 +62,12 @@ def _going(draft: Draft, worker: Worker, pod: PodView) -> _Going | None:
     if node is not None and node.announced:
         words = f"node {node.name} of {pod.name} is tainted {node.announced}: it will go"
         return _Going(verdict=_interrupted("NodeLeaving", words), shun_node=True)
+    ours = node is not None and node.mark is not None
+    if ours and draft.spec.remediation_opt_out:
+        return None
+    if node is not None and node.mark is not None and node.mark.drains:
+        words = f"node {node.name} of {pod.name} is taken out of service: {node.mark.message}"
+        return _Going(verdict=_interrupted("NodeRemediation", words), shun_node=True)
     if node is not None and node.unschedulable and _fits_elsewhere(draft, pod):
         words = f"node {node.name} of {pod.name} is cordoned, another one has room"
         return _Going(verdict=_interrupted("NodeCordoned", words), shun_node=False)

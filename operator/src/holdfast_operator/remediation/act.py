@@ -1,0 +1,147 @@
+"""All writes of a remediation pass. The history first, then each node's actions in order, then events and metrics.
+
+A node's mark is written on the version of it that was read: who changed the node meanwhile is never written over.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from holdfast_operator import constants as c
+from holdfast_operator.act import note_of
+from holdfast_operator.api import format_time
+from holdfast_operator.cluster import Cluster
+from holdfast_operator.errors import BlockedError, CloudError, ClusterError, ConflictError
+from holdfast_operator.remediation.clouds import Cloud
+from holdfast_operator.remediation.metrics import RemediationMetrics
+from holdfast_operator.remediation.remedy import (
+    Action,
+    Decision,
+    Entry,
+    Evict,
+    Machine,
+    Plan,
+    Release,
+    SetMark,
+    Terminate,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class Actor:
+    """Writes. ``identity`` names this process in events."""
+
+    def __init__(
+        self, *, cluster: Cluster, cloud: Cloud, metrics: RemediationMetrics, namespace: str, identity: str
+    ) -> None:
+        self._cluster = cluster
+        self._cloud = cloud
+        self._metrics = metrics
+        self._namespace = namespace
+        self._identity = identity
+        self._told: dict[str, tuple[str, str]] = {}
+
+    def carry_out(self, plan: Plan, known: tuple[Entry, ...], now: datetime) -> None:
+        """Do it and tell of it. Raises ``ClusterError`` where some of it is to be tried again."""
+        if plan.history != known and plan.actions:
+            self._cluster.apply_config_map(self._namespace, c.REMEDIATION_HISTORY, {"history": _lines(plan.history)})
+        failed: dict[str, ClusterError | CloudError] = {}
+        for action in plan.actions:
+            if action.machine.name not in failed:
+                self._try(action, failed)
+        for decision in plan.decisions:
+            error = failed.get(decision.node)
+            if error is None:
+                self._tell(decision, now)
+            elif isinstance(error, CloudError):
+                self._tell(replace(decision, reason="ReplaceFailed", message=str(error)), now)
+        for error in failed.values():
+            if isinstance(error, ClusterError):
+                raise error
+
+    def forget_all_but(self, nodes: set[str]) -> None:
+        """Nodes that are no longer of interest: the next word about them is new."""
+        self._told = {node: words for node, words in self._told.items() if node in nodes}
+
+    def _try(self, action: Action, failed: dict[str, ClusterError | CloudError]) -> None:
+        name, what = action.machine.name, type(action).__name__
+        try:
+            self._do(action)
+            self._metrics.acted(what, "ok")
+        except BlockedError as error:
+            # A disruption budget has the say until the deadline; the next pass asks again.
+            logger.info("%s", error)
+            self._metrics.acted(what, "blocked")
+        except (CloudError, ClusterError) as error:
+            self._metrics.acted(what, "conflict" if isinstance(error, ConflictError) else "failed")
+            failed[name] = error
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case SetMark():
+                changes: dict[str, Any] = {"spec": {"unschedulable": True}} if action.cordon else {}
+                self._patch(action.machine, action.mark.to_json(), changes)
+            case Release():
+                self._patch(action.machine, None, {"spec": {"unschedulable": None}} if action.uncordon else {})
+            case Evict():
+                pod = action.pod
+                if action.force:
+                    self._cluster.delete_pod(pod.namespace, pod.name, pod.uid)
+                else:
+                    self._cluster.evict(pod.namespace, pod.name, pod.uid)
+            case Terminate():
+                logger.warning("node %s: %s", action.machine.name, self._cloud.replace(action.machine.provider_id))
+
+    def _patch(self, machine: Machine, mark: str | None, changes: Mapping[str, Any]) -> None:
+        meta = {
+            "uid": machine.uid,
+            "resourceVersion": machine.version,
+            "annotations": {c.ANNOTATION_REMEDIATION: mark},
+        }
+        self._cluster.patch_node(machine.name, {"metadata": meta, **changes})
+
+    def _tell(self, decision: Decision, now: datetime) -> None:
+        """An event and a log line when the words are new."""
+        words = (decision.reason, decision.message)
+        if self._told.get(decision.node) == words:
+            return
+        self._told[decision.node] = words
+        level = logging.WARNING if decision.warning else logging.INFO
+        logger.log(level, "node %s: %s: %s", decision.node, decision.reason, decision.message)
+        self._metrics.decided(decision.reason)
+        try:
+            self._cluster.tell(event_of(decision, now, self._identity))
+        except ClusterError as error:
+            logger.warning("an event was not written: %s", error)
+
+
+def event_of(decision: Decision, now: datetime, identity: str) -> dict[str, Any]:
+    """events.k8s.io/v1, about a node; nodes have no namespace, so it lies in ``default``."""
+    stamp = int(now.timestamp() * 1_000_000)
+    return {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"name": f"{decision.node[:230].rstrip('.-')}.{stamp:x}", "namespace": "default"},
+        "eventTime": format_time(now),
+        "reportingController": c.REPORTING_CONTROLLER,
+        "reportingInstance": identity[:128] or "unknown",
+        "action": "Remediate",
+        "type": "Warning" if decision.warning else "Normal",
+        "reason": decision.reason,
+        "note": note_of(decision.message),
+        "regarding": {"apiVersion": "v1", "kind": "Node", "name": decision.node, "uid": decision.uid},
+    }
+
+
+def _lines(history: tuple[Entry, ...]) -> str:
+    values = (
+        {"node": entry.node, "started": format_time(entry.started), "ended": format_time(entry.ended)}
+        for entry in history
+    )
+    return "\n".join(json.dumps(value, separators=(",", ":")) for value in values)

@@ -1,0 +1,117 @@
+"""Alertmanager's webhook body as facts about nodes. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from typing import Any
+
+from holdfast_operator.api import parse_time
+from holdfast_operator.errors import AgentRequestError
+from holdfast_operator.remediation.rules import Mode, Rules
+
+Json = Mapping[str, Any]
+
+VERSION = "4"
+_SUMMARY = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alert:
+    """One alert about one node, as it was told last."""
+
+    node: str
+    fingerprint: str
+    name: str
+    mode: Mode
+    firing: bool
+    started: datetime
+    summary: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parsed:
+    """What a body holds for us. ``unmatched``: no rule; ``nowhere``: no node of ours."""
+
+    alerts: tuple[Alert, ...]
+    unmatched: int
+    nowhere: int
+    malformed: int
+    truncated: int
+
+
+def parse_body(raw: bytes, rules: Rules, node_named: Callable[[str], str | None], now: datetime) -> Parsed:
+    """The alerts of a body. Raises ``AgentRequestError`` if it is none of Alertmanager's."""
+    try:
+        body = json.loads(raw, parse_constant=lambda _name: None)
+    except (ValueError, RecursionError) as error:
+        raise AgentRequestError(400, "the body is not JSON") from error
+    if not isinstance(body, dict) or body.get("version") != VERSION or not isinstance(body.get("alerts"), list):
+        raise AgentRequestError(400, f"the body is not of Alertmanager's webhook, version {VERSION}")
+    found: list[Alert] = []
+    counts = {"unmatched": 0, "nowhere": 0, "malformed": 0}
+    for item in body["alerts"]:
+        alert = _alert(item, rules, node_named, now)
+        if isinstance(alert, str):
+            counts[alert] += 1
+        else:
+            found.append(alert)
+    truncated = body.get("truncatedAlerts")
+    return Parsed(alerts=tuple(found), truncated=truncated if isinstance(truncated, int) else 0, **counts)
+
+
+def _alert(item: Any, rules: Rules, node_named: Callable[[str], str | None], now: datetime) -> Alert | str:
+    if not isinstance(item, dict) or not isinstance(item.get("labels"), dict):
+        return "malformed"
+    labels, status, started = item["labels"], item.get("status"), parse_time(item.get("startsAt"))
+    if status not in ("firing", "resolved") or started is None:
+        return "malformed"
+    matched = rules.action(labels)
+    if matched is None:
+        return "unmatched"
+    told = (labels[name] for name in rules.node_labels if isinstance(labels.get(name), str))
+    node = next(filter(None, map(node_named, told)), None)
+    if node is None:
+        return "nowhere"
+    annotations = item.get("annotations")
+    summary = annotations.get("summary") if isinstance(annotations, dict) else None
+    return Alert(
+        node=node,
+        fingerprint=fingerprint_of(labels),
+        name=matched[0].alert,
+        mode=matched[1],
+        firing=status == "firing",
+        # A clock that is ahead must not make the alert's own end look older than its start.
+        started=min(started, now),
+        summary=" ".join(str(summary or "").split())[:_SUMMARY],
+    )
+
+
+def fingerprint_of(labels: Json) -> str:
+    """An alert's identity by its labels, made here: a sender's own word for it could be anything."""
+    text = json.dumps(sorted((str(key), str(value)) for key, value in labels.items()))
+    return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]
+
+
+def node_finder(nodes: Callable[[], list[Json]], exists: Callable[[str], bool]) -> Callable[[str], str | None]:
+    """From what exporters call a node (its name, host name or address, with or without a port) to its name."""
+    addresses = cache(lambda: _addresses(nodes()))
+
+    def find(told: str) -> str | None:
+        bare = told.partition("]")[0].removeprefix("[") if told.startswith("[") else told.rpartition(":")[0]
+        named = next((name for name in (told, bare) if name and exists(name)), None)
+        return named or addresses().get(told) or addresses().get(bare)
+
+    return find
+
+
+def _addresses(nodes: list[Json]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for body in nodes:
+        for address in (body.get("status") or {}).get("addresses") or ():
+            found.setdefault(str(address.get("address")), str(body["metadata"]["name"]))
+    return found

@@ -1,0 +1,140 @@
+"""What Alertmanager told: who may tell, what is new, and nothing twice.
+
+Invariants: of one alert only a later word replaces an earlier one; what is kept is bounded by the cluster's nodes.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from holdfast_operator.errors import AgentRequestError
+from holdfast_operator.remediation.alerts import Alert, Parsed, node_finder, parse_body
+from holdfast_operator.remediation.rules import Rules
+
+logger = logging.getLogger(__name__)
+
+Json = Mapping[str, Any]
+
+ALERTS_PER_NODE = 1000
+# So long an end is remembered: an older word that is told again must not start the alert anew.
+RESOLVED_KEPT = timedelta(hours=1)
+
+
+class Inbox:
+    """Thread-safe. ``wake`` is called when something is new; ``counted`` with what became of each alert."""
+
+    def __init__(
+        self,
+        rules: Rules,
+        *,
+        nodes: Callable[[], list[Json]],
+        exists: Callable[[str], bool],
+        tokens: Callable[[], tuple[bytes, ...]],
+        wake: Callable[[], None],
+        counted: Callable[[str, int], None],
+        clock: Callable[[], datetime],
+    ) -> None:
+        self._rules = rules
+        self._nodes = nodes
+        self._exists = exists
+        self._tokens = tokens
+        self._wake = wake
+        self._counted = counted
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._told: dict[str, dict[str, tuple[Alert, datetime]]] = {}
+
+    def allowed(self, token: str) -> bool:
+        """Whether this is (one of) the token(s), compared in constant time."""
+        given, good = token.encode(errors="replace"), False
+        for known in self._tokens():
+            good |= hmac.compare_digest(given, known)
+        return good
+
+    def receive(self, raw: bytes) -> None:
+        """Take one body. Raises ``AgentRequestError``; then nothing of it was taken."""
+        now = self._clock()
+        try:
+            parsed = parse_body(raw, self._rules, node_finder(self._nodes, self._exists), now)
+        except AgentRequestError:
+            self._counted("malformed", 1)
+            raise
+        if self._keep(parsed, now):
+            self._wake()
+        if parsed.truncated:
+            logger.warning("Alertmanager left out %d alerts: raise max_alerts of its receiver", parsed.truncated)
+
+    def alerts(self) -> tuple[Alert, ...]:
+        """All that is known of nodes that exist."""
+        now, exist = self._clock(), {str(body["metadata"]["name"]) for body in self._nodes()}
+        with self._lock:
+            for node, told in list(self._told.items()):
+                kept = {
+                    key: (alert, at) for key, (alert, at) in told.items() if alert.firing or now - at < RESOLVED_KEPT
+                }
+                if kept and node in exist:
+                    self._told[node] = kept
+                else:
+                    del self._told[node]
+            return tuple(alert for told in self._told.values() for alert, _at in told.values())
+
+    def _keep(self, parsed: Parsed, now: datetime) -> bool:
+        counts = {"unmatched": parsed.unmatched, "nowhere": parsed.nowhere, "malformed": parsed.malformed}
+        news = False
+        with self._lock:
+            for alert in parsed.alerts:
+                told = self._told.setdefault(alert.node, {})
+                result = _result(told, alert)
+                counts[result] = counts.get(result, 0) + 1
+                if result in ("firing", "resolved"):
+                    told[alert.fingerprint] = (alert, now)
+                    news = True
+        for result, number in (counts | {"truncated": parsed.truncated}).items():
+            if number:
+                self._counted(result, number)
+        return news
+
+
+RESULTS = (
+    "firing",
+    "resolved",
+    "repeated",
+    "replayed",
+    "overflow",
+    "unmatched",
+    "nowhere",
+    "malformed",
+    "truncated",
+)
+
+
+def _result(told: Mapping[str, tuple[Alert, datetime]], alert: Alert) -> str:
+    known = told[alert.fingerprint][0] if alert.fingerprint in told else None
+    if known is None:
+        full = len(told) >= ALERTS_PER_NODE
+        return "overflow" if full else ("firing" if alert.firing else "resolved")
+    if (known.started, known.firing) == (alert.started, alert.firing):
+        return "repeated"
+    if alert.started < known.started or (alert.started == known.started and alert.firing):
+        return "replayed"
+    return "firing" if alert.firing else "resolved"
+
+
+def tokens_in(path: str) -> Callable[[], tuple[bytes, ...]]:
+    """The tokens of a mounted Secret, one a line, read each time: it changes when the token is exchanged."""
+
+    def read() -> tuple[bytes, ...]:
+        try:
+            lines = Path(path).read_bytes().splitlines()
+        except OSError as error:
+            logger.warning("the alerts' token cannot be read: %s", error.strerror)
+            return ()
+        return tuple(line.strip() for line in lines if line.strip())
+
+    return read

@@ -1,0 +1,52 @@
+"""What remediation exports, in the operator's registry. Documented in ``docs/reference/metrics.md``."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from holdfast_operator.remediation.inbox import RESULTS
+from holdfast_operator.remediation.remedy import Sight
+from holdfast_operator.remediation.rules import Mode, Rules
+
+
+class RemediationMetrics:
+    """Thread-safe, as prometheus-client is."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._alerts = Counter(
+            "holdfast_alerts", "Alerts that Alertmanager told, by what became of them.", ["result"], registry=registry
+        )
+        self._decisions = Counter(
+            "holdfast_node_decisions", "Decisions about nodes, by reason.", ["reason"], registry=registry
+        )
+        self._actions = Counter(
+            "holdfast_node_actions",
+            "What was done to nodes, by action and result.",
+            ["action", "result"],
+            registry=registry,
+        )
+        self._marked = Gauge("holdfast_nodes_marked", "Nodes with our mark, by mode.", ["mode"], registry=registry)
+        for result in RESULTS:
+            self._alerts.labels(result)
+        self.seen(Sight(rules=Rules()))
+
+    def alerts(self, result: str, number: int) -> None:
+        """Alerts came."""
+        self._alerts.labels(result).inc(number)
+
+    def decided(self, reason: str) -> None:
+        """A new decision about a node."""
+        self._decisions.labels(reason).inc()
+
+    def acted(self, action: str, result: str) -> None:
+        """One action was tried."""
+        self._actions.labels(action, result).inc()
+
+    def seen(self, sight: Sight) -> None:
+        """How many nodes bear a mark."""
+        tally = Tally(machine.mark.mode for machine in sight.machines if machine.mark is not None)
+        for mode in Mode:
+            if mode is not Mode.OBSERVE:
+                self._marked.labels(mode.word).set(tally[mode])

@@ -1,0 +1,126 @@
+"""All reads of a remediation pass: caches, marked nodes read anew with their pods, and the history."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from holdfast_operator.api import parse_time
+from holdfast_operator.cache import Cache, owner_of
+from holdfast_operator.cluster import Cluster
+from holdfast_operator.constants import REMEDIATION_HISTORY
+from holdfast_operator.policies.disposal import DRAIN_MARGIN
+from holdfast_operator.remediation.alerts import Alert
+from holdfast_operator.remediation.marks import mark_of, marked
+from holdfast_operator.remediation.remedy import Entry, Machine, Occupant, Sight, Stay
+from holdfast_operator.remediation.rules import Mode, Rules
+from holdfast_operator.seen import parse_node
+
+Json = Mapping[str, Any]
+
+# What a job's own way out may take beyond its checkpoint's deadline: the operator's margin and the pod's grace.
+_OWN_WAY = DRAIN_MARGIN + timedelta(seconds=30)
+_CHECKPOINT_SECONDS = 25
+
+
+class Observer:
+    """Reads."""
+
+    def __init__(self, *, cluster: Cluster, cache: Cache, rules: Rules, namespace: str) -> None:
+        self._cluster = cluster
+        self._cache = cache
+        self._rules = rules
+        self._namespace = namespace
+
+    def sight(self, alerts: tuple[Alert, ...]) -> Sight:
+        """What the caches know, and marked nodes as they are now."""
+        machines = tuple(machine_of(body) for body in self._cache.nodes())
+        acts = self._rules.mode is not Mode.OBSERVE
+        concerned = acts and (bool(alerts) or any(machine.marked for machine in machines))
+        history = self._history() if concerned and not self._rules.dry_run else ()
+        sight = Sight(rules=self._rules, alerts=alerts, machines=machines, history=history)
+        return self.anew(sight, {machine.name for machine in machines if machine.marked}) if acts else sight
+
+    def anew(self, sight: Sight, names: Iterable[str]) -> Sight:
+        """The same with these nodes read from the API server; who is gone there is gone here."""
+        wanted = set(names)
+        fresh = {name: self._read(name) for name in sorted(wanted)}
+        machines = (fresh[machine.name] if machine.name in wanted else machine for machine in sight.machines)
+        return replace(sight, machines=tuple(machine for machine in machines if machine is not None))
+
+    def _read(self, name: str) -> Machine | None:
+        body = self._cluster.node(name)
+        if body is None:
+            return None
+        machine = machine_of(body)
+        if machine.mark is None or machine.mark.mode < Mode.DRAIN:
+            return machine
+        pods = tuple(filter(None, map(self._occupant, self._cluster.pods_on(name))))
+        return replace(machine, pods=tuple(sorted(pods, key=lambda pod: (pod.namespace, pod.name))))
+
+    def _occupant(self, body: Json) -> Occupant | None:
+        """A pod that has to leave; None for what has ended and what belongs to the node."""
+        meta = body["metadata"]
+        owner = next((owner for owner in meta.get("ownerReferences") or () if owner.get("controller")), None)
+        ended = (body.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+        mirror = "kubernetes.io/config.mirror" in (meta.get("annotations") or {})
+        if ended or mirror or (owner or {}).get("kind") == "DaemonSet":
+            return None
+        stay, patience = self._job_of(body) or (Stay.UNMANAGED if owner is None else Stay.EVICTABLE, timedelta(0))
+        return Occupant(
+            namespace=str(meta.get("namespace", "")),
+            name=str(meta["name"]),
+            uid=str(meta["uid"]),
+            stay=stay,
+            patience=patience,
+            deleting=bool(meta.get("deletionTimestamp")),
+        )
+
+    def _job_of(self, body: Json) -> tuple[Stay, timedelta] | None:
+        owner = owner_of(body)
+        if owner is None:
+            return None
+        job = self._cache.job(f"{body['metadata'].get('namespace', '')}/{owner['name']}")
+        if job is None or job["metadata"].get("uid") != owner.get("uid"):
+            return None
+        spec = job.get("spec") or {}
+        if (spec.get("nodeRemediation") or {}).get("optOut") is True:
+            return Stay.OPTED_OUT, timedelta(0)
+        seconds = (spec.get("interruption") or {}).get("checkpointDeadlineSeconds")
+        commit = timedelta(seconds=seconds if isinstance(seconds, int) else _CHECKPOINT_SECONDS)
+        return Stay.EVICTABLE, commit + _OWN_WAY
+
+    def _history(self) -> tuple[Entry, ...]:
+        found = self._cluster.config_map(self._namespace, REMEDIATION_HISTORY)
+        text = ((found or {}).get("data") or {}).get("history", "")
+        return tuple(filter(None, map(_entry, text.splitlines())))
+
+
+def _entry(line: str) -> Entry | None:
+    try:
+        value = json.loads(line)
+        started, ended = parse_time(value["started"]), parse_time(value["ended"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    if started is None or ended is None:
+        return None
+    return Entry(node=str(value.get("node", "")), started=started, ended=ended)
+
+
+def machine_of(body: Json) -> Machine:
+    """A node from the API's JSON."""
+    view, meta = parse_node(body), body["metadata"]
+    return Machine(
+        name=view.name,
+        uid=str(meta.get("uid", "")),
+        version=str(meta.get("resourceVersion", "")),
+        ready=view.ready,
+        unschedulable=view.unschedulable,
+        provider_id=str((body.get("spec") or {}).get("providerID") or ""),
+        labels=view.labels,
+        mark=mark_of(body),
+        marked=marked(body),
+    )

@@ -1,0 +1,413 @@
+"""``remedy(sight, now) -> Plan``: what to do about sick nodes. Pure, total, the same answer for the same input.
+
+Invariants: nothing is done to a node without our mark, and no node is marked that somebody else cordoned; no pod of a
+job that opted out is evicted, and no node with one is terminated; of all nodes that may be chosen, never more than
+``max_unavailable`` are away through us, and never more than ``max_per_hour`` are begun within an hour. The mark is
+written before anything else is done to its node, so a crash anywhere is made good by the next pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from holdfast_operator.remediation.alerts import Alert
+from holdfast_operator.remediation.marks import ALERTS_KEPT, Mark
+from holdfast_operator.remediation.rules import Mode, Rules
+
+HOUR = timedelta(hours=1)
+POLL_DRAIN = timedelta(seconds=2)
+POLL_MARKED = timedelta(seconds=20)
+POLL_HELD = timedelta(seconds=20)
+POLL_CLOUD = timedelta(seconds=30)
+_CONTROL_PLANE = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
+_NAMED = 3
+
+
+class Stay(StrEnum):
+    """Why a pod is still on a node that is drained."""
+
+    EVICTABLE = "leaves"
+    OPTED_OUT = "its job opted out of node remediation"
+    UNMANAGED = "nothing would make it again"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Occupant:
+    """A pod that the drain is about. ``patience``: so long its job gets it away by itself, with a checkpoint."""
+
+    namespace: str
+    name: str
+    uid: str
+    stay: Stay = Stay.EVICTABLE
+    patience: timedelta = timedelta(0)
+    deleting: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """A node. ``pods`` are known of marked ones only."""
+
+    name: str
+    uid: str
+    version: str
+    ready: bool = True
+    unschedulable: bool = False
+    provider_id: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+    mark: Mark | None = None
+    marked: bool = False
+    pods: tuple[Occupant, ...] = ()
+
+    @property
+    def control_plane(self) -> bool:
+        """Never touched."""
+        return any(label in self.labels for label in _CONTROL_PLANE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What a mark that is about to go leaves behind, for rate and cool-down."""
+
+    node: str
+    started: datetime
+    ended: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sight:
+    """All that one plan depends on, besides the time."""
+
+    rules: Rules
+    alerts: tuple[Alert, ...] = ()
+    machines: tuple[Machine, ...] = ()
+    history: tuple[Entry, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetMark:
+    """Write the mark; with ``cordon`` the node takes no new pods from then on, in the same write."""
+
+    machine: Machine
+    mark: Mark
+    cordon: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """Take the mark away, and the cordon with it where that is still ours."""
+
+    machine: Machine
+    uncordon: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evict:
+    """Ask for a pod's eviction; ``force``: delete it, whatever budgets say."""
+
+    machine: Machine
+    pod: Occupant
+    force: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terminate:
+    """Have the cloud take the machine away and bring another."""
+
+    machine: Machine
+
+
+Action = SetMark | Release | Evict | Terminate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What was decided about a node, doing nothing included; the same words in event, log and metric."""
+
+    node: str
+    uid: str
+    reason: str
+    message: str
+    warning: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Write ``history`` first, then do ``actions`` in order; one that fails stops the others of its node."""
+
+    actions: tuple[Action, ...]
+    decisions: tuple[Decision, ...]
+    history: tuple[Entry, ...]
+    requeue_after: float | None
+
+
+@dataclass(kw_only=True)
+class _Desk:
+    """The plan under way; lives within one call."""
+
+    sight: Sight
+    now: datetime
+    firing: dict[str, list[Alert]]
+    resolved: dict[str, set[str]]
+    history: tuple[Entry, ...]
+    actions: list[Action] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
+    begun: set[str] = field(default_factory=set)
+    wake: timedelta | None = None
+
+    def say(self, machine: Machine, reason: str, message: str, *, warning: bool = False) -> None:
+        self.decisions.append(
+            Decision(node=machine.name, uid=machine.uid, reason=reason, message=message, warning=warning)
+        )
+
+    def wake_in(self, after: timedelta) -> None:
+        after = max(after, timedelta(seconds=0.2))
+        self.wake = after if self.wake is None else min(self.wake, after)
+
+    def note(self, machine: Machine, mark: Mark) -> None:
+        others = (entry for entry in self.history if (entry.node, entry.started) != (machine.name, mark.since))
+        self.history = (*others, Entry(node=machine.name, started=mark.since, ended=self.now))
+
+
+def remedy(sight: Sight, now: datetime) -> Plan:
+    """What to do about all nodes."""
+    desk = _Desk(
+        sight=sight,
+        now=now,
+        firing=_by_node(alert for alert in sight.alerts if alert.firing),
+        resolved={
+            node: {alert.fingerprint for alert in alerts}
+            for node, alerts in _by_node(alert for alert in sight.alerts if not alert.firing).items()
+        },
+        history=_recent(sight, now),
+    )
+    marked = [machine for machine in sight.machines if machine.mark is not None]
+    for machine in sorted(marked, key=lambda machine: machine.name):
+        _tend(desk, machine)
+    unmarked = [machine for machine in sight.machines if machine.mark is None and machine.name in desk.firing]
+    for machine in sorted(unmarked, key=lambda machine: (desk.firing[machine.name][0].started, machine.name)):
+        _consider(desk, machine)
+    return Plan(
+        actions=tuple(desk.actions),
+        decisions=tuple(desk.decisions),
+        history=desk.history,
+        requeue_after=desk.wake.total_seconds() if desk.wake is not None else None,
+    )
+
+
+def _by_node(alerts: Iterable[Alert]) -> dict[str, list[Alert]]:
+    found: dict[str, list[Alert]] = {}
+    for alert in sorted(alerts, key=lambda alert: (alert.started, alert.fingerprint)):
+        found.setdefault(alert.node, []).append(alert)
+    return found
+
+
+def _recent(sight: Sight, now: datetime) -> tuple[Entry, ...]:
+    span = max(HOUR, sight.rules.cooldown)
+    return tuple(entry for entry in sight.history if now - entry.ended < span)
+
+
+# Nodes without a mark
+
+
+def _consider(desk: _Desk, machine: Machine) -> None:
+    alerts = desk.firing[machine.name]
+    mode = min(max(alert.mode for alert in alerts), desk.sight.rules.mode)
+    why = _words(alerts)
+    if mode is Mode.OBSERVE:
+        desk.say(machine, "NodeAlerted", f"{why}; nothing is done: the mode for it is Observe", warning=True)
+        return
+    held = _held(desk, machine)
+    if held is not None:
+        reason, words = held
+        desk.say(machine, reason, f"{why}; {mode.word} is held back: {words}", warning=True)
+        return
+    desk.begun.add(machine.name)
+    if desk.sight.rules.dry_run:
+        desk.say(machine, "DryRun", f"{why}; would be done: {mode.word}", warning=True)
+        return
+    mark = Mark(
+        mode=mode,
+        message=why,
+        since=desk.now,
+        alerts=_kept(alert.fingerprint for alert in alerts),
+        draining_since=desk.now if mode >= Mode.DRAIN else None,
+    )
+    desk.actions.append(SetMark(machine=machine, mark=mark, cordon=True))
+    desk.say(machine, "NodeCordoned", f"{why}; the node is cordoned, mode {mode.word}", warning=True)
+    desk.wake_in(POLL_DRAIN if mode >= Mode.DRAIN else POLL_MARKED)
+
+
+def _held(desk: _Desk, machine: Machine) -> tuple[str, str] | None:
+    """What keeps a node from being acted on."""
+    rules = desk.sight.rules
+    if machine.marked:
+        return "MarkUnreadable", "its mark cannot be read; remove the annotation holdfast.dev/remediation"
+    if machine.control_plane:
+        return "ControlPlane", "nodes of the control plane are never touched"
+    if not _selected(machine, rules):
+        return "NotSelected", "nodeSelector leaves it out"
+    if machine.unschedulable:
+        return "CordonedByOthers", "somebody else cordoned it"
+    last = max((entry.ended for entry in desk.history if entry.node == machine.name), default=None)
+    if last is not None and desk.now - last < rules.cooldown:
+        desk.wake_in(last + rules.cooldown - desk.now)
+        return "CoolingDown", "it was acted on a short while ago (cooldownSeconds)"
+    return _broken(desk, machine)
+
+
+def _broken(desk: _Desk, machine: Machine) -> tuple[str, str] | None:
+    """The breaker: many sick nodes at once are more likely a sick alert."""
+    rules = desk.sight.rules
+    pool = [other for other in desk.sight.machines if not other.control_plane and _selected(other, rules)]
+    away = [other for other in pool if other.name != machine.name and _away(desk, other)]
+    limit = rules.max_unavailable.of(len(pool))
+    if len(away) + 1 > limit:
+        desk.wake_in(POLL_HELD)
+        return "BreakerOpen", f"with it more nodes would be away than maxUnavailable allows ({limit} of {len(pool)})"
+    starts = {(entry.node, entry.started) for entry in desk.history}
+    starts |= {(other.name, other.mark.since) for other in desk.sight.machines if other.mark is not None}
+    lately = sorted(time for _node, time in starts if desk.now - time < HOUR)
+    if len(lately) + len(desk.begun) >= rules.max_per_hour:
+        desk.wake_in(lately[0] + HOUR - desk.now if lately else HOUR)
+        return "RateLimited", f"maxPerHour ({rules.max_per_hour}) is reached"
+    return None
+
+
+def _selected(machine: Machine, rules: Rules) -> bool:
+    return all(machine.labels.get(key) == value for key, value in rules.node_selector.items())
+
+
+def _away(desk: _Desk, machine: Machine) -> bool:
+    return not machine.ready or machine.unschedulable or machine.name in desk.begun
+
+
+# Nodes with our mark
+
+
+def _tend(desk: _Desk, machine: Machine) -> None:
+    rules, before = desk.sight.rules, machine.mark
+    if before is None or rules.dry_run or rules.mode is Mode.OBSERVE:
+        words = "the node bears a mark of an earlier setting; un-cordon it when it is well"
+        desk.say(machine, "NodeLeftMarked", words, warning=True)
+        return
+    mark = _brought_up_to_date(desk, machine, before)
+    if _released(desk, machine, mark):
+        return
+    if mark != before:
+        desk.actions.append(SetMark(machine=machine, mark=mark))
+    desk.wake_in(POLL_MARKED)
+    if mark.terminating_since is not None:
+        desk.say(machine, "NodeReplaced", f"{mark.message}; its machine is being replaced", warning=True)
+        desk.actions.append(Terminate(machine=machine))
+        desk.wake_in(POLL_CLOUD)
+    elif mark.overruled:
+        desk.say(
+            machine, "Overruled", f"{mark.message}; somebody un-cordoned it: it is left alone while the alert lasts"
+        )
+    elif mark.clear_since is not None:
+        _say_clear(desk, machine, mark)
+    elif min(mark.mode, rules.mode) >= Mode.DRAIN:
+        _drain(desk, machine, mark)
+    else:
+        desk.say(
+            machine, "NodeCordoned", f"{mark.message}; the node is cordoned, mode {mark.mode.word}", warning=True
+        )
+
+
+def _brought_up_to_date(desk: _Desk, machine: Machine, mark: Mark) -> Mark:
+    firing = desk.firing.get(machine.name, [])
+    still = [name for name in mark.alerts if name not in desk.resolved.get(machine.name, ())]
+    alerts = _kept([*still, *(alert.fingerprint for alert in firing)])
+    wanted = min(max((alert.mode for alert in firing), default=mark.mode), desk.sight.rules.mode)
+    mode = max(mark.mode, wanted)
+    clear = None if alerts else (mark.clear_since or desk.now)
+    drains = mode >= Mode.DRAIN and clear is None
+    return replace(
+        mark,
+        mode=mode,
+        message=_words(firing) if firing and mode > mark.mode else mark.message,
+        alerts=alerts,
+        clear_since=clear,
+        draining_since=(mark.draining_since or desk.now) if drains else None,
+        overruled=mark.overruled or not machine.unschedulable,
+    )
+
+
+def _released(desk: _Desk, machine: Machine, mark: Mark) -> bool:
+    """Un-cordon what is well again, or forget what somebody else un-cordoned."""
+    if mark.clear_since is None or mark.terminating_since is not None:
+        return False
+    wait = desk.sight.rules.release_after
+    over = wait is not None and desk.now - mark.clear_since >= wait
+    if not (mark.overruled or over):
+        return False
+    desk.actions.append(Release(machine=machine, uncordon=not mark.overruled))
+    desk.note(machine, mark)
+    desk.say(machine, "NodeReleased", f"{mark.message}: its alerts are resolved; the node takes pods again")
+    return True
+
+
+def _say_clear(desk: _Desk, machine: Machine, mark: Mark) -> None:
+    wait = desk.sight.rules.release_after
+    if wait is None or mark.clear_since is None:
+        desk.say(machine, "AlertsResolved", f"{mark.message}: its alerts are resolved; un-cordon it when it is well")
+        return
+    desk.wake_in(mark.clear_since + wait - desk.now)
+    desk.say(machine, "AlertsResolved", f"{mark.message}: its alerts are resolved; it is un-cordoned if they stay so")
+
+
+def _drain(desk: _Desk, machine: Machine, mark: Mark) -> None:
+    started = mark.draining_since or desk.now
+    late = desk.now - started >= desk.sight.rules.drain_deadline
+    force = late and desk.sight.rules.force
+    # The kubelet of a dead node ends no pod; what is marked for deletion there would be waited for in vain.
+    left = [pod for pod in machine.pods if machine.ready or not pod.deleting]
+    going = [pod for pod in left if pod.stay is Stay.EVICTABLE or (force and pod.stay is Stay.UNMANAGED)]
+    for pod in going:
+        if not pod.deleting and desk.now - started >= pod.patience:
+            desk.actions.append(Evict(machine=machine, pod=pod, force=force))
+    if not left:
+        _drained(desk, machine, mark)
+        return
+    desk.wake_in(POLL_DRAIN if going else POLL_MARKED)
+    if not going:
+        words = f"waits for {_listed(f'{pod} ({pod.stay})' for pod in left)}"
+        desk.say(machine, "DrainWaits", f"{mark.message}; {words}", warning=True)
+    elif late and not force:
+        words = f"still there past the deadline: {_listed(map(str, left))}"
+        desk.say(machine, "DrainIncomplete", f"{mark.message}; {words}", warning=True)
+    else:
+        desk.say(machine, "NodeDraining", f"{mark.message}; the node is being drained", warning=True)
+
+
+def _drained(desk: _Desk, machine: Machine, mark: Mark) -> None:
+    if min(mark.mode, desk.sight.rules.mode) < Mode.REPLACE:
+        desk.say(machine, "NodeDrained", f"{mark.message}; the node is drained and stays cordoned", warning=True)
+        return
+    mark = replace(mark, terminating_since=desk.now)
+    desk.note(machine, mark)
+    desk.actions = [action for action in desk.actions if action.machine != machine]
+    desk.actions += [SetMark(machine=machine, mark=mark), Terminate(machine=machine)]
+    desk.wake_in(POLL_CLOUD)
+    desk.say(machine, "NodeReplaced", f"{mark.message}; its machine is being replaced", warning=True)
+
+
+def _words(alerts: list[Alert]) -> str:
+    told = (f"{alert.name} ({alert.summary})" if alert.summary else alert.name for alert in alerts)
+    return f"alert {_listed(dict.fromkeys(told))}"
+
+
+def _listed(names: Iterable[str]) -> str:
+    found = list(names)
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    return ", ".join(found[:_NAMED]) + more
+
+
+def _kept(fingerprints: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(fingerprints))[:ALERTS_KEPT]

@@ -1,0 +1,53 @@
+"""The how-to's examples mean what they say."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from holdfast_operator.remediation.rules import Mode, parse_rules
+from holdfast_testbed.commands import run
+from holdfast_testbed.programs import program
+
+GUIDE = (Path(__file__).parents[3] / "docs" / "how-to" / "node-remediation.md").read_text()
+
+
+def examples() -> list[Any]:
+    return [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", GUIDE, re.DOTALL)]
+
+
+def test_the_values_are_values() -> None:
+    values = [example["nodeRemediation"] for example in examples() if "nodeRemediation" in example]
+    first, replacing = [parse_rules(json.dumps({k: v for k, v in each.items() if k != "token"})) for each in values]
+    assert (first.mode, first.dry_run, first.max_unavailable.of(100)) == (Mode.DRAIN, True, 10)
+    assert first.action({"alertname": "HoldfastGpuXid", "xid": "79"}) == (first.alerts[0], Mode.DRAIN)
+    assert first.action({"alertname": "HoldfastGpuXid", "xid": "13"}) == (first.alerts[1], Mode.CORDON)
+    assert (replacing.mode, replacing.provider) == (Mode.REPLACE, "AWS")
+
+
+def test_alertmanager_is_sent_where_the_operator_listens_and_told_of_ends() -> None:
+    (manager,) = [example for example in examples() if "receivers" in example]
+    (hook,) = manager["receivers"][1]["webhook_configs"]
+    assert hook["url"].endswith(":8443/v1/alerts")
+    assert hook["send_resolved"] is True
+
+
+@pytest.mark.integration  # needs amtool
+def test_alertmanager_takes_the_example(tmp_path: Path) -> None:
+    (manager,) = [example for example in examples() if "receivers" in example]
+    (tmp_path / "alertmanager.json").write_text(json.dumps(manager))
+    assert "SUCCESS" in run([program("amtool"), "check-config", tmp_path / "alertmanager.json"])
+
+
+def test_every_reason_that_can_be_told_is_explained() -> None:
+    source = Path(__file__).parents[3] / "operator" / "src" / "holdfast_operator" / "remediation"
+    code = (source / "remedy.py").read_text() + (source / "act.py").read_text()
+    told = set(re.findall(r'desk\.say\(\s*machine,\s*"(\w+)"|reason="(\w+)"|return "(\w+)", f?"', code))
+    reasons = {next(filter(None, groups)) for groups in told}
+    assert len(reasons) > 12
+    assert {reason for reason in reasons if f"`{reason}`" not in GUIDE} == set()

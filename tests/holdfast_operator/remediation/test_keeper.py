@@ -1,0 +1,427 @@
+"""Whole passes over a small cluster: what is written where, in which order, and what a crash or a conflict leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from holdfast_operator.cache import Cache
+from holdfast_operator.errors import BlockedError, CloudError, ClusterError, ConflictError
+from holdfast_operator.remediation.act import event_of
+from holdfast_operator.remediation.keeper import Keeper
+from holdfast_operator.remediation.metrics import RemediationMetrics
+from holdfast_operator.remediation.remedy import Decision
+from holdfast_operator.remediation.rules import AlertRule, Limit, Mode, Rules
+
+START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+MARK = "holdfast.dev/remediation"
+Body = dict[str, Any]
+
+
+class Crash(BaseException):
+    """The operator dies."""
+
+
+class FakeCluster:
+    """Nodes with versions, pods, budgets, and a log of all writes. ``crash_after`` so many writes it dies."""
+
+    def __init__(self, *names: str) -> None:
+        self.nodes: dict[str, Body] = {}
+        self.pods: dict[str, Body] = {}
+        self.protected: set[str] = set()
+        self.configmaps: dict[str, dict[str, str]] = {}
+        self.events: list[Body] = []
+        self.writes: list[str] = []
+        self.crash_after: int | None = None
+        self.down = False
+        for name in names:
+            self.nodes[name] = {
+                "metadata": {"name": name, "uid": f"uid-{name}", "resourceVersion": "1"},
+                "spec": {"providerID": f"aws:///us-east-1a/{name}"},
+                "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+            }
+
+    def add_pod(self, name: str, node: str, *, kind: str = "ReplicaSet", **change: Any) -> None:
+        owner = [{"kind": kind, "apiVersion": "apps/v1", "name": "web", "uid": "o", "controller": True}]
+        meta = {"name": name, "namespace": "ml", "uid": f"uid-{name}", "ownerReferences": owner if kind else []}
+        self.pods[name] = {"metadata": meta, "spec": {"nodeName": node}, "status": {"phase": "Running"}, **change}
+
+    # What Cluster has
+
+    def node(self, name: str) -> Body | None:
+        if self.down:
+            raise ClusterError("no API server")
+        return copy.deepcopy(self.nodes.get(name))
+
+    def pods_on(self, node: str) -> list[Body]:
+        return [copy.deepcopy(pod) for pod in self.pods.values() if pod["spec"]["nodeName"] == node]
+
+    def config_map(self, _namespace: str, name: str) -> Body | None:
+        return {"data": self.configmaps[name]} if name in self.configmaps else None
+
+    def apply_config_map(self, _namespace: str, name: str, data: dict[str, str]) -> None:
+        self._write(f"history {len(data['history'].splitlines())}")
+        self.configmaps[name] = data
+
+    def patch_node(self, name: str, body: Body) -> None:
+        node = self.nodes[name]
+        if body["metadata"]["resourceVersion"] != node["metadata"]["resourceVersion"]:
+            raise ConflictError(f"{name} has changed")
+        mark = body["metadata"]["annotations"][MARK]
+        unschedulable = body.get("spec", {}).get("unschedulable", "as it was")
+        self._write(f"{name} {json.loads(mark)['mode'] if mark else 'no mark'} unschedulable={unschedulable}")
+        annotations = node["metadata"].setdefault("annotations", {})
+        annotations.update({MARK: mark}) if mark else annotations.pop(MARK)
+        if "spec" in body:
+            node["spec"]["unschedulable"] = bool(unschedulable)
+        self.touch(name)
+
+    def touch(self, name: str) -> None:
+        meta = self.nodes[name]["metadata"]
+        meta["resourceVersion"] = str(int(meta["resourceVersion"]) + 1)
+
+    def evict(self, _namespace: str, name: str, uid: str) -> None:
+        assert self.pods[name]["metadata"]["uid"] == uid
+        if name in self.protected:
+            raise BlockedError(f"a disruption budget protects {name}")
+        self._write(f"evict {name}")
+        del self.pods[name]
+
+    def delete_pod(self, _namespace: str, name: str, _uid: str) -> None:
+        self._write(f"delete {name}")
+        del self.pods[name]
+
+    def tell(self, event: Body) -> None:
+        self.events.append(event)
+
+    def _write(self, what: str) -> None:
+        if self.crash_after is not None:
+            self.crash_after -= 1
+            if self.crash_after < 0:
+                raise Crash
+        self.writes.append(what)
+
+
+class FakeCloud:
+    """Takes machines away, their Node objects with them."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self.cluster = cluster
+        self.refuses = ""
+
+    def replace(self, provider_id: str) -> str:
+        if self.refuses:
+            raise CloudError(self.refuses)
+        name = provider_id.rpartition("/")[2]
+        self.cluster._write(f"terminate {name}")
+        self.cluster.nodes.pop(name, None)
+        return "done"
+
+
+class World:
+    """A cluster and the operator's part over time; ``restart`` forgets all that is in memory."""
+
+    def __init__(self, *names: str, **change: Any) -> None:
+        self.now = START
+        self.cluster = FakeCluster(*names)
+        self.cloud = FakeCloud(self.cluster)
+        self.rules = Rules(
+            **{
+                "mode": Mode.REPLACE,
+                "provider": "AWS",
+                "alerts": (AlertRule(alert="Hot", action=Mode.DRAIN), AlertRule(alert="Dead", action=Mode.REPLACE)),
+                "max_unavailable": Limit(number=2),
+                "max_per_hour": 10,
+                "token_file": "/none",
+                **change,
+            }
+        )
+        self.jobs: list[Body] = []
+        self.restart()
+
+    def restart(self) -> None:
+        self.cache = Cache()
+        self.registry = CollectorRegistry()
+        self.keeper = Keeper(
+            rules=self.rules,
+            cluster=self.cluster,  # type: ignore[arg-type]
+            cache=self.cache,
+            metrics=RemediationMetrics(self.registry),
+            cloud=self.cloud,
+            namespace="holdfast-system",
+            identity="op",
+            clock=lambda: self.now,
+        )
+
+    def alert(self, node: str, name: str = "Hot", status: str = "firing") -> None:
+        self._watch()
+        labels = {"alertname": name, "node": node}
+        alerts = [{"status": status, "labels": labels, "annotations": {}, "startsAt": START.isoformat()}]
+        assert self.keeper.inbox is not None
+        self.keeper.inbox.receive(json.dumps({"version": "4", "alerts": alerts}).encode())
+
+    def run(self, minutes: float = 0.0) -> float | None:
+        self.now += timedelta(minutes=minutes)
+        self._watch()
+        return self.keeper.run()
+
+    def _watch(self) -> None:
+        for body in self.cluster.nodes.values():
+            self.cache.put_node(copy.deepcopy(body))
+        for body in self.cache.nodes():
+            if body["metadata"]["name"] not in self.cluster.nodes:
+                self.cache.drop_node(body)
+        for job in self.jobs:
+            self.cache.put_job(job)
+
+    def reasons(self) -> list[str]:
+        return [event["reason"] for event in self.cluster.events]
+
+    def metric(self, line: str) -> bool:
+        return line in generate_latest(self.registry).decode().splitlines()
+
+
+@pytest.fixture
+def world() -> World:
+    return World("n0", "n1", "n2")
+
+
+def test_from_an_alert_to_a_drained_node_and_back(world: World) -> None:
+    world.cluster.add_pod("web", "n0")
+    world.cluster.add_pod("logs", "n0", kind="DaemonSet")
+    world.alert("n0")
+    world.run()
+    world.run()
+    world.run()
+    assert world.cluster.writes == ["n0 Drain unschedulable=True", "evict web"]
+    assert list(world.cluster.pods) == ["logs"], "what belongs to the node stays on it"
+    world.alert("n0", status="resolved")
+    world.run(1)
+    world.run(10)
+    assert world.cluster.writes[2:] == [
+        "n0 Drain unschedulable=as it was",
+        "history 1",
+        "n0 no mark unschedulable=None",
+    ]
+    assert not world.cluster.nodes["n0"]["spec"]["unschedulable"]
+    told = ["NodeCordoned", "NodeDraining", "NodeDrained", "AlertsResolved", "NodeReleased"]
+    assert world.reasons() == told, "each once, however many passes say the same"
+
+
+def test_from_an_alert_to_a_machine_that_is_replaced(world: World) -> None:
+    world.alert("n0", "Dead")
+    world.run()
+    world.run()
+    assert world.cluster.writes == [
+        "n0 Replace unschedulable=True",
+        "history 1",
+        "n0 Replace unschedulable=as it was",
+        "terminate n0",
+    ]
+    assert world.run() is None, "the node is gone, nothing is left to do"
+    assert world.metric('holdfast_node_actions_total{action="Terminate",result="ok"} 1.0')
+
+
+def test_a_pod_that_a_budget_protects_is_asked_for_again_until_it_may_go(world: World) -> None:
+    world.cluster.add_pod("web", "n0")
+    world.cluster.protected.add("web")
+    world.alert("n0")
+    world.run()
+    for _ in range(3):
+        assert world.run(1) == 2.0
+    assert world.metric('holdfast_node_actions_total{action="Evict",result="blocked"} 3.0')
+    world.run(15)
+    assert world.reasons()[-1] == "DrainIncomplete"
+    world.cluster.protected.clear()
+    world.run(1)
+    assert world.cluster.pods == {}
+
+
+def test_with_force_the_deadline_is_the_last_word() -> None:
+    world = World("n0", "n1", force=True)
+    world.cluster.add_pod("web", "n0")
+    world.cluster.protected.add("web")
+    world.alert("n0")
+    world.run()
+    world.run(14)
+    assert "web" in world.cluster.pods
+    world.run(2)
+    assert world.cluster.writes[-1] == "delete web"
+
+
+def job(*, opt_out: bool = False) -> Body:
+    return {
+        "metadata": {"name": "gpt", "namespace": "ml", "uid": "job"},
+        "spec": {"nodeRemediation": {"optOut": opt_out}, "interruption": {"checkpointDeadlineSeconds": 25}},
+    }
+
+
+def worker(world: World) -> None:
+    owner = {"kind": "FaultTolerantJob", "apiVersion": "holdfast.dev/v1alpha1", "name": "gpt", "uid": "job"}
+    world.cluster.add_pod("gpt-w0", "n0")
+    world.cluster.pods["gpt-w0"]["metadata"]["ownerReferences"] = [{**owner, "controller": True}]
+
+
+def test_a_jobs_worker_gets_the_time_for_its_checkpoint_before_it_is_evicted(world: World) -> None:
+    world.jobs.append(job())
+    worker(world)
+    world.alert("n0")
+    world.run()
+    world.run(1)
+    assert "gpt-w0" in world.cluster.pods
+    world.run(0.5)
+    assert world.cluster.writes[-1] == "evict gpt-w0", "a job that nobody gets away is no reason to keep a sick node"
+
+
+def test_a_job_that_opted_out_keeps_its_worker_and_the_node_under_it(world: World) -> None:
+    world.jobs.append(job(opt_out=True))
+    worker(world)
+    world.alert("n0", "Dead")
+    world.run()
+    for _ in range(4):
+        world.run(10)
+    assert "gpt-w0" in world.cluster.pods
+    assert world.cluster.writes == ["n0 Replace unschedulable=True"]
+    assert world.reasons() == ["NodeCordoned", "DrainWaits"]
+    world.cluster.pods["gpt-w0"]["status"]["phase"] = "Succeeded"
+    world.run()
+    assert "n0" not in world.cluster.nodes, "it has ended by itself"
+
+
+def test_a_restart_loses_nothing_that_was_begun(world: World) -> None:
+    world.cluster.add_pod("web", "n0")
+    world.alert("n0", "Dead")
+    world.run()
+    world.restart()
+    world.run()
+    world.restart()
+    world.run()
+    assert "n0" not in world.cluster.nodes
+    assert world.cluster.writes.count("terminate n0") == 1
+
+
+def test_a_restart_releases_nothing_until_the_end_of_the_alert_is_told(world: World) -> None:
+    world.alert("n0")
+    world.run()
+    world.restart()
+    world.run(60)
+    assert world.cluster.nodes["n0"]["spec"]["unschedulable"]
+    world.alert("n0", status="resolved")
+    world.run()
+    world.restart()
+    world.run(10)
+    assert not world.cluster.nodes["n0"]["spec"]["unschedulable"]
+
+
+@pytest.mark.parametrize("writes", range(5))
+def test_a_crash_between_any_two_writes_comes_to_the_same_end(writes: int) -> None:
+    world = World("n0", "n1", "n2")
+    world.cluster.add_pod("web", "n0")
+    world.alert("n0", "Dead")
+    world.cluster.crash_after = writes
+    with contextlib.suppress(Crash):
+        for _ in range(5):
+            world.run(0.1)
+    assert world.cluster.crash_after == -1, "it died"
+    world.cluster.crash_after = None
+    world.restart()
+    world.alert("n0", "Dead")  # Alertmanager repeats what nobody answered
+    for _ in range(4):
+        world.run(0.1)
+    assert "n0" not in world.cluster.nodes
+    assert {what for what in world.cluster.writes if "terminate" in what} == {"terminate n0"}
+    assert set(world.cluster.nodes) == {"n1", "n2"}
+    assert not any(node["spec"].get("unschedulable") for node in world.cluster.nodes.values())
+
+
+def test_who_changed_the_node_meanwhile_is_not_written_over(world: World) -> None:
+    world.alert("n0")
+    world._watch()
+    world.cluster.nodes["n0"]["spec"]["unschedulable"] = True
+    world.cluster.touch("n0")
+    world.keeper.run()
+    assert world.cluster.writes == []
+    assert world.reasons() == ["CordonedByOthers"]
+
+
+def test_a_conflict_is_raised_for_another_try_and_told_as_nothing_done(world: World, monkeypatch: Any) -> None:
+    world.alert("n0")
+
+    def changed(name: str, _body: Body) -> None:
+        raise ConflictError(f"{name} has changed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.cluster, "patch_node", changed)
+        with pytest.raises(ConflictError):
+            world.run()
+    assert world.cluster.events == []
+    world.run()
+    assert world.reasons() == ["NodeCordoned"]
+
+
+def test_an_api_server_that_is_away_changes_nothing_and_is_asked_again(world: World) -> None:
+    world.alert("n0")
+    world.cluster.down = True
+    with pytest.raises(ClusterError):
+        world.run()
+    world.cluster.down = False
+    world.run()
+    assert world.cluster.writes == ["n0 Drain unschedulable=True"]
+
+
+def test_a_cloud_that_refuses_is_told_once_and_asked_again(world: World) -> None:
+    world.cloud.refuses = "instance i-1 is in no Auto Scaling group"
+    world.alert("n0", "Dead")
+    for _ in range(4):
+        world.run(1)
+    assert world.reasons() == ["NodeCordoned", "ReplaceFailed"]
+    world.cloud.refuses = ""
+    world.run(1)
+    assert "n0" not in world.cluster.nodes
+
+
+def test_the_rate_outlives_machines_and_operator() -> None:
+    world = World("n0", "n1", "n2", max_per_hour=1)
+    world.alert("n0", "Dead")
+    world.run()
+    world.run()
+    assert "n0" not in world.cluster.nodes
+    world.restart()
+    world.alert("n1", "Dead")
+    world.run(10)
+    assert world.reasons()[-1] == "RateLimited"
+    world.run(51)
+    assert world.cluster.nodes["n1"]["spec"]["unschedulable"]
+
+
+@pytest.mark.parametrize("change", [{"mode": Mode.OBSERVE}, {"dry_run": True}])
+def test_where_nothing_may_be_done_nothing_is_written_but_events(change: dict[str, Any]) -> None:
+    world = World("n0", "n1", **change)
+    world.cluster.add_pod("web", "n0")
+    world.alert("n0", "Dead")
+    for _ in range(3):
+        world.run(5)
+    assert world.cluster.writes == []
+    assert len(world.cluster.events) == 1
+    assert "Dead" in world.cluster.events[0]["note"]
+
+
+def test_an_event_is_about_the_node_and_fits_however_long_the_names() -> None:
+    decision = Decision(node="n" * 253, uid="u", reason="NodeCordoned", message="ä" * 5000, warning=True)
+    event = event_of(decision, START, "op")
+    assert event["regarding"]["kind"] == "Node"
+    assert len(event["metadata"]["name"]) <= 253
+    assert len(event["note"].encode()) <= 1024
+
+
+def test_the_thread_works_through_what_comes_and_ends_when_told_to(world: World) -> None:
+    world.keeper.start()
+    assert world.keeper.alive()
+    world.keeper.stop()
+    assert not world.keeper.alive()

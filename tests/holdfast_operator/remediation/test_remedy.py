@@ -1,0 +1,411 @@
+"""What is done about sick nodes, and above all what is not."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast_operator.remediation.alerts import Alert
+from holdfast_operator.remediation.marks import Mark, mark_of
+from holdfast_operator.remediation.remedy import (
+    Decision,
+    Entry,
+    Evict,
+    Machine,
+    Occupant,
+    Plan,
+    Release,
+    SetMark,
+    Sight,
+    Stay,
+    Terminate,
+    remedy,
+)
+from holdfast_operator.remediation.rules import Limit, Mode, Rules
+
+NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
+MANY = Limit(number=100)
+
+
+def rules(**change: Any) -> Rules:
+    return Rules(**{"mode": Mode.DRAIN, "max_unavailable": MANY, "max_per_hour": 100, "provider": "AWS", **change})
+
+
+def alert(node: str = "n0", mode: Mode = Mode.DRAIN, *, name: str = "Hot", firing: bool = True) -> Alert:
+    return Alert(node=node, fingerprint=f"{name}-{node}", name=name, mode=mode, firing=firing, started=NOW)
+
+
+def machine(name: str = "n0", **change: Any) -> Machine:
+    return Machine(**{"name": name, "uid": f"uid-{name}", "version": "1", "provider_id": "aws:///x", **change})
+
+
+def marked(name: str = "n0", mode: Mode = Mode.DRAIN, *, pods: Iterable[Occupant] = (), **mark: Any) -> Machine:
+    since = {"since": NOW - MINUTE, "draining_since": NOW - MINUTE if mode >= Mode.DRAIN else None}
+    made = Mark(**{"mode": mode, "message": "alert Hot", "alerts": (f"Hot-{name}",), **since, **mark})
+    return machine(name, unschedulable=True, mark=made, marked=True, pods=tuple(pods))
+
+
+def pod(name: str = "p", **change: Any) -> Occupant:
+    return Occupant(**{"namespace": "ml", "name": name, "uid": f"uid-{name}", **change})
+
+
+def plan(
+    *machines: Machine,
+    alerts: Iterable[Alert] = (),
+    now: datetime = NOW,
+    history: Iterable[Entry] = (),
+    **change: Any,
+) -> Plan:
+    return remedy(Sight(rules=rules(**change), alerts=tuple(alerts), machines=machines, history=tuple(history)), now)
+
+
+def reasons(made: Plan) -> list[str]:
+    return [decision.reason for decision in made.decisions]
+
+
+def only(made: Plan) -> Decision:
+    (decision,) = made.decisions
+    return decision
+
+
+# Nodes without a mark
+
+
+def test_an_alert_marks_and_cordons_its_node_in_one_write() -> None:
+    made = plan(machine(), machine("n1"), alerts=[alert()])
+    (action,) = made.actions
+    assert isinstance(action, SetMark)
+    assert (action.machine.name, action.cordon, action.mark.mode) == ("n0", True, Mode.DRAIN)
+    assert action.mark.alerts == ("Hot-n0",)
+    assert action.mark.draining_since == NOW
+    assert "alert Hot" in only(made).message
+
+
+def test_two_alerts_for_one_node_are_one_action_with_the_stronger_mode() -> None:
+    made = plan(machine(), alerts=[alert(mode=Mode.CORDON, name="Warm"), alert(mode=Mode.DRAIN)])
+    (action,) = made.actions
+    assert isinstance(action, SetMark)
+    assert action.mark.mode is Mode.DRAIN
+    assert set(action.mark.alerts) == {"Hot-n0", "Warm-n0"}
+    assert "Hot" in action.mark.message
+    assert "Warm" in action.mark.message
+
+
+def test_the_installations_mode_bounds_what_an_alert_asks_for() -> None:
+    (action,) = plan(machine(), alerts=[alert(mode=Mode.REPLACE)], mode=Mode.CORDON).actions
+    assert isinstance(action, SetMark)
+    assert action.mark.mode is Mode.CORDON
+    assert action.mark.draining_since is None
+
+
+@pytest.mark.parametrize(
+    ("node", "change", "reason"),
+    [
+        (machine(), {"mode": Mode.OBSERVE}, "NodeAlerted"),
+        (machine(), {"dry_run": True}, "DryRun"),
+        (machine(labels={"node-role.kubernetes.io/control-plane": ""}), {}, "ControlPlane"),
+        (machine(), {"node_selector": {"pool": "gpu"}}, "NotSelected"),
+        (machine(unschedulable=True), {}, "CordonedByOthers"),
+        (machine(marked=True), {}, "MarkUnreadable"),
+        (machine(), {"max_unavailable": Limit(number=0)}, "BreakerOpen"),
+        (machine(), {"max_per_hour": 0}, "RateLimited"),
+    ],
+)
+def test_a_node_is_left_alone_and_the_reason_is_told(node: Machine, change: dict[str, Any], reason: str) -> None:
+    made = plan(node, alerts=[alert()], **change)
+    assert made.actions == ()
+    assert only(made).reason == reason
+    assert "Hot" in only(made).message
+
+
+def test_a_node_is_left_alone_for_a_while_after_it_was_released() -> None:
+    entry = Entry(node="n0", started=NOW - 90 * MINUTE, ended=NOW - 50 * MINUTE)
+    made = plan(machine(), alerts=[alert()], history=[entry])
+    assert (made.actions, reasons(made)) == ((), ["CoolingDown"])
+    assert made.requeue_after == 600
+    assert plan(machine(), alerts=[alert()], history=[entry], now=NOW + 11 * MINUTE).actions
+
+
+def test_nodes_that_are_away_for_any_reason_count_for_the_breaker() -> None:
+    others = [machine("n1", ready=False), machine("n2", unschedulable=True), *map(machine, ("n3", "n4"))]
+    open_at_three = Limit(number=3)
+    assert plan(machine(), *others, alerts=[alert()], max_unavailable=open_at_three).actions
+    again = plan(machine(), *others, alerts=[alert()], max_unavailable=Limit(number=2))
+    assert reasons(again) == ["BreakerOpen"]
+
+
+def test_the_sick_node_itself_is_not_counted_against_its_own_remedy() -> None:
+    assert plan(machine(ready=False), machine("n1"), alerts=[alert()], max_unavailable=Limit(number=1)).actions
+
+
+def test_a_percentage_is_of_the_nodes_that_may_be_chosen_and_rounded_up() -> None:
+    nodes = [machine(f"n{number}", labels={"pool": "gpu"}) for number in range(11)]
+    rest = [machine(f"cpu{number}") for number in range(100)]
+    storm = [alert(f"n{number}") for number in range(11)]
+    ten_percent = {"max_unavailable": Limit(number=10, percent=True), "node_selector": {"pool": "gpu"}}
+    made = plan(*nodes, *rest, alerts=storm, **ten_percent)
+    assert len(made.actions) == 2
+    assert reasons(made).count("BreakerOpen") == 9
+
+
+def test_the_rate_counts_marks_and_those_that_are_gone_but_no_node_twice() -> None:
+    mark = marked("n1").mark
+    assert mark is not None
+    gone = Entry(node="old", started=NOW - 30 * MINUTE, ended=NOW - 5 * MINUTE)
+    same = Entry(node="n1", started=mark.since, ended=NOW)
+    nodes = (machine(), marked("n1"), machine("n2"))
+    assert reasons(plan(*nodes, alerts=[alert()], history=[gone, same], max_per_hour=2))[-1] == "RateLimited"
+    assert any(
+        isinstance(action, SetMark) and action.cordon
+        for action in plan(*nodes, alerts=[alert()], history=[gone, same], max_per_hour=3).actions
+    )
+
+
+def test_the_oldest_alert_is_served_first() -> None:
+    late, early = alert("n0"), replace(alert("n1"), started=NOW - MINUTE)
+    (action,) = plan(machine(), machine("n1"), alerts=[late, early], max_per_hour=1).actions
+    assert action.machine.name == "n1"
+
+
+# Nodes with our mark
+
+
+def test_a_drain_evicts_each_pod_once_and_waits_for_those_that_leave_by_themselves() -> None:
+    pods = [pod("web"), pod("going", deleting=True), pod("worker", patience=2 * MINUTE)]
+    made = plan(marked(pods=pods), alerts=[alert()])
+    assert [action.pod.name for action in made.actions if isinstance(action, Evict)] == ["web"]
+    assert reasons(made) == ["NodeDraining"]
+    later = plan(marked(pods=pods[2:]), alerts=[alert()], now=NOW + 2 * MINUTE)
+    assert [action.pod.name for action in later.actions if isinstance(action, Evict)] == ["worker"]
+
+
+def test_past_the_deadline_it_is_told_and_nothing_is_forced() -> None:
+    made = plan(marked(pods=[pod("held")]), alerts=[alert()], now=NOW + timedelta(hours=1))
+    assert reasons(made) == ["DrainIncomplete"]
+    assert "ml/held" in only(made).message
+    assert [action.force for action in made.actions if isinstance(action, Evict)] == [False]
+
+
+def test_past_the_deadline_with_force_what_is_left_is_deleted_but_for_jobs_that_opted_out() -> None:
+    pods = [pod("held"), pod("bare", stay=Stay.UNMANAGED), pod("w", stay=Stay.OPTED_OUT)]
+    made = plan(marked(pods=pods), alerts=[alert()], now=NOW + timedelta(hours=1), force=True)
+    evicted = {action.pod.name: action.force for action in made.actions if isinstance(action, Evict)}
+    assert evicted == {"held": True, "bare": True}
+
+
+@pytest.mark.parametrize("stay", [Stay.OPTED_OUT, Stay.UNMANAGED])
+def test_a_pod_that_must_not_be_evicted_keeps_its_node(stay: Stay) -> None:
+    made = plan(marked(mode=Mode.REPLACE, pods=[pod("w", stay=stay)]), alerts=[alert()], mode=Mode.REPLACE)
+    assert made.actions == ()
+    assert only(made).reason == "DrainWaits"
+    assert "ml/w" in only(made).message
+
+
+def test_a_drained_node_stays_cordoned_while_its_alert_lasts() -> None:
+    made = plan(marked(), alerts=[alert()])
+    assert (made.actions, reasons(made)) == ((), ["NodeDrained"])
+
+
+def test_a_drained_node_is_replaced_where_that_is_allowed_after_the_mark_says_so() -> None:
+    made = plan(marked(mode=Mode.REPLACE), alerts=[alert(mode=Mode.REPLACE)], mode=Mode.REPLACE)
+    first, second = made.actions
+    assert isinstance(first, SetMark)
+    assert first.mark.terminating_since == NOW
+    assert isinstance(second, Terminate)
+    assert [entry.node for entry in made.history] == ["n0"], "the rate knows of it once the node is gone"
+
+
+def test_a_replacement_that_was_begun_is_asked_for_again_whatever_the_alert_says_now() -> None:
+    node = marked(mode=Mode.REPLACE, terminating_since=NOW)
+    made = plan(node, alerts=[alert(firing=False)], mode=Mode.REPLACE, now=NOW + timedelta(hours=2))
+    assert [type(action) for action in made.actions if not isinstance(action, SetMark)] == [Terminate]
+
+
+def test_a_dead_nodes_pods_are_not_waited_for() -> None:
+    node = replace(marked(mode=Mode.REPLACE, pods=[pod(deleting=True)]), ready=False)
+    made = plan(node, alerts=[alert(mode=Mode.REPLACE)], mode=Mode.REPLACE)
+    assert any(isinstance(action, Terminate) for action in made.actions)
+
+
+def test_a_node_is_released_once_all_its_alerts_are_resolved_for_long_enough() -> None:
+    resolved = [alert(firing=False)]
+    made = plan(marked(pods=[pod()]), alerts=resolved)
+    (action,) = made.actions
+    assert isinstance(action, SetMark)
+    assert (action.mark.alerts, action.mark.clear_since) == ((), NOW), "and nothing more is evicted meanwhile"
+    assert reasons(made) == ["AlertsResolved"]
+    cleared = replace(marked(), mark=action.mark)
+    assert plan(cleared, now=NOW + 9 * MINUTE).actions == ()
+    late = plan(cleared, now=NOW + 10 * MINUTE)
+    (release,) = late.actions
+    assert isinstance(release, Release)
+    assert release.uncordon
+    assert [entry.node for entry in late.history] == ["n0"]
+
+
+def test_one_of_two_alerts_resolved_changes_nothing_but_the_mark() -> None:
+    node = marked(alerts=("Hot-n0", "Warm-n0"))
+    (action,) = plan(node, alerts=[alert(firing=False)]).actions
+    assert isinstance(action, SetMark)
+    assert (action.mark.alerts, action.mark.clear_since) == (("Warm-n0",), None)
+
+
+def test_silence_after_a_restart_releases_nothing() -> None:
+    """The alerts that a mark names still fire until Alertmanager says otherwise."""
+    made = plan(marked(), alerts=[], now=NOW + timedelta(days=3))
+    assert not any(isinstance(action, Release) for action in made.actions)
+
+
+def test_where_a_person_is_to_un_cordon_nothing_else_does() -> None:
+    cleared = marked(alerts=(), clear_since=NOW, draining_since=None)
+    made = plan(cleared, now=NOW + timedelta(days=3), release_after=None)
+    assert (made.actions, reasons(made)) == ((), ["AlertsResolved"])
+
+
+def test_a_node_that_somebody_un_cordoned_is_left_alone_while_the_alert_lasts_and_then_forgotten() -> None:
+    lifted = replace(marked(pods=[pod()]), unschedulable=False)
+    made = plan(lifted, alerts=[alert()])
+    (action,) = made.actions
+    assert isinstance(action, SetMark)
+    assert (action.mark.overruled, action.cordon) == (True, False)
+    assert reasons(made) == ["Overruled"]
+    later = replace(lifted, mark=action.mark)
+    assert plan(later, alerts=[alert()]).actions == ()
+    (release,) = plan(later, alerts=[alert(firing=False)]).actions
+    assert isinstance(release, Release)
+    assert not release.uncordon
+
+
+def test_a_worse_alert_raises_the_mode_of_a_mark() -> None:
+    made = plan(marked(mode=Mode.CORDON), alerts=[alert(name="Dead")])
+    (action,) = made.actions
+    assert isinstance(action, SetMark)
+    assert (action.mark.mode, action.mark.draining_since) == (Mode.DRAIN, NOW)
+
+
+@pytest.mark.parametrize("change", [{"mode": Mode.OBSERVE}, {"dry_run": True}])
+def test_marks_of_an_earlier_setting_are_told_and_not_touched(change: dict[str, Any]) -> None:
+    made = plan(marked(pods=[pod()]), alerts=[alert()], **change)
+    assert (made.actions, reasons(made)) == ((), ["NodeLeftMarked"])
+
+
+# What holds always
+
+MODES = st.sampled_from(list(Mode))
+NAMES = [f"n{number}" for number in range(6)]
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> tuple[Machine, ...]:
+    made = []
+    for name in NAMES:
+        kinds = draw(st.lists(st.sampled_from(list(Stay)), max_size=3))
+        pods = [pod(f"{name}-{number}", stay=kind, deleting=draw(st.booleans())) for number, kind in enumerate(kinds)]
+        changes = {"ready": draw(st.booleans()), "unschedulable": draw(st.booleans())}
+        mark = marked(name, draw(MODES.filter(bool)), pods=pods, overruled=draw(st.booleans()))
+        times = {
+            "clear_since": draw(st.sampled_from([None, NOW - 20 * MINUTE])),
+            "terminating_since": draw(st.sampled_from([None, None, NOW - MINUTE])),
+        }
+        assert mark.mark is not None
+        mark = replace(mark, mark=replace(mark.mark, **times))
+        made.append(replace(mark if draw(st.booleans()) else machine(name), **changes))
+    return tuple(made)
+
+
+ALERTS = st.lists(
+    st.builds(alert, st.sampled_from([*NAMES, "gone"]), MODES, name=st.sampled_from("AB"), firing=st.booleans()),
+    max_size=20,
+)
+RULES = st.builds(
+    rules,
+    mode=MODES,
+    dry_run=st.booleans(),
+    force=st.booleans(),
+    max_unavailable=st.builds(Limit, number=st.integers(0, 7)),
+    max_per_hour=st.integers(0, 7),
+)
+
+
+@given(RULES, ALERTS, machines(), st.timedeltas(min_value=timedelta(0), max_value=timedelta(hours=3)))
+@settings(max_examples=300, deadline=None)
+def test_what_no_plan_ever_does(
+    chosen: Rules, alerts: list[Alert], nodes: tuple[Machine, ...], after: timedelta
+) -> None:
+    made = remedy(Sight(rules=chosen, alerts=tuple(alerts), machines=nodes), NOW + after)
+    if chosen.mode is Mode.OBSERVE or chosen.dry_run:
+        assert made.actions == ()
+    begun = [action.machine for action in made.actions if isinstance(action, SetMark) and action.cordon]
+    away = {node.name for node in nodes if not node.ready or node.unschedulable}
+    assert len({node.name for node in begun}) == len(begun), "one action a node"
+    if begun:
+        assert len(away | {node.name for node in begun}) <= max(chosen.max_unavailable.number, len(away))
+        assert len(begun) <= chosen.max_per_hour
+        assert not any(node.marked or node.unschedulable for node in begun)
+    for action in made.actions:
+        if isinstance(action, Evict):
+            assert action.machine.mark is not None
+            assert action.pod.stay is not Stay.OPTED_OUT
+        if isinstance(action, Release | Terminate):
+            assert action.machine.mark is not None
+        if isinstance(action, Terminate):
+            stays = [one for one in action.machine.pods if one.stay is Stay.OPTED_OUT and not one.deleting]
+            assert not stays or action.machine.mark.terminating_since, "never under a job that opted out"
+    assert all(isinstance(decision.reason, str) and decision.message for decision in made.decisions)
+
+
+def test_a_storm_of_ten_thousand_alerts_is_one_plan() -> None:
+    nodes = [machine(f"n{number}") for number in range(1000)]
+    storm = [alert(f"n{number % 1000}", name=f"A{number}") for number in range(10_000)]
+    made = plan(*nodes, alerts=storm, max_unavailable=Limit(number=5))
+    assert len(made.actions) == 5
+    assert len(made.decisions) == 1000
+
+
+# The mark itself
+
+MOMENTS = st.integers(0, 10**15).map(lambda passed: NOW + timedelta(microseconds=passed))
+TIMES = st.none() | MOMENTS
+
+
+@given(
+    st.builds(
+        Mark,
+        mode=MODES,
+        message=st.text(max_size=50),
+        since=MOMENTS,
+        alerts=st.lists(st.text(max_size=16), max_size=4).map(tuple),
+        clear_since=TIMES,
+        draining_since=TIMES,
+        terminating_since=TIMES,
+        overruled=st.booleans(),
+    )
+)
+def test_a_mark_is_read_as_it_was_written(mark: Mark) -> None:
+    node = {"metadata": {"annotations": {"holdfast.dev/remediation": mark.to_json()}}}
+    assert mark_of(node) == mark
+
+
+@pytest.mark.parametrize("text", ["", "yes", "[]", '{"version": 2}', '{"version": 1, "mode": "Eat"}', "{" * 9000])
+def test_a_mark_that_cannot_be_read_is_none(text: str) -> None:
+    assert mark_of({"metadata": {"annotations": {"holdfast.dev/remediation": text}}}) is None
+
+
+def test_a_crash_after_any_action_of_a_plan_loses_nothing() -> None:
+    """What was done is seen by the next pass; the rest is planned again."""
+    made = plan(marked(mode=Mode.REPLACE), alerts=[alert(mode=Mode.REPLACE)], mode=Mode.REPLACE)
+    for cut in range(len(made.actions)):
+        node = marked(mode=Mode.REPLACE)
+        for action in itertools.islice(made.actions, cut):
+            if isinstance(action, SetMark):
+                node = replace(node, mark=action.mark)
+        again = plan(node, alerts=[alert(mode=Mode.REPLACE)], mode=Mode.REPLACE)
+        assert any(isinstance(action, Terminate) for action in again.actions)

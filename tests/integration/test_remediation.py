@@ -1,0 +1,220 @@
+"""Alerts about nodes of a real control plane, under the rights that the chart grants for this mode and no others."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes import client
+
+from holdfast_testbed.commands import run
+from holdfast_testbed.programs import program
+
+CHART = Path(__file__).resolve().parents[2] / "charts" / "holdfast"
+SYSTEM = "holdfast-nodes"
+USER = f"system:serviceaccount:{SYSTEM}:holdfast"
+TOKEN = "a-token-of-the-test"
+MARK = "holdfast.dev/remediation"
+REMEDIATION = {
+    "mode": "Drain",
+    "alerts": [{"alert": "Hot", "action": "Drain"}],
+    "maxUnavailable": "100%",
+    "maxPerHour": 1000,
+    "cooldownSeconds": 0,
+    "releaseAfterSeconds": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def granted(cluster: Any) -> Iterator[Path]:
+    """A kubeconfig with exactly the rights of a release whose mode is Drain."""
+    values = ("--set", "nodeRemediation.mode=Drain,nodeRemediation.token.secretName=alerts")
+    flags = ("-n", SYSTEM, "--kube-version", "1.36.0", *values)
+    documents = yaml.safe_load_all(run([program("helm"), "template", "holdfast", CHART, *flags]))
+    kinds = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
+    chosen = [renamed(document) for document in documents if document and document["kind"] in kinds]
+    cluster.kubectl("create", "namespace", SYSTEM)
+    cluster.kubectl("apply", "-f", "-", input=yaml.safe_dump_all(chosen))
+    yield cluster.kubeconfig_for(service_account="holdfast", namespace=SYSTEM)
+    cluster.kubectl("delete", "-f", "-", input=yaml.safe_dump_all(chosen))
+    cluster.kubectl("delete", "namespace", SYSTEM, "--wait=false")
+
+
+def renamed(document: dict[str, Any]) -> dict[str, Any]:
+    """Beside the other modules' release: cluster-wide names and the label by which those count their roles."""
+    document["metadata"]["labels"]["app.kubernetes.io/name"] = "holdfast-nodes"
+    if document["kind"].startswith("Cluster"):
+        document["metadata"]["name"] = "holdfast-nodes"
+        if "roleRef" in document:
+            document["roleRef"]["name"] = "holdfast-nodes"
+    return document
+
+
+@pytest.fixture(scope="module")
+def operator(granted: Path, tmp_path_factory: pytest.TempPathFactory, operator_class: Any) -> Iterator[Any]:
+    """A running operator that drains. It ends without complaint."""
+    folder = tmp_path_factory.mktemp("nodes")
+    (folder / "token").write_text(TOKEN)
+    made = operator_class(
+        granted,
+        folder,
+        # The operator of this tree, also where the environment was made for another one.
+        PYTHONPATH=str(CHART.parents[1] / "operator" / "src"),
+        HOLDFAST_NAMESPACE=SYSTEM,
+        HOLDFAST_NODE_REMEDIATION=json.dumps(REMEDIATION),
+        HOLDFAST_ALERTS_TOKEN_FILE=str(folder / "token"),
+    )
+    made.start()
+    yield made
+    assert made.stop() == 0, made.log()[-3000:]
+
+
+@pytest.fixture
+def tell(operator: Any, admin: Any) -> Callable[..., int]:
+    """Alertmanager's part."""
+    secret = client.CoreV1Api(admin).read_namespaced_secret("holdfast-ca", SYSTEM)
+    trust = ssl.create_default_context(cadata=ca_of(secret.data))
+
+    def post(node: str, status: str = "firing", token: str = TOKEN) -> int:
+        connection = http.client.HTTPSConnection("127.0.0.1", operator.agents_port, timeout=20, context=trust)
+        alert = {
+            "status": status,
+            "labels": {"alertname": "Hot", "node": node},
+            "annotations": {"summary": "too hot"},
+            "startsAt": datetime(2026, 1, 1, tzinfo=UTC).isoformat(),
+        }
+        body = json.dumps({"version": "4", "alerts": [alert]})
+        try:
+            connection.request("POST", "/v1/alerts", body=body, headers={"Authorization": f"Bearer {token}"})
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    return post
+
+
+def ca_of(data: dict[str, str]) -> str:
+    import base64
+
+    return base64.b64decode(data["ca.crt"]).decode()
+
+
+def node(stage: Any, name: str) -> Any:
+    return stage.core.read_node(name)
+
+
+def marked(stage: Any, name: str) -> dict[str, Any] | None:
+    text = (node(stage, name).metadata.annotations or {}).get(MARK)
+    return json.loads(text) if text else None
+
+
+def told(stage: Any, name: str) -> list[str]:
+    """Reasons of our events about a node. As JSON: the client refuses those of others, without a time."""
+    about = f"regarding.kind=Node,regarding.name={name}"
+    answer = client.EventsV1Api(stage.api).list_namespaced_event(
+        "default", field_selector=about, _preload_content=False
+    )
+    listed = json.loads(answer.data)["items"]
+    found = [event for event in listed if event["reportingController"] == "holdfast.dev/operator"]
+    return [str(event["reason"]) for event in sorted(found, key=lambda event: str(event["eventTime"]))]
+
+
+def on_node(stage: Any, name: str) -> list[str]:
+    pods = stage.core.list_pod_for_all_namespaces(field_selector=f"spec.nodeName={name}").items
+    return [pod.metadata.name for pod in pods if pod.status.phase in ("Pending", "Running")]
+
+
+def test_an_alert_drains_a_node_and_its_end_gives_it_back(stage: Any, tell: Any) -> None:
+    stage.nodes(4)
+    player = stage.run(replicas=3, elasticity={"minReplicas": 2})
+    sick = stage.pod("gpt-w1").spec.node_name
+    assert tell(sick, token="another") == 401
+    assert tell(sick) == 200
+    stage.wait(lambda: "gpt-w3" in stage.members() and "gpt-w1" not in stage.members(), "a replacement trains", 150)
+    stage.wait(lambda: not on_node(stage, sick), "the node is empty")
+    assert node(stage, sick).spec.unschedulable
+    assert stage.pod("gpt-w3").spec.node_name != sick
+    stage.wait(lambda: stage.status().get("restarts") or [], "it is counted")
+    assert [entry["cause"] for entry in stage.status()["restarts"]] == ["Interruption"]
+    assert len(player.left) == 1, "it was told to leave, not killed"
+    stage.wait(lambda: "NodeDrained" in told(stage, sick), "it is told")
+    assert tell(sick, "resolved") == 200
+    stage.wait(lambda: not node(stage, sick).spec.unschedulable, "the node is given back")
+    assert marked(stage, sick) is None
+    stage.wait(lambda: "NodeReleased" in told(stage, sick), "it is told")
+    assert {"NodeCordoned", "AlertsResolved"} <= set(told(stage, sick))
+
+
+def bare_pod(stage: Any, name: str, where: str) -> None:
+    """A pod that something would make again, with a budget that lets nobody have it."""
+    owner = stage.core.create_namespaced_config_map(stage.namespace, {"metadata": {"name": name}})
+    reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": name, "uid": owner.metadata.uid, "controller": True}
+    meta = {"name": name, "labels": {"app": name}, "ownerReferences": [reference]}
+    spec = {"nodeName": where, "containers": [{"name": "c", "image": "x"}]}
+    stage.core.create_namespaced_pod(stage.namespace, {"metadata": meta, "spec": spec})
+    budget = {"metadata": {"name": name}, "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": name}}}}
+    client.PolicyV1Api(stage.api).create_namespaced_pod_disruption_budget(stage.namespace, budget)
+    stage.wait(lambda: stage.core.read_namespaced_pod(name, stage.namespace).status.phase == "Running", "it runs")
+
+
+def test_a_budget_holds_a_drain_up_until_it_is_lifted_and_a_restart_between_loses_nothing(
+    stage: Any, tell: Any
+) -> None:
+    (sick,) = stage.nodes(1)
+    bare_pod(stage, "web", sick)
+    blocked = "holdfast_node_actions_total"
+    assert tell(sick) == 200
+    stage.wait(lambda: stage.operator.metric(blocked, action="Evict", result="blocked") >= 2, "it is refused, twice")
+    assert on_node(stage, sick) == ["web"]
+    stage.operator.restart()
+    before = marked(stage, sick)
+    client.PolicyV1Api(stage.api).delete_namespaced_pod_disruption_budget("web", stage.namespace)
+    stage.wait(lambda: not on_node(stage, sick), "it is evicted, though nobody told the alert again")
+    assert marked(stage, sick) == before
+    assert node(stage, sick).spec.unschedulable
+
+
+def test_a_job_that_opted_out_stays_and_somebodys_own_cordon_is_left_alone(stage: Any, tell: Any) -> None:
+    stage.nodes(3)
+    stage.run(replicas=2, nodeRemediation={"optOut": True})
+    sick = stage.pod("gpt-w1").spec.node_name
+    free = next(name for name in stage.nodes(0) if not on_node(stage, name))
+    stage.core.patch_node(free, {"spec": {"unschedulable": True}})
+    stage.wait(lambda: node(stage, free).spec.taints, "the cordon is everywhere")
+    assert [tell(sick), tell(free)] == [200, 200]
+    stage.wait(lambda: {"NodeCordoned", "DrainWaits"} <= set(told(stage, sick)), "its node waits for it")
+    stage.wait(lambda: told(stage, free) == ["CordonedByOthers"], "and that is told")
+    assert stage.members() == ["gpt-w0", "gpt-w1"]
+    assert marked(stage, free) is None
+    tell(free, "resolved")
+    time.sleep(2.5)
+    assert node(stage, free).spec.unschedulable, "nobody but its owner lifts it"
+    assert on_node(stage, sick) == ["gpt-w1"]
+
+
+def test_every_right_over_nodes_is_used_and_no_call_refused(stage: Any, tell: Any, cluster: Any) -> None:
+    (sick,) = stage.nodes(1)
+    bare_pod(stage, "web", sick)
+    client.PolicyV1Api(stage.api).delete_namespaced_pod_disruption_budget("web", stage.namespace)
+    assert tell(sick) == 200
+    stage.wait(lambda: not on_node(stage, sick), "the node is empty")
+    used, refused = set(), set()
+    for line in cluster.control_plane.audit_log.read_text().splitlines():
+        entry = json.loads(line)
+        target = entry.get("objectRef")
+        if entry["user"]["username"] != USER or not target:
+            continue
+        right = ("/".join(filter(None, (target["resource"], target.get("subresource")))), entry["verb"])
+        used.add(right)
+        if entry["responseStatus"].get("code") == 403 and "because it is being terminated" not in str(entry):
+            refused.add(right)
+    assert {("nodes", "patch"), ("pods/eviction", "create"), ("nodes", "get")} <= used
+    assert refused == set()
