@@ -46,6 +46,34 @@ def test_three_shrink_to_two_without_the_operator_and_grow_back_with_it() -> Non
     assert [member.pod_uid for member in sim.status.members] == ["w0", "w1", "w3"]
 
 
+def test_survivors_wait_for_a_replacement_before_they_shrink_if_they_are_told_to() -> None:
+    sim = training(shrink_after=10.0, replace_lost=False)
+    sim.crash("w2")
+    assert not sim.run(8, lambda: sim.trains_with("w0", "w1"))
+    assert sim.run(10, lambda: sim.trains_with("w0", "w1"))
+    sim.kill_rank("w1")
+    before = sim.trainings[-1].world.pair
+    assert sim.run(6, lambda: sim.trains_with("w0", "w1") and sim.trainings[-1].world.pair > before), (
+        "nobody is missed"
+    )
+
+
+def test_a_replacement_that_comes_in_time_spares_the_shrink() -> None:
+    sim = training(shrink_after=30.0)
+    sim.crash("w2")
+    sim.prove(sim.pods["w2"])
+    sim.replenish()
+    assert sim.run(25, lambda: sim.trains_with("w0", "w1", "w3"))
+    assert not [t for t in sim.trainings if {member.pod_uid for member in t.world.members} == {"w0", "w1"}]
+
+
+def test_the_wait_ends_though_the_lowest_index_is_the_lost_one() -> None:
+    sim = training(shrink_after=5.0, replace_lost=False)
+    sim.crash("w0")
+    assert not sim.run(3, lambda: sim.trains_with("w1", "w2"))
+    assert sim.run(10, lambda: sim.trains_with("w1", "w2"))
+
+
 def test_growth_loses_no_step() -> None:
     sim = training()
     sim.crash("w2")

@@ -46,7 +46,7 @@ def test_intervals_are_steps_or_seconds(given: Any, settings: str) -> None:
         ({"workers": {"replicas": 1}}, "spec.workers.template"),
         ({"workers": {"replicas": 0, "template": SMALLEST["workers"]["template"]}}, "spec.workers.replicas"),
         ({"workers": {"replicas": 1, "template": {"spec": {"containers": []}}}}, "containers is empty"),
-        ({**SMALLEST, "elasticity": {"onFailure": "Wait"}}, "spec.elasticity.onFailure"),
+        ({**SMALLEST, "elasticity": {"onFailure": "Panic"}}, "spec.elasticity.onFailure"),
         ({**SMALLEST, "elasticity": []}, "spec.elasticity"),
         ({**SMALLEST, "checkpoint": {"interval": "soon"}}, "spec.checkpoint.interval"),
         ({**SMALLEST, "recovery": {"budgets": [{"cause": "Weather", "maxRestarts": 1}]}}, "spec.recovery.budgets"),

@@ -245,6 +245,62 @@ def test_growth_keeps_to_the_step() -> None:
     assert uids(published(before, *two, worker("c"), worker("d"), rules=rules)) == ["a", "b", "c", "d"]
 
 
+WAITS = Rules(replicas=3, min_replicas=1, shrink_after=60)
+
+
+def test_workers_without_a_node_are_not_waited_for_and_starting_ones_are() -> None:
+    w0, w1 = (replace(worker(uid), ready_since=NOW) for uid in ("w0", "w1"))
+    starting = Worker(pod_uid="w2", pod="w2")
+    assert held(None, w0, w1, starting).reason is Reason.WAITING
+    assert held(None, w0, w1).reason is Reason.WAITING, "the third has no pod yet: it may be placed at once"
+    verdict = published(None, w0, w1, replace(starting, unplaced=True))
+    assert uids(verdict) == ["w0", "w1"]
+    assert "find no node" in verdict.message
+
+
+def test_survivors_wait_for_a_replacement_as_long_as_they_were_told_to() -> None:
+    before = generation(1, "w0", "w1", "w2", active=Pair(1, 1))
+    left = worker("w0", lost=frozenset({"w1", "w2"}))
+    seen = replace(observed(before, left, rules=WAITS, gone=frozenset({"w1", "w2"})), stalled_since=NOW)
+    assert decide(seen, NOW).reason is Reason.WAITING
+    assert decide(seen, NOW + 59).reason is Reason.WAITING
+    after = decide(seen, NOW + 60)
+    assert isinstance(after, Publication)
+    assert after.reason is Reason.SURVIVORS
+
+
+def test_a_first_replacement_is_not_published_before_the_wait_is_over_unless_all_are_there() -> None:
+    before = generation(1, "w0", "w1", "w2", active=Pair(1, 1))
+    gone = frozenset({"w0", "w1"})
+    seen = replace(observed(before, worker("w2"), worker("w3"), rules=WAITS, gone=gone), stalled_since=NOW - 10)
+    assert decide(seen, NOW).reason is Reason.WAITING
+    all_there = replace(seen, workers=(*seen.workers, worker("w4")))
+    assert decide(all_there, NOW).reason is Reason.JOINED
+    assert decide(seen, NOW + 51).reason is Reason.JOINED
+
+
+def test_nobody_joins_in_the_middle_of_a_checkpoint() -> None:
+    world = running(1, 1, "w0", "w1")
+    before = generation(1, "w0", "w1", active=Pair(1, 1))
+    busy = worker("w1", world, checkpointing=True)
+    assert "end of a checkpoint" in held(before, worker("w0", world), busy, worker("w2")).message
+    assert published(before, worker("w0", world), worker("w1", world), worker("w2")).reason is Reason.JOINED
+    elsewhere = worker("w2", checkpointing=True)
+    assert published(before, worker("w0", world), worker("w1", world), elsewhere).reason is Reason.JOINED
+
+
+def test_a_world_that_may_not_change_its_size_waits_for_every_replacement() -> None:
+    rules = Rules(replicas=3, min_replicas=1, may_shrink=False)
+    before = generation(1, "w0", "w1", "w2", active=Pair(1, 1))
+    gone = frozenset({"w1", "w2"})
+    assert same_generation(before, worker("w0"), worker("w3"), gone=gone, rules=rules).reason is Reason.WAITING
+    all_there = published(before, worker("w0"), worker("w3"), worker("w4"), gone=gone, rules=rules)
+    assert len(uids(all_there)) == 3
+    larger = replace(rules, replicas=5)
+    grown = published(before, *(worker(f"w{n}") for n in range(4)), rules=larger)
+    assert len(uids(grown)) == 4, "growth need not wait for all of it"
+
+
 def test_what_comes_together_is_taken_in_together_but_not_waited_for_long() -> None:
     before = generation(1, "a", "b", "c", active=Pair(1, 2))
     world = running(1, 2, "a")

@@ -438,6 +438,8 @@ class Launchers(threading.Thread):
         self.agents: dict[str, Agent] = {}
         self.dead: set[str] = set()
         """Pods whose launcher died or was cut off."""
+        self.ordered: set[str] = set()
+        """Pods that left because the operator said so, and not since somebody deleted them: no incident."""
         self.left: dict[str, float] = {}
         """Pods whose launcher leaves on request, since when."""
         self.broken = False
@@ -483,8 +485,8 @@ class Launchers(threading.Thread):
             default=None,
         )
         if document is not None:
-            self._form(document)
             self._obey(document)
+            self._form(document)
         if self.world is not None and not self.broken:
             self.step += 1
         for uid, agent in list(self.agents.items()):
@@ -509,12 +511,17 @@ class Launchers(threading.Thread):
     def _obey(self, document: dict[str, Any]) -> None:
         """Who is told to leave commits, and ends once the others go on without it (or nobody is to go on)."""
         told = set(document["directives"]["drain"])
+        self.ordered |= {uid for uid in told & set(self.agents) - set(self.left) if not self._deleted(uid)}
         if self.world is not None and set(self.world["members"]) <= told:
             self.world, self.broken = None, False
         for uid in told & set(self.agents):
             pod = self.agents[uid].pod
             if self.leave(pod):
                 self._kubelets.end(self._namespace, pod.metadata.name, 75)
+
+    def _deleted(self, uid: str) -> bool:
+        pod = self._core.read_namespaced_pod(self.agents[uid].pod.metadata.name, self._namespace)
+        return pod.metadata.deletion_timestamp is not None
 
     def _form(self, document: dict[str, Any]) -> None:
         """A new world where the rules allow one."""
@@ -537,7 +544,7 @@ class Launchers(threading.Thread):
     def _enter(self, document: dict[str, Any], generation: int, attempt: int, members: list[str]) -> None:
         ended = self.world
         gone = [uid for uid in ended["members"] if uid not in members] if ended else []
-        if ended and gone and not set(gone) <= set(document["directives"]["drain"]):
+        if ended and gone and not set(gone) <= self.ordered:
             drained = set(gone) <= set(self.left)
             self.incidents.append(
                 {

@@ -146,7 +146,19 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
         "minReplicas is not a multiple of replicaStep",
     ),
     ("no step", [("spec.elasticity.replicaStep", 0)], "greater than or equal to 1"),
-    ("unknown reaction", [("spec.elasticity.onFailure", "Panic")], 'supported values: "Shrink", "Replace"'),
+    ("wanted above the most", [("spec.elasticity.maxReplicas", 2)], "lower it or raise maxReplicas"),
+    (
+        "the most is no multiple of the step",
+        [("spec.workers.replicas", 4), ("spec.elasticity", {"replicaStep": 2, "maxReplicas": 5})],
+        "maxReplicas is not a multiple of replicaStep",
+    ),
+    (
+        "a wait before a shrink that never comes",
+        [("spec.elasticity", {"onFailure": "Replace", "shrinkAfterSeconds": 60})],
+        "shrinkAfterSeconds is for onFailure Shrink",
+    ),
+    ("a wait below none", [("spec.elasticity.shrinkAfterSeconds", -1)], "greater than or equal to 0"),
+    ("unknown reaction", [("spec.elasticity.onFailure", "Panic")], 'supported values: "Shrink", "Replace", "Wait"'),
     # -- recovery
     (
         "budget for an unknown cause",
@@ -301,7 +313,12 @@ def test_the_smallest_job_gets_every_default(trial: Jobs) -> None:
     del spec["workers"]["template"]
     assert spec == {
         "workers": {"replicas": 3, "processesPerWorker": 1},
-        "elasticity": {"replicaStep": 1, "onFailure": "Shrink"},
+        "elasticity": {
+            "replicaStep": 1,
+            "onFailure": "Shrink",
+            "shrinkAfterSeconds": 0,
+            "growCooldownSeconds": 300,
+        },
         "recovery": {
             "budgets": [{"cause": "Application", "maxRestarts": 3, "windowSeconds": 21600}],
             "backoff": {"initialSeconds": 5, "maxSeconds": 300},
@@ -372,6 +389,7 @@ def test_a_change_that_cannot_be_carried_out_is_refused(
     [
         ("spec.workers.replicas", 5),
         ("spec.elasticity.minReplicas", 1),
+        ("spec.elasticity.maxReplicas", 8),
         ("spec.elasticity.onFailure", "Replace"),
         ("spec.recovery.budgets", []),
         ("spec.checkpoint.interval", 10),
@@ -425,6 +443,8 @@ STATUS: dict[str, Any] = {
     ],
     "status": "AwaitingFence",
     "ready": "2/3",
+    "replicas": 3,
+    "selector": "holdfast.dev/job-name=gpt",
     "restartCount": 1,
     "incarnations": 4,
     "membership": {

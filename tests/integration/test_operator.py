@@ -464,6 +464,7 @@ def test_events_tell_the_story_to_kubectl_describe(stage: Any, cluster: Any) -> 
 
 
 SELDOM = {
+    ("", "pods", "delete"): "a worker that does not leave by itself",
     ("holdfast.dev", "faulttolerantjobs", "delete"): "a job whose ttlSecondsAfterFinished is over",
     ("", "secrets", "update"): "a rotation of the CA, after years",
     ("", "pods", "get"): "a pod whose name is taken",

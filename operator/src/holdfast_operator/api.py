@@ -119,7 +119,10 @@ class JobSpec:
     processes_per_worker: int = 1
     min_replicas: int = 1
     replica_step: int = 1
+    max_replicas: int = 0  # at least replicas, once parsed
     on_failure: str = c.SHRINK
+    shrink_after_seconds: int = 0
+    grow_cooldown_seconds: int = 300
     budgets: tuple[Budget, ...] = (Budget(cause=c.CAUSE_APPLICATION, max_restarts=3),)
     backoff: Backoff = Backoff()
     checkpoint: CheckpointSpec = CheckpointSpec()
@@ -214,7 +217,10 @@ def parse_spec(value: Any) -> JobSpec:
         processes_per_worker=_integer(workers, "processesPerWorker", "spec.workers", 1, minimum=1),
         min_replicas=_integer(elasticity, "minReplicas", "spec.elasticity", replicas, minimum=1),
         replica_step=_integer(elasticity, "replicaStep", "spec.elasticity", 1, minimum=1),
-        on_failure=_choice(elasticity, "onFailure", "spec.elasticity", (c.SHRINK, c.REPLACE), c.SHRINK),
+        max_replicas=max(replicas, _optional(elasticity, "maxReplicas", "spec.elasticity", minimum=1) or 0),
+        on_failure=_choice(elasticity, "onFailure", "spec.elasticity", (c.SHRINK, c.REPLACE, c.WAIT), c.SHRINK),
+        shrink_after_seconds=_integer(elasticity, "shrinkAfterSeconds", "spec.elasticity", 0, minimum=0),
+        grow_cooldown_seconds=_integer(elasticity, "growCooldownSeconds", "spec.elasticity", 300, minimum=0),
         budgets=_budgets(recovery),
         backoff=_backoff(recovery),
         checkpoint=_checkpoint(_mapping(spec.get("checkpoint", {}), "spec.checkpoint")),

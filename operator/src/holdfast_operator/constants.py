@@ -86,6 +86,8 @@ HEARTBEAT_SECONDS = 0.25
 DEAD_AFTER_SECONDS = 1.0
 FIRST_ATTEMPT_WAIT_SECONDS = 30.0
 
+# An elastic job waits at least this long for room for all of its workers before it begins with fewer.
+FIRST_GANG_WAIT = timedelta(seconds=FIRST_ATTEMPT_WAIT_SECONDS)
 # How long all pods of a gang have to be bound once their gates are lifted.
 GANG_BIND = timedelta(seconds=60)
 GANG_BACKOFF_INITIAL = timedelta(seconds=10)
@@ -105,6 +107,8 @@ AVOID_NOTICED = timedelta(hours=1)
 # Launchers end by themselves once the job is complete.
 COMPLETE_GRACE = timedelta(seconds=60)
 DEFAULT_WINDOW_SECONDS = 21600
+# How often a job that may grow looks for room.
+GROWTH_POLL = timedelta(seconds=30)
 PROGRESS_EVERY = timedelta(seconds=5)
 POLL_OPEN = timedelta(seconds=1)
 # A world that changes on purpose is not shown as a failure before this.
@@ -136,6 +140,7 @@ CAUSES_WITH_BACKOFF = frozenset({CAUSE_APPLICATION, CAUSE_OOM})
 
 SHRINK = "Shrink"
 REPLACE = "Replace"
+WAIT = "Wait"
 RESUME_ALWAYS = "Always"
 
 SUSPENDED = "Suspended"

@@ -293,6 +293,7 @@ def settings(spec: JobSpec) -> Manifest:
             "maxSeconds": float(spec.backoff.max_seconds),
         },
         **({} if spec.hang is None else {"hangDetection": _hang(spec.hang)}),
+        **({"shrinkAfterSeconds": float(spec.shrink_after_seconds)} if spec.shrink_after_seconds else {}),
     }
 
 

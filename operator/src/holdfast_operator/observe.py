@@ -114,7 +114,7 @@ class Observer:
             pods=tuple(sorted((self._with_warnings(job, view, now) for view in views), key=lambda view: view.name)),
             nodes=self._nodes(status, views, reports, now),
             reports=reports,
-            rivals=self._rivals(job) if _gang_waits(status) else (),
+            rivals=self._rivals(job) if _gang_waits(status) or _may_grow(job) else (),
             usage=self._usage(),
             refusal=memory.refusal,
             applied=memory.applied,
@@ -186,6 +186,10 @@ def _last_seen(event: Json) -> str:
 
 def _gang_waits(status: Status) -> bool:
     return not status.workers or any(worker.gated for worker in status.workers)
+
+
+def _may_grow(job: Job) -> bool:
+    return job.spec is not None and job.spec.max_replicas > job.spec.replicas
 
 
 def _doubtful(status: Status, nodes: Mapping[str, NodeView], reports: tuple[Report, ...], now: datetime) -> set[str]:

@@ -217,6 +217,7 @@ class Report:
     gpu_errors: tuple[GpuError, ...] = ()
     lost_members: tuple[str, ...] = ()
     conflict: int = 0
+    checkpointing: bool = False  # a rank of it is in a checkpoint
     exit: Exit | None = None
 
     def fresh(self, now: datetime) -> bool:
@@ -475,6 +476,7 @@ def _with_launcher(base: Report, launcher: Json) -> Report:
         gpu_errors=base.gpu_errors,
         lost_members=tuple(str(item.get("podUID", "")) for item in _objects(launcher.get("lostMembers"))),
         conflict=_int(launcher.get("conflict")) or 0,
+        checkpointing=any(rank.get("phase") == "checkpoint" for rank in _objects(launcher.get("ranks"))),
         exit=_launcher_exit(launcher.get("exit")),
     )
 

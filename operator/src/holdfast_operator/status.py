@@ -401,6 +401,7 @@ class Gang:
     since: datetime | None = None
     lifted_at: datetime | None = None
     retry_at: datetime | None = None
+    size: int | None = None  # fewer than all, where the job may begin with them
 
     def to_json(self) -> dict[str, Any]:
         """As in the resource's status."""
@@ -409,6 +410,7 @@ class Gang:
             "since": _time(self.since),
             "liftedAt": _time(self.lifted_at),
             "retryAt": _time(self.retry_at),
+            "size": self.size,
         }
 
     @classmethod
@@ -419,6 +421,7 @@ class Gang:
             since=parse_time(value.get("since")),
             lifted_at=parse_time(value.get("liftedAt")),
             retry_at=parse_time(value.get("retryAt")),
+            size=_int_or_none(value.get("size")),
         )
 
 
@@ -523,6 +526,8 @@ class Status:
     conditions: tuple[Condition, ...] = ()
     status: str = ""
     ready: str = ""
+    replicas: int = 0
+    selector: str = ""
     restart_count: int = 0
     incarnations: int = 0
     membership: Membership = Membership()
@@ -534,6 +539,8 @@ class Status:
     avoided: tuple[AvoidedNode, ...] = ()
     gang: Gang = Gang()
     workers: tuple[Worker, ...] = ()
+    extra: int = 0  # workers wanted beyond replicas
+    grown_at: datetime | None = None
     trouble: Trouble | None = None
     backoff_until: datetime | None = None
     stalled_since: datetime | None = None
@@ -573,6 +580,8 @@ class Status:
             "conditions": [condition.to_json() for condition in self.conditions],
             "status": self.status,
             "ready": self.ready,
+            "replicas": self.replicas,
+            "selector": self.selector,
             "restartCount": self.restart_count,
             "incarnations": self.incarnations,
             "membership": self.membership.to_json(),
@@ -585,6 +594,8 @@ class Status:
             "gang": self.gang.to_json(),
             "placement": {
                 "workers": [worker.to_json() for worker in self.workers],
+                "extra": self.extra,
+                "grownAt": _time(self.grown_at),
                 "trouble": self.trouble.to_json() if self.trouble else None,
                 "backoffUntil": _time(self.backoff_until),
                 "stalledSince": _time(self.stalled_since),
@@ -605,6 +616,8 @@ class Status:
             conditions=_tuple(value.get("conditions"), Condition.from_json),
             status=str(value.get("status") or ""),
             ready=str(value.get("ready") or ""),
+            replicas=_number(value.get("replicas")),
+            selector=str(value.get("selector") or ""),
             restart_count=_number(value.get("restartCount")),
             incarnations=_number(value.get("incarnations")),
             membership=Membership.from_json(_dict(value.get("membership"))),
@@ -616,6 +629,8 @@ class Status:
             avoided=_tuple(value.get("avoidedNodes"), AvoidedNode.from_json),
             gang=Gang.from_json(_dict(value.get("gang"))),
             workers=_tuple(placement.get("workers"), Worker.from_json),
+            extra=max(0, _number(placement.get("extra"))),
+            grown_at=parse_time(placement.get("grownAt")),
             trouble=_optional(placement.get("trouble"), Trouble.from_json),
             backoff_until=parse_time(placement.get("backoffUntil")),
             stalled_since=parse_time(placement.get("stalledSince")),

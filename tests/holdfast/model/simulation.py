@@ -135,8 +135,10 @@ class Simulation:
         budgets: tuple[Any, ...] = (),
         pods_per_node: int = 1,
         keeps: bool = True,
+        shrink_after: float = 0.0,
     ) -> None:
         self.rules = Rules(
+            shrink_after=shrink_after,
             replicas=replicas,
             min_replicas=min_replicas,
             may_shrink=may_shrink,

@@ -73,7 +73,10 @@ def _blind(draft: Draft) -> bool:
 def _ready(draft: Draft, training: int) -> Words:
     wanted = draft.spec.replicas
     if training:
-        return Words(reason="Training", message=_with_volume(draft, f"{training} of {wanted} workers train"))
+        told = f"{training} of {wanted} workers train"
+        if training > wanted:
+            told = f"{training} workers train, {wanted} were asked for"
+        return Words(reason="Training", message=_with_volume(draft, told))
     if draft.hold is not None:
         return draft.hold
     phases = sorted({f"{report.phase}: {report.message}" for report in draft.seen.reports if report.phase})

@@ -39,7 +39,10 @@ class Draft:
     @property
     def target(self) -> int:
         """How many workers are wanted now."""
-        return 0 if self.spec.suspend else self.spec.replicas
+        if self.spec.suspend:
+            return 0
+        wanted = self.spec.replicas + self.status.extra
+        return min(self.status.gang.size or wanted, wanted)
 
     def but(self, **changes: Any) -> Draft:
         """A copy with changes to the status."""

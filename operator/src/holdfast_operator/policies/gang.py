@@ -35,7 +35,7 @@ def time_out(draft: Draft) -> Draft:
 def _send_away(draft: Draft, missing: int) -> Draft:
     gated = _gated(draft)
     named = draft.status.membership.named()
-    if any(worker.pod_uid in named for worker in gated):
+    if any(worker.pod_uid in named for worker in gated) or _enough(draft, len(gated) - missing)[1]:
         return _go_on_with_fewer(draft, gated, missing)
     attempts = draft.status.gang.attempts + 1
     wait = min(c.GANG_BACKOFF_MAX, c.GANG_BACKOFF_INITIAL * 2 ** min(attempts - 1, 10))
@@ -113,11 +113,34 @@ def _wait_or_lift(draft: Draft, gated: list[Worker]) -> Draft:
         )
     placed, of_others = _places(draft, gated)
     if placed < len(gated):
+        draft, size = _enough(draft, placed)
+        if size:
+            return _start_with(draft, gated, size)
         beside = f" beside {of_others} of older jobs" if of_others else ""
         message = f"the cluster has room for {placed} of {len(gated)} workers{beside}; they start together"
         return _hold(draft, "WaitingForCapacity", message)
     gang = replace(draft.status.gang, lifted_at=draft.now)
     return _lift(draft.but(gang=gang), gated)
+
+
+def _enough(draft: Draft, placed: int) -> tuple[Draft, int]:
+    """With how many an elastic job begins that has waited long enough for room for all; 0: it waits."""
+    spec, since = draft.spec, draft.status.gang.since or draft.now
+    size = placed - placed % spec.replica_step
+    if not spec.shrinkable or size < max(spec.min_replicas, 1):
+        return draft, 0
+    due = since + max(timedelta(seconds=spec.shrink_after_seconds), c.FIRST_GANG_WAIT)
+    return (draft.wake_at(due), 0) if draft.now < due else (draft, size)
+
+
+def _start_with(draft: Draft, gated: list[Worker], size: int) -> Draft:
+    """The others are made anew once these have their places, and join when there is room for them."""
+    message = f"the cluster has room for {size} of {len(gated)} workers: they begin, the others join when they can"
+    ordered = sorted(gated, key=lambda worker: worker.incarnation)
+    for worker in ordered[size:]:
+        draft = order_away(draft, worker, "NoRoom", message)
+    gang = replace(draft.status.gang, lifted_at=draft.now, size=size)
+    return _lift(draft.but(gang=gang).tell("StartsWithFewer", message), ordered[:size])
 
 
 def _places(draft: Draft, gated: list[Worker]) -> tuple[int, int]:

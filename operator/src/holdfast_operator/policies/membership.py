@@ -105,11 +105,12 @@ class Report:
     conflict: int = 0
     highest_claim: Claim | None = None
     foreign_claims: tuple[Claim, ...] = ()
+    checkpointing: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Worker:
-    """A pod of the job that exists. `leaving`: deleting, terminal, or told to drain."""
+    """A pod of the job that exists. `leaving`: deleting, terminal, or told to drain. `unplaced`: finds no node."""
 
     pod_uid: str
     pod: str
@@ -120,6 +121,7 @@ class Worker:
     index: int | None = None
     terminal: bool = False
     leaving: bool = False
+    unplaced: bool = False
     ready_since: float | None = None
     report: Report | None = None
 
@@ -139,6 +141,7 @@ class Rules:
     replica_step: int = 1
     may_shrink: bool = True
     first_wait: float = 30.0
+    shrink_after: float = 0.0
 
 
 class Reason(StrEnum):
@@ -178,7 +181,7 @@ class Hold:
 class Observed:
     """What the policy looks at. `proved_gone`: pods that cannot run again, as the fence policy proves it.
 
-    `publication` is a fresh random id, used if a generation is published.
+    `publication` is a fresh random id, used if a generation is published. `stalled_since`: nothing trains since then.
     """
 
     membership: Membership | None
@@ -187,6 +190,7 @@ class Observed:
     rules: Rules
     publication: str
     job_uid: str
+    stalled_since: float | None = None
 
 
 def decide(observed: Observed, now: float) -> Publication | Hold:
@@ -331,23 +335,32 @@ def _due(
     joined = uids - recorded.uids
     if joined:
         return _joined(observed, recorded, chosen, joined, now)
-    return _without_newcomers(observed, recorded, uids)
+    return _without_newcomers(observed, recorded, uids, now)
 
 
 def _first_gang(observed: Observed, chosen: tuple[Worker, ...], now: float) -> tuple[Reason, str] | Hold:
     rules = observed.rules
     if len(chosen) >= rules.replicas:
         return Reason.FIRST_GANG, f"all {len(chosen)} workers are ready"
-    return _partial_gang(rules, chosen, now)
+    return _partial_gang(observed, chosen, now)
 
 
-def _partial_gang(rules: Rules, chosen: tuple[Worker, ...], now: float) -> tuple[Reason, str] | Hold:
-    """Fewer than all may begin once they have waited for the others."""
+def _partial_gang(observed: Observed, chosen: tuple[Worker, ...], now: float) -> tuple[Reason, str] | Hold:
+    """Fewer than all may begin once they have waited for the others that start, not for those without a node."""
+    rules = observed.rules
     waited = now - min((w.ready_since for w in chosen if w.ready_since is not None), default=now)
     message = f"{len(chosen)} of {rules.replicas} workers are ready"
+    if rules.may_shrink and len(chosen) >= rules.min_replicas and _others_find_no_node(observed, chosen):
+        return Reason.FIRST_GANG, f"{message}, the others find no node"
     if rules.may_shrink and len(chosen) >= rules.min_replicas and waited >= rules.first_wait:
         return Reason.FIRST_GANG, f"{message} after {rules.first_wait:.0f} s"
     return Hold(reason=Reason.WAITING, message=message)
+
+
+def _others_find_no_node(observed: Observed, chosen: tuple[Worker, ...]) -> bool:
+    staying = [w for w in observed.workers if not w.leaving and not w.terminal]
+    known = {worker.pod_uid for worker in chosen}
+    return len(staying) >= observed.rules.replicas and all(w.pod_uid in known or w.unplaced for w in staying)
 
 
 def _above(observed: Observed, recorded: Membership) -> tuple[Reason, str] | None:
@@ -399,12 +412,36 @@ def _joined(
     last = _last_active(observed, recorded)
     if joined & last:
         return Reason.RETURNED, f"{names} of the last active generation reports again"
+    if _in_checkpoint(observed):
+        return Hold(reason=Reason.WAITING, message=f"{names} is ready; waits for the end of a checkpoint")
+    fewest = min(len(recorded.members), observed.rules.replicas)
+    if not observed.rules.may_shrink and len(chosen) < fewest:
+        return Hold(reason=Reason.WAITING, message=f"{len(chosen)} of {fewest} workers are there, all are waited for")
     trains = {worker.pod_uid for worker in chosen} & recorded.uids
     if not trains and len(chosen) < observed.rules.replicas:
-        return _partial_gang(observed.rules, chosen, now)
+        return _partial_gang(observed, chosen, now)
+    waits = _replacement_may_come(observed, len(chosen), now)
+    if waits is not None:
+        return waits
     if _more_to_come(observed, chosen, joined, now):
         return Hold(reason=Reason.WAITING, message=f"{names} is ready; waits a moment for those that start beside it")
     return Reason.JOINED, f"{names} is ready"
+
+
+def _replacement_may_come(observed: Observed, size: int, now: float) -> Hold | None:
+    """Nobody trains, and it is too early to go on with fewer."""
+    wait = observed.rules.shrink_after
+    since = now if observed.stalled_since is None else observed.stalled_since
+    if size >= observed.rules.replicas or now >= since + wait or _running(observed) is not None:
+        return None
+    return Hold(reason=Reason.WAITING, message=f"waits up to {wait:.0f} s for a replacement (shrinkAfterSeconds)")
+
+
+def _in_checkpoint(observed: Observed) -> bool:
+    """A rank of the running world writes one; its end is bounded by the launchers."""
+    running = _running(observed)
+    reports = [w.report for w in observed.workers if running and w.up and w.pod_uid in running.members]
+    return any(report is not None and report.checkpointing for report in reports)
 
 
 def _more_to_come(observed: Observed, chosen: tuple[Worker, ...], joined: frozenset[str], now: float) -> bool:
@@ -415,7 +452,9 @@ def _more_to_come(observed: Observed, chosen: tuple[Worker, ...], joined: frozen
     return room and bool(starting) and _running(observed) is not None and now < ready + GATHER_SECONDS
 
 
-def _without_newcomers(observed: Observed, recorded: Membership, uids: frozenset[str]) -> tuple[Reason, str] | Hold:
+def _without_newcomers(
+    observed: Observed, recorded: Membership, uids: frozenset[str], now: float
+) -> tuple[Reason, str] | Hold:
     """A generation of fewer: only where the launchers cannot make the shrink themselves, or it was ordered."""
     absent = recorded.uids - uids
     if not absent:
@@ -429,6 +468,9 @@ def _without_newcomers(observed: Observed, recorded: Membership, uids: frozenset
         return Hold(reason=Reason.WAITING, message=f"{len(absent)} workers are missing")
     if not _agree_on_loss(observed, uids, absent):
         return Hold(reason=Reason.WAITING, message="the workers that report still see those that do not")
+    waits = _replacement_may_come(observed, len(uids), now)
+    if waits is not None:
+        return waits
     return Reason.SURVIVORS, f"{len(uids)} of {len(recorded.members)} workers go on"
 
 

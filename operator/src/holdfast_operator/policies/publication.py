@@ -132,14 +132,16 @@ def _observed(draft: Draft, before: st.Membership) -> rules.Observed:
         workers=tuple(_worker(draft, worker, pod) for worker in draft.status.workers if (pod := draft.pod(worker))),
         proved_gone=proved_gone(draft) | frozenset(before.gone),
         rules=rules.Rules(
-            replicas=spec.replicas,
+            replicas=draft.target or spec.replicas,
             min_replicas=spec.min_replicas,
             replica_step=spec.replica_step,
             may_shrink=spec.shrinkable,
-            first_wait=c.FIRST_ATTEMPT_WAIT_SECONDS,
+            first_wait=max(c.FIRST_ATTEMPT_WAIT_SECONDS, float(spec.shrink_after_seconds)),
+            shrink_after=float(spec.shrink_after_seconds),
         ),
         publication=f"p{before.generation + 1}-{draft.seen.nonce}",
         job_uid=draft.seen.job.uid,
+        stalled_since=draft.status.stalled_since.timestamp() if draft.status.stalled_since else None,
     )
 
 
@@ -155,6 +157,7 @@ def _worker(draft: Draft, worker: st.Worker, pod: PodView) -> rules.Worker:
         index=int(pod.index_label) if pod.index_label.isdigit() else None,
         terminal=worker.phase is st.Phase.ENDED or pod.absent,
         leaving=worker.phase is not st.Phase.WANTED or pod.leaving,
+        unplaced=bool(pod.unschedulable) and not pod.bound,
         ready_since=worker.ready_at.timestamp() if worker.ready_at else None,
         report=_report(draft, report, pod) if report is not None and report.has_launcher else None,
     )
@@ -178,6 +181,7 @@ def _report(draft: Draft, report: Report, pod: PodView) -> rules.Report:
         lost=frozenset(report.lost_members),
         conflict=report.conflict,
         highest_claim=own,
+        checkpointing=report.checkpointing,
         foreign_claims=tuple(filter(None, map(_claim, report.foreign_claims))),
     )
 

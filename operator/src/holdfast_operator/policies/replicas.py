@@ -8,23 +8,44 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast_operator import constants as c
+from holdfast_operator.api import pod_name
 from holdfast_operator.policies.draft import Draft
-from holdfast_operator.status import Gang, Phase, Worker
+from holdfast_operator.policies.words import Words
+from holdfast_operator.status import Phase, Worker
 
 
 def apply(draft: Draft) -> Draft:
     """Add or remove workers from the roster."""
-    wanted = draft.status.in_phase(Phase.WANTED)
-    surplus = len(wanted) - draft.target
+    draft = _filled(draft)
+    return draft.but(replicas=len(draft.status.in_phase(Phase.WANTED)))
+
+
+def _filled(draft: Draft) -> Draft:
+    surplus = len(draft.status.in_phase(Phase.WANTED)) - draft.target
     if surplus > 0:
         return _fewer(draft, surplus)
-    if surplus == 0:
-        return draft
+    waited_for = _waited_for(draft)
+    if surplus + len(waited_for) >= 0:
+        return _waits(draft, waited_for[: -surplus or None]) if surplus else draft
+    surplus += len(waited_for)
     if draft.status.backoff_until is not None:
         if draft.now < draft.status.backoff_until:
             return draft.wake_at(draft.status.backoff_until)
         draft = draft.but(backoff_until=None)
     return _more(draft, -surplus)
+
+
+def _waited_for(draft: Draft) -> tuple[Worker, ...]:
+    """With ``onFailure: Wait``, a lost worker keeps its place until it is back or proved gone."""
+    if draft.spec.on_failure != c.WAIT:
+        return ()
+    return tuple(w for w in draft.status.in_phase(Phase.LOST, Phase.LEAVING) if w.known and not w.ordered)
+
+
+def _waits(draft: Draft, workers: tuple[Worker, ...]) -> Draft:
+    names = ", ".join(pod_name(draft.seen.job.name, worker.incarnation) for worker in workers)
+    message = f"waits for {names}, which is to come back or be proved gone before it is replaced (onFailure: Wait)"
+    return replace(draft, hold=Words(reason="WaitingForLost", message=message))
 
 
 def _more(draft: Draft, count: int) -> Draft:
@@ -39,9 +60,7 @@ def _more(draft: Draft, count: int) -> Draft:
     status = replace(draft.status, workers=(*draft.status.workers, *new), incarnations=first + count)
     if not placed:
         gang = status.gang
-        status = replace(
-            status, gang=Gang(attempts=gang.attempts, since=gang.since or draft.now, retry_at=gang.retry_at)
-        )
+        status = replace(status, gang=replace(gang, since=gang.since or draft.now, lifted_at=None))
     return replace(draft, status=status)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from holdfast_operator import constants as c
 from holdfast_operator.api import Pair, pod_name
 from holdfast_operator.policies.draft import Draft
 from holdfast_operator.seen import PodView
@@ -17,7 +18,7 @@ def apply(draft: Draft) -> Draft:
     draft = _adopted(draft)
     for worker in draft.status.workers:
         draft = draft.with_worker(_facts(draft, worker))
-    return draft
+    return draft.but(selector=f"{c.LABEL_JOB}={draft.seen.job.name}")
 
 
 def _adopted(draft: Draft) -> Draft:

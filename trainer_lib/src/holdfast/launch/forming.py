@@ -121,6 +121,9 @@ def _form(turn: Turn, membership: Membership) -> Waiting:
         return (Phase.AWAITING_FENCE if verdict.fence else Phase.WAITING), verdict.reason
     if _first_attempt(turn, membership) and _worth_waiting(turn, membership, usable):
         return Phase.FORMING, f"{len(usable)} of {len(membership.members)} workers are here; waits for the others"
+    if _replacement_may_come(turn, membership, chosen):
+        wait = membership.rules.shrink_after
+        return Phase.FORMING, f"{len(chosen)} workers wait up to {wait:.0f} s for a replacement (shrinkAfterSeconds)"
     if turn.now < turn.state.retry_at or not _my_turn(turn, membership, usable):
         return Phase.FORMING, f"waits for a proposal of {usable[0].pod or usable[0].pod_uid}"
     refused = _try(turn, membership, chosen, _what_ended_it(turn), 0.0)
@@ -134,7 +137,16 @@ def _my_turn(turn: Turn, membership: Membership, usable: tuple[Member, ...]) -> 
         return False
     place = order.index(turn.state.me)
     idle = 0.0 if turn.state.idle_since is None else turn.now - turn.state.idle_since
-    return place == 0 or (turn.attempt is None and idle > place * membership.rules.never_accepted_wait)
+    patience = membership.rules.shrink_after + place * membership.rules.never_accepted_wait
+    return place == 0 or (turn.attempt is None and idle > patience)
+
+
+def _replacement_may_come(turn: Turn, membership: Membership, chosen: tuple[Member, ...]) -> bool:
+    """Whether a shrink is to wait: only the proposer asks, so nothing that is safe becomes unsafe by it."""
+    rules, last, since = membership.rules, turn.state.last_world, turn.state.idle_since
+    if last is None or last.uids <= _uids(chosen) or len(chosen) >= rules.replicas:
+        return False
+    return since is not None and turn.now < since + rules.shrink_after
 
 
 def _first_attempt(turn: Turn, membership: Membership) -> bool:

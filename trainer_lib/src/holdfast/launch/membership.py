@@ -90,6 +90,7 @@ class Rules:
     heartbeat: float = 0.25
     dead_after: float = 1.0
     first_attempt_wait: float = 30.0
+    shrink_after: float = 0.0
     startup_deadline: float = 300.0
     checkpoint_deadline: float = 25.0
     budgets: tuple[Budget, ...] = ()
@@ -113,6 +114,7 @@ class Rules:
             heartbeat=float(settings["heartbeatSeconds"]),
             dead_after=float(settings["deadAfterSeconds"]),
             first_attempt_wait=float(settings["firstAttemptWaitSeconds"]),
+            shrink_after=float(settings.get("shrinkAfterSeconds", 0.0)),
             startup_deadline=float(settings["startupDeadlineSeconds"]),
             checkpoint_deadline=float(checkpoint["deadlineSeconds"]),
             budgets=tuple(_budget(value) for value in settings["budgets"]),

@@ -1,0 +1,107 @@
+"""Workers beyond ``workers.replicas``, up to ``elasticity.maxReplicas``, while there is room that nobody else wants.
+
+They are asked for when all is well and the last growth is ``growCooldownSeconds`` ago, by ``replicaStep`` at a time.
+What is lost of them is not replaced at once, and a gang of another job that waits gets their room back. What
+``workers.replicas`` asks for is never touched here.
+
+Invariant: replicas ≤ target ≤ maxReplicas while the job is not suspended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from holdfast_operator import constants as c
+from holdfast_operator.capacity import Room
+from holdfast_operator.manifests import pod as pod_manifest
+from holdfast_operator.policies.draft import Draft
+from holdfast_operator.policies.progress import newest_report
+from holdfast_operator.status import Phase, Worker
+
+
+def apply(draft: Draft) -> Draft:
+    """Decide how many workers beyond ``replicas`` there are to be."""
+    most = draft.spec.max_replicas - draft.spec.replicas
+    if draft.spec.suspend or most <= 0:
+        return draft.but(extra=0)
+    draft = _unplaced(draft)
+    there = len(draft.status.in_phase(Phase.WANTED)) - draft.spec.replicas
+    draft = draft.but(extra=max(0, min(draft.status.extra, most, there)))
+    if _wanted_elsewhere(draft):
+        return _given_back(draft)
+    if draft.status.extra + draft.spec.replica_step > most or not _all_is_well(draft):
+        return draft
+    due = _due(draft)
+    if due is None or draft.now < due:
+        return draft if due is None else draft.wake_at(due)
+    return _grown(draft) if _room(draft) else draft.wake_in(c.GROWTH_POLL)
+
+
+def _unplaced(draft: Draft) -> Draft:
+    """There was no room after all: what found no node is not waited for, and not asked for again at once."""
+    if not draft.status.extra:
+        return draft
+    extra = draft.status.extra
+    for worker in _youngest(draft, extra):
+        if worker.node or worker.since is None:
+            continue
+        if draft.now - worker.since < c.GANG_BIND:
+            draft = draft.wake_at(worker.since + c.GANG_BIND)
+        else:
+            extra -= 1
+    return draft if extra == draft.status.extra else draft.but(extra=extra, grown_at=draft.now)
+
+
+def _youngest(draft: Draft, count: int) -> list[Worker]:
+    wanted = sorted(draft.status.in_phase(Phase.WANTED), key=lambda worker: worker.incarnation)
+    return wanted[-count:]
+
+
+def _wanted_elsewhere(draft: Draft) -> bool:
+    """Another job's gang has waited for a while. Every gang waits for a moment when it starts."""
+    waiting = (rival for rival in draft.seen.rivals if not rival.lifted)
+    return any(draft.now - rival.created > c.GANG_BIND for rival in waiting)
+
+
+def _given_back(draft: Draft) -> Draft:
+    if not draft.status.extra:
+        return draft
+    message = f"{draft.status.extra} workers beyond replicas leave: another job waits for their room"
+    return draft.but(extra=0, grown_at=draft.now).tell("RoomGivenBack", message)
+
+
+def _all_is_well(draft: Draft) -> bool:
+    """All workers train in one world, and nothing is being recovered from."""
+    best = newest_report(draft)
+    wanted = draft.status.in_phase(Phase.WANTED)
+    unsettled = draft.status.in_phase(Phase.LEAVING, Phase.LOST)
+    open_incident = any(incident.resumed is None for incident in draft.status.incidents)
+    if best is None or best.world is None or unsettled or open_incident or draft.status.trouble is not None:
+        return False
+    return draft.status.holds(c.READY) and {worker.pod_uid for worker in wanted} == set(best.world.members)
+
+
+def _due(draft: Draft) -> datetime | None:
+    ready = draft.status.condition(c.READY)
+    if ready is None:
+        return None
+    since = max(ready.since, draft.status.grown_at or ready.since)
+    return since + timedelta(seconds=draft.spec.grow_cooldown_seconds)
+
+
+def _room(draft: Draft) -> bool:
+    some = draft.status.in_phase(Phase.WANTED)[0]
+    wanted = pod_manifest(draft.seen.job, draft.spec, replace(some, gated=False), draft.seen.platform)["spec"]
+    avoid = tuple(entry.node for entry in draft.status.avoided)
+    room = Room(draft.seen.nodes, draft.seen.usage, draft.now)
+    return room.place(wanted, draft.spec.replica_step, avoid) == draft.spec.replica_step
+
+
+def _grown(draft: Draft) -> Draft:
+    extra = draft.status.extra + draft.spec.replica_step
+    message = (
+        f"the cluster has room: the job grows to {draft.spec.replicas + extra} workers,"
+        f" {draft.spec.max_replicas} are the most it may have"
+    )
+    return draft.but(extra=extra, grown_at=draft.now).tell("Growing", message)
