@@ -54,6 +54,7 @@ def incident() -> Incident:
         pod="gpt-w1",
         node="node-2",
         rank=1,
+        exit_code=137,
     )
     return Incident(pair=Pair(1, 3), failure=failure, action=Remedy.SHRINK, detected=AT, resumed=AT, lost_steps=12)
 
@@ -154,6 +155,9 @@ def test_the_membership_is_read() -> None:
     assert (known.generation, known.revision, known.active) == (2, 7, Pair(1, 3))
     assert [member.pod_uid for member in known.members] == ["uid-w0", "uid-w1", "uid-w3"]
     assert known.rules.min_replicas == 2
+    (rule,) = known.rules.restart.rules
+    assert (rule.name, rule.action, rule.cause, rule.exit_codes) == ("bug", "FailJob", Cause.APPLICATION, {2})
+    assert known.rules.restart.elsewhere
     assert known.gone == {"uid-w2"}
 
 

@@ -42,6 +42,15 @@ def golden_job() -> dict[str, Any]:
             "recovery": {
                 "budgets": [{"cause": "Application", "maxRestarts": 3, "windowSeconds": 21600}],
                 "backoff": {"initialSeconds": 1, "maxSeconds": 60},
+                "rules": [
+                    {
+                        "name": "bug",
+                        "cause": "Application",
+                        "action": "FailJob",
+                        "onExitCodes": {"operator": "In", "values": [2]},
+                    },
+                    {"name": "gpu", "action": "ReplaceNode", "onGpuErrors": {"xids": [79]}},
+                ],
             },
             "checkpoint": {"interval": 50, "retention": {"keepLast": 3}, "resume": "Always"},
             "startupDeadlineSeconds": 300,
@@ -92,7 +101,7 @@ def test_the_golden_report_is_taken_and_understood() -> None:
     assert [(checkpoint.tier, checkpoint.step) for checkpoint in report.checkpoints] == [("shared", 400)]
     assert report.highest_claim == read("claim.json")
     assert report.lost_members == ("uid-w2",)
-    assert [incident.cause for incident in report.incidents] == ["Infrastructure"]
+    assert [(incident.cause, incident.exit_code) for incident in report.incidents] == [("Infrastructure", 137)]
     (notice,) = report.notices
     assert (notice.id, notice.action, notice.leaves) == ("aws-spot-2026-01-31T12:02:00Z", "terminate", True)
     (error,) = report.gpu_errors

@@ -119,12 +119,17 @@ class Sim:
         self.counted: list[str] = []
         self.created_names: list[str] = []
         self.complete_at: int | None = None
+        self.obeys = False  # launchers that are told to drain leave with 75
 
     # What tests ask
 
     @property
     def status(self) -> Status:
         return Status.from_json(self.body.get("status") or {})
+
+    def stamp(self) -> str:
+        """Now, as in the contract."""
+        return format_time(self.now)
 
     def names(self) -> list[str]:
         """Pods that exist."""
@@ -314,7 +319,7 @@ class Sim:
 
     def _alive(self, uid: str) -> bool:
         body = self.pods.get(uid)
-        if body is None or body["status"]["phase"] != "Running":
+        if body is None or body["status"]["phase"] != "Running" or body.get("dead"):
             return False
         node = body["spec"].get("nodeName")
         return node in self.nodes and self._node_up(node)
@@ -322,9 +327,11 @@ class Sim:
     def _launchers(self) -> None:
         """What launchers do together, as far as the operator can see it."""
         if self.world is not None and not all(map(self._alive, self.world["members"])):
-            self._world_ends("Infrastructure", "PeerLost")
+            self._world_ends("Infrastructure", "MemberLost")
         if self.document is None:
             return
+        if self.obeys:
+            self._drain(self.document["directives"]["drain"])
         generation = self.document["generation"]
         if self.world is not None and self.world["generation"] == generation:
             self.step += 1
@@ -346,6 +353,14 @@ class Sim:
             for incident in self.incidents.values():
                 incident["resumedTime"] = incident["resumedTime"] or format_time(self.now)
                 incident["lostSteps"] = incident["lostSteps"] or 0
+
+    def _drain(self, uids: list[str]) -> None:
+        """One agreed commit ends the world, which is no incident; who must go goes."""
+        leaving = [uid for uid in uids if self._alive(uid)]
+        for uid in leaving:
+            self._end(self.pods[uid], 75)
+        if self.world is not None and set(leaving) & set(self.world["members"]):
+            self.world = None
 
     def _completion(self) -> None:
         if self.complete_at is not None and self.step >= self.complete_at and self.world is not None:
@@ -383,6 +398,7 @@ class Sim:
             "message": "a peer was lost",
             "pod": body["metadata"]["name"] if body else None,
             "rank": 0,
+            "exitCode": None,
             "node": None,
             "detectedTime": format_time(self.now),
             "resumedTime": None,
@@ -443,7 +459,8 @@ class Sim:
         state = {"terminated": {"exitCode": code, "reason": "Completed" if code == 0 else reason, "message": message}}
         phase = "Succeeded" if code == 0 else "Failed"
         statuses = [{"name": "trainer", "state": state}]
-        body["status"] = {"phase": phase, "containerStatuses": statuses, "podIP": body["status"].get("podIP")}
+        kept = {key: body["status"].get(key) for key in ("podIP", "conditions")}
+        body["status"] = {"phase": phase, "containerStatuses": statuses, **kept}
 
     def kill_node(self, name: str) -> None:
         """The node falls silent; the API server says so a little later."""
@@ -536,3 +553,9 @@ def trained(sim: Sim) -> Sim:
 def observed(sim: Sim) -> Observed:
     """A new job on a quiet cluster."""
     return replace(sim.observe())
+
+
+@pytest.fixture
+def final_exit() -> str:
+    """What a launcher that will not try again leaves in the termination log."""
+    return (CONTRACT / "termination.json").read_text()

@@ -8,8 +8,6 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-import pytest
-
 from holdfast_operator.status import AvoidedNode
 
 Make = Callable[..., Any]
@@ -250,13 +248,6 @@ def test_silence_alone_loses_nobody(trained: Any) -> None:
     trained.settle()
     assert trained.names() == ["gpt-w0", "gpt-w1", "gpt-w2"]
     assert not trained.status.incidents
-
-
-@pytest.fixture
-def final_exit() -> str:
-    from pathlib import Path
-
-    return (Path(__file__).parents[1] / "contract" / "termination.json").read_text()
 
 
 def test_a_worker_is_told_of_few_nodes_to_avoid_and_of_those_that_stay_bad_longest(trained: Any) -> None:

@@ -174,12 +174,18 @@ def test_the_document_has_exactly_the_contracts_fields(observed: Observed) -> No
 
 def test_settings_are_those_of_the_contract(observed: Observed) -> None:
     golden = json.loads((CONTRACT / "membership.json").read_text())["settings"]
+    codes = {"operator": "In", "values": [2]}
+    rules = [
+        {"name": "bug", "action": "FailJob", "cause": "Application", "onExitCodes": codes},
+        {"name": "gpu", "action": "ReplaceNode", "onGpuErrors": {"xids": [79]}},
+        {"name": "hang", "action": "InPlace", "onHang": True},
+    ]
     body = {
         "metadata": {"name": "gpt", "namespace": "ml", "uid": "u"},
         "spec": {
             "workers": {"replicas": 3, "template": {"spec": {"containers": [{"name": "a", "image": "b"}]}}},
             "elasticity": {"minReplicas": 2},
-            "recovery": {"backoff": {"initialSeconds": 1, "maxSeconds": 60}},
+            "recovery": {"backoff": {"initialSeconds": 1, "maxSeconds": 60}, "rules": rules},
             "checkpoint": {"interval": 50},
             "startupDeadlineSeconds": 300,
         },

@@ -50,6 +50,14 @@ def put(node: Any, path: list[str], value: Any) -> None:
         node[path[-1]] = value
 
 
+RULES = "spec.recovery.rules"
+
+
+def rule(**asked: Any) -> dict[str, Any]:
+    """A rule, as it stands in a job."""
+    return {"name": "a", "action": "Ignore", **asked}
+
+
 BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
     # -- what is needed
     ("no spec", [("spec", REMOVE)], "spec: Required value"),
@@ -191,6 +199,40 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
         [("spec.recovery.backoff", {"initialSeconds": 600})],
         "lower it or raise maxSeconds",
     ),
+    ("more jitter than pause", [("spec.recovery.backoff", {"jitterPercent": 101})], "less than or equal to 100"),
+    # -- rules
+    ("rule without a name", [(RULES, [{"action": "Ignore", "onHang": True}])], "rules[0].name: Required value"),
+    ("rule without an action", [(RULES, [{"name": "a", "onHang": True}])], "rules[0].action: Required value"),
+    ("rule that asks for nothing", [(RULES, [{"name": "a", "action": "Ignore"}])], "the rule asks for nothing"),
+    ("two rules of one name", [(RULES, [rule(onHang=True), rule(onOOM="Any")])], 'Duplicate value: {"name":"a"}'),
+    ("unknown action", [(RULES, [rule(action="Pray", onHang=True)])], "rules[0].action: Unsupported value"),
+    ("unknown cause of a rule", [(RULES, [rule(cause="Fate", onHang=True)])], "rules[0].cause: Unsupported value"),
+    ("onHang: false", [(RULES, [rule(onHang=False)])], "rules[0].onHang: Unsupported value"),
+    ("unknown signal", [(RULES, [rule(onSignals=["SIGNAL"])])], "onSignals[0]: Unsupported value"),
+    ("unknown memory", [(RULES, [rule(onOOM="Node")])], "rules[0].onOOM: Unsupported value"),
+    ("exit code 0", [(RULES, [rule(onExitCodes={"operator": "In", "values": [0]})])], "greater than or equal to 1"),
+    (
+        "exit code 256",
+        [(RULES, [rule(onExitCodes={"operator": "In", "values": [256]})])],
+        "less than or equal to 255",
+    ),
+    ("no exit code", [(RULES, [rule(onExitCodes={"operator": "In", "values": []})])], "at least 1 items"),
+    ("exit codes alone", [(RULES, [rule(onExitCodes={"values": [1]})])], "onExitCodes.operator: Required value"),
+    ("no GPU error", [(RULES, [rule(onGpuErrors={})])], "onGpuErrors asks for nothing"),
+    ("condition without a type", [(RULES, [rule(onPodConditions=[{}])])], "onPodConditions[0].type: Required value"),
+    (
+        "ladder that goes down",
+        [("spec.recovery.escalation", {"actions": ["RestartGang", "InPlace"]})],
+        "the actions must stand in the order",
+    ),
+    (
+        "a rung twice",
+        [("spec.recovery.escalation", {"actions": ["InPlace", "InPlace"]})],
+        "each at most once",
+    ),
+    ("one rung", [("spec.recovery.escalation", {"actions": ["InPlace"]})], "should have at least 2 items"),
+    ("ladder without rungs", [("spec.recovery.escalation", {"failures": 2})], "actions: Required value"),
+    ("too patient with nodes", [("spec.recovery.avoidRepeatOffenders", 11)], "less than or equal to 10"),
     # -- checkpoints
     ("no steps between checkpoints", [("spec.checkpoint.interval", 0)], "a number of steps from 1 on"),
     ("negative interval", [("spec.checkpoint.interval", -5)], "a number of steps from 1 on"),
@@ -215,6 +257,16 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
     ("a misspelt field", [("spec.elasticity.minReplica", 2)], 'unknown field "spec.elasticity.minReplica"'),
 ]
 
+LADDER = ("InPlace", "RecreatePod", "ReplaceNode", "RestartGang", "FailJob")
+ALL_RULES = [
+    rule(name="codes", onExitCodes={"operator": "NotIn", "values": [1, 255]}),
+    rule(name="signals", onSignals=["SIGSEGV", "SIGKILL"]),
+    rule(name="memory", onOOM="Process", cause="OOM"),
+    rule(name="conditions", onPodConditions=[{"type": "DisruptionTarget"}, {"type": "Ready", "status": "False"}]),
+    rule(name="gpus", onGpuErrors={"xids": [79, 48], "kinds": ["DoubleBitEcc"]}),
+    rule(name="hang-of-memory", onHang=True, onOOM="Any"),
+]
+
 GOOD: list[tuple[str, list[tuple[str, Any]]]] = [
     ("the smallest", []),
     ("longest name", [("metadata.name", "g" * 50)]),
@@ -226,6 +278,8 @@ GOOD: list[tuple[str, list[tuple[str, Any]]]] = [
     ("no budget at all", [("spec.recovery.budgets", [])]),
     ("suspended from the start", [("spec.suspend", True)]),
     ("deleted at once after its end", [("spec.ttlSecondsAfterFinished", 0)]),
+    ("the whole ladder", [("spec.recovery.escalation", {"actions": list(LADDER)})]),
+    ("rules of all kinds", [(RULES, ALL_RULES)]),
     (
         "pod fields that the schema does not list",
         [
@@ -321,7 +375,8 @@ def test_the_smallest_job_gets_every_default(trial: Jobs) -> None:
         },
         "recovery": {
             "budgets": [{"cause": "Application", "maxRestarts": 3, "windowSeconds": 21600}],
-            "backoff": {"initialSeconds": 5, "maxSeconds": 300},
+            "backoff": {"initialSeconds": 5, "maxSeconds": 300, "jitterPercent": 10},
+            "avoidRepeatOffenders": 0,
         },
         "checkpoint": {"interval": "5m", "retention": {"keepLast": 3}, "resume": "Always"},
         "suspend": False,
@@ -392,6 +447,8 @@ def test_a_change_that_cannot_be_carried_out_is_refused(
         ("spec.elasticity.maxReplicas", 8),
         ("spec.elasticity.onFailure", "Replace"),
         ("spec.recovery.budgets", []),
+        (RULES, ALL_RULES),
+        ("spec.recovery.escalation", {"actions": ["InPlace", "FailJob"]}),
         ("spec.checkpoint.interval", 10),
         ("spec.checkpoint.retention.keepLast", 9),
         ("spec.startupDeadlineSeconds", 60),
@@ -500,6 +557,8 @@ STATUS: dict[str, Any] = {
             "detectedTime": "2026-01-31T12:00:00.000000Z",
             "resumedTime": None,
             "lostSteps": None,
+            "decision": "ReplaceNodeByRule",
+            "why": "ReplaceNode: rule a matches GPU error Xid 79",
         }
     ],
     "lastCheckpoint": {

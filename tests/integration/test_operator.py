@@ -124,6 +124,8 @@ def test_a_deleted_pod_leaves_after_a_commit_and_is_an_interruption(stage: Any) 
     player = stage.run(replicas=3, elasticity={"minReplicas": 2})
     stage.core.delete_namespaced_pod("gpt-w0", stage.namespace)
     stage.wait(lambda: recovered(stage, ["gpt-w3", "gpt-w1", "gpt-w2"]), "the replacement trains")
+    # Launchers tell no incident where the operator told one to leave: it counts the pod itself, when nobody else has.
+    stage.wait(lambda: incidents(stage), "it is counted")
     assert incidents(stage) == [("Interruption", "gpt-w0")]
     assert [r["cause"] for r in stage.status()["restarts"]] == ["Interruption"]
     assert len(player.worlds) == 3
@@ -164,6 +166,41 @@ def test_a_script_that_fails_ends_the_job_with_the_tracebacks_last_lines(stage: 
     assert [cause for cause, _pod in incidents(stage)] == ["Application", "Application"]
     assert stage.status()["restartCount"] == 2
     assert len(stage.pods()) == 2, "nothing is made after the end"
+
+
+def test_a_rule_ends_the_job_at_once_and_says_why_everywhere_in_the_same_words(stage: Any, cluster: Any) -> None:
+    stage.nodes(1)
+    labels = {"action": "FailJob", "cause": "Application", "reason": "FailJobByRule"}
+    rules = [{"name": "bad-arguments", "action": "FailJob", "onExitCodes": {"operator": "In", "values": [2]}}]
+    stage.apply(stage.job(replicas=1, recovery={"rules": rules}))
+    stage.wait(lambda: any(running(pod, "gpt-w0") for pod in stage.pods()), "gpt-w0 runs")
+    stage.kubelets.end(stage.namespace, "gpt-w0", 2)
+    failed = stage.wait(lambda: truly(stage.condition("Failed")), "the job has failed")
+    said = "FailJob: rule bad-arguments matches exit code 2"
+    assert failed["reason"] == stage.status()["status"] == "FailJobByRule"
+    assert failed["message"].startswith(said)
+    (incident,) = stage.status()["incidents"]
+    assert (incident["action"], incident["decision"], incident["why"]) == ("FailJob", "FailJobByRule", said)
+    stage.wait(
+        lambda: said in cluster.kubectl("describe", "ftj", "gpt", "-n", stage.namespace).split("Events:")[1],
+        "the event tells it",
+    )
+    assert said in stage.operator.log()
+    assert stage.operator.metric("holdfast_recovery_decisions_total", **labels) == 1
+    assert len(stage.pods()) == 1, "no other try was made"
+
+
+def test_a_condition_of_a_pod_that_a_rule_names_gives_its_worker_another_pod(stage: Any) -> None:
+    stage.nodes(3)
+    conditions = [{"type": "example.com/Sick"}]
+    rules = [{"name": "sick", "action": "RecreatePod", "cause": "Infrastructure", "onPodConditions": conditions}]
+    stage.run(replicas=3, elasticity={"minReplicas": 2}, recovery={"rules": rules})
+    sick = {"type": "example.com/Sick", "status": "True", "reason": "Fever"}
+    stage.core.patch_namespaced_pod_status("gpt-w1", stage.namespace, {"status": {"conditions": [sick]}})
+    stage.wait(lambda: recovered(stage, ["gpt-w0", "gpt-w3", "gpt-w2"]), "the replacement trains")
+    assert incidents(stage) == [("Infrastructure", "gpt-w1")]
+    assert stage.status()["incidents"][0]["decision"] == "RecreatePodByRule"
+    assert stage.status()["restartCount"] == 1
 
 
 def running(pod: Any, name: str) -> bool:

@@ -80,6 +80,15 @@ class Event:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Decided:
+    """What was decided about a failure, 'nothing' included: for the metrics."""
+
+    cause: str
+    action: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recovered:
     """Training went on after an incident: for the metrics."""
 
@@ -96,6 +105,7 @@ class Plan:
     actions: tuple[Action, ...]
     events: tuple[Event, ...]
     counted: tuple[str, ...]
+    decided: tuple[Decided, ...]
     recovered: tuple[Recovered, ...]
     reason: str
     message: str

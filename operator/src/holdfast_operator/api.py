@@ -14,6 +14,11 @@ from typing import Any
 
 from holdfast_operator import constants as c
 from holdfast_operator.errors import UnreadableError
+from holdfast_operator.reading import choice as _choice
+from holdfast_operator.reading import integer as _integer
+from holdfast_operator.reading import items as _list
+from holdfast_operator.reading import mapping as _mapping
+from holdfast_operator.recovery import Escalation, Rule, parse_escalation, parse_rules
 
 Json = Mapping[str, Any]
 
@@ -82,6 +87,7 @@ class Backoff:
 
     initial_seconds: int = 5
     max_seconds: int = 300
+    jitter_percent: int = 10
 
     def seconds(self, count: int) -> float:
         """Wait before restart number ``count`` (from 1)."""
@@ -125,6 +131,9 @@ class JobSpec:
     grow_cooldown_seconds: int = 300
     budgets: tuple[Budget, ...] = (Budget(cause=c.CAUSE_APPLICATION, max_restarts=3),)
     backoff: Backoff = Backoff()
+    rules: tuple[Rule, ...] = ()
+    escalation: Escalation | None = None
+    avoid_repeat_offenders: int = 0
     checkpoint: CheckpointSpec = CheckpointSpec()
     startup_deadline_seconds: int = 1200
     remediation_opt_out: bool = False
@@ -223,6 +232,9 @@ def parse_spec(value: Any) -> JobSpec:
         grow_cooldown_seconds=_integer(elasticity, "growCooldownSeconds", "spec.elasticity", 300, minimum=0),
         budgets=_budgets(recovery),
         backoff=_backoff(recovery),
+        rules=parse_rules(recovery),
+        escalation=parse_escalation(recovery),
+        avoid_repeat_offenders=_integer(recovery, "avoidRepeatOffenders", "spec.recovery", 0, minimum=0),
         checkpoint=_checkpoint(_mapping(spec.get("checkpoint", {}), "spec.checkpoint")),
         startup_deadline_seconds=_integer(spec, "startupDeadlineSeconds", "spec", 1200, minimum=1),
         remediation_opt_out=_mapping(spec.get("nodeRemediation", {}), "spec.nodeRemediation").get("optOut") is True,
@@ -272,6 +284,7 @@ def _backoff(recovery: Json) -> Backoff:
     return Backoff(
         initial_seconds=_integer(value, "initialSeconds", path, 5, minimum=0),
         max_seconds=_integer(value, "maxSeconds", path, 300, minimum=0),
+        jitter_percent=min(100, _integer(value, "jitterPercent", path, 10, minimum=0)),
     )
 
 
@@ -314,34 +327,8 @@ def _interval(value: Any) -> str:
     return f"{int(match[1]) * _UNIT[match[2]]}s"
 
 
-def _mapping(value: Any, path: str) -> Json:
-    if not isinstance(value, Mapping):
-        raise UnreadableError(f"{path} is missing or no object")
-    return value
-
-
-def _list(value: Any, path: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise UnreadableError(f"{path} is missing or no list")
-    return value
-
-
-def _integer(value: Json, key: str, path: str, default: int | None = None, *, minimum: int) -> int:
-    found = value.get(key, default)
-    if not isinstance(found, int) or isinstance(found, bool) or found < minimum:
-        raise UnreadableError(f"{path}.{key} must be a whole number of at least {minimum}, not {found!r}")
-    return found
-
-
 def _optional(value: Json, key: str, path: str, *, minimum: int) -> int | None:
     return None if value.get(key) is None else _integer(value, key, path, minimum=minimum)
-
-
-def _choice(value: Json, key: str, path: str, known: tuple[str, ...], default: str | None) -> str:
-    found = value.get(key, default)
-    if found not in known:
-        raise UnreadableError(f"{path}.{key} must be one of {', '.join(known)}, not {found!r}")
-    return str(found)
 
 
 def pod_name(job: str, incarnation: int) -> str:

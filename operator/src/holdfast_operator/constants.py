@@ -104,6 +104,18 @@ START_GRACE = timedelta(seconds=30)
 GONE_MARGIN = timedelta(seconds=30)
 AVOID_DEAD = timedelta(minutes=10)
 AVOID_NOTICED = timedelta(hours=1)
+# A node that a rule calls bad is not used again by the job before this, or before it was booted anew.
+AVOID_REPLACED = timedelta(hours=24)
+# A failure weighs half as much against its node after this.
+OFFENCE_HALVES = timedelta(hours=6)
+OFFENCES_KEPT = 16
+OFFENDERS_KEPT = 64
+# A launcher that is lost to its peers: its container's end tells more, and is seen a moment later.
+END_SEEN = timedelta(seconds=3)
+# A GPU's error and the end of the process that met it are one failure, whichever is heard of first.
+SAME_FAILURE = timedelta(seconds=60)
+TALLIES_KEPT = 32
+TALLIED_TIMES = 20
 # Launchers end by themselves once the job is complete.
 COMPLETE_GRACE = timedelta(seconds=60)
 DEFAULT_WINDOW_SECONDS = 21600
@@ -135,8 +147,28 @@ CAUSE_INFRASTRUCTURE = "Infrastructure"
 CAUSE_INTERRUPTION = "Interruption"
 CAUSE_OOM = "OOM"
 CAUSES = (CAUSE_APPLICATION, CAUSE_INFRASTRUCTURE, CAUSE_INTERRUPTION, CAUSE_OOM)
+IN_PLACE = "InPlace"
+RECREATE_POD = "RecreatePod"
+REPLACE_NODE = "ReplaceNode"
+RESTART_GANG = "RestartGang"
+FAIL_JOB = "FailJob"
+IGNORE = "Ignore"
+# From the gentlest on: what an escalation may climb.
+ESCALATION_ACTIONS = (IN_PLACE, RECREATE_POD, REPLACE_NODE, RESTART_GANG, FAIL_JOB)
+ACTIONS = (*ESCALATION_ACTIONS, IGNORE)
+OOM_PROCESS = "Process"
+OOM_CONTAINER = "Container"
+OOM_SCOPES = (OOM_PROCESS, OOM_CONTAINER, "Any")
+IN = "In"
+NOT_IN = "NotIn"
+
 # Causes that come back at once when tried again: their replacements wait.
 CAUSES_WITH_BACKOFF = frozenset({CAUSE_APPLICATION, CAUSE_OOM})
+
+# What shows of a worker that has not failed.
+GPU_ERROR = "GpuError"
+POD_CONDITION = "PodCondition"
+SYMPTOMS = frozenset({GPU_ERROR, POD_CONDITION})
 
 SHRINK = "Shrink"
 REPLACE = "Replace"

@@ -10,10 +10,12 @@ import copy
 import hashlib
 import json
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any
 
 from holdfast_operator import constants as c
 from holdfast_operator.api import HangSpec, Job, JobSpec, ca_config_map, pod_name, run_id, trainer_container
+from holdfast_operator.recovery import Rule
 from holdfast_operator.seen import Platform
 from holdfast_operator.status import Membership, Worker
 
@@ -292,9 +294,33 @@ def settings(spec: JobSpec) -> Manifest:
             "initialSeconds": float(spec.backoff.initial_seconds),
             "maxSeconds": float(spec.backoff.max_seconds),
         },
+        **rules_for_launchers(spec.rules),
         **({} if spec.hang is None else {"hangDetection": _hang(spec.hang)}),
         **({"shrinkAfterSeconds": float(spec.shrink_after_seconds)} if spec.shrink_after_seconds else {}),
     }
+
+
+def rules_for_launchers(rules: tuple[Rule, ...]) -> Manifest:
+    """Those that launchers can judge, up to the first that they cannot: the first match wins there as well."""
+    if not rules:
+        return {}
+    known = list(takewhile(lambda rule: rule.for_launchers, rules))
+    return {"rules": [_rule(rule) for rule in known], "rulesElsewhere": len(known) < len(rules)}
+
+
+def _rule(rule: Rule) -> Manifest:
+    asked: Manifest = {"name": rule.name, "action": rule.action}
+    if rule.cause:
+        asked["cause"] = rule.cause
+    if rule.exit_codes is not None:
+        asked["exitCodes"] = {"operator": rule.exit_codes.operator, "values": list(rule.exit_codes.values)}
+    if rule.signals:
+        asked["signals"] = list(rule.signals)
+    if rule.oom:
+        asked["oom"] = rule.oom
+    if rule.hang:
+        asked["hang"] = True
+    return asked
 
 
 def _hang(hang: HangSpec) -> Manifest:

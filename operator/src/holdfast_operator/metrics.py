@@ -37,6 +37,11 @@ class Metrics:
             GCCollector(registry=self.registry)
         self._jobs = self._gauge("jobs", "Jobs by state.", ["state"])
         self._restarts = self._counter("restarts", "Incidents counted, by cause.", ["cause"])
+        self._decisions = self._counter(
+            "recovery_decisions",
+            "Decisions about failures, 'nothing' included, by cause, action and reason.",
+            ["cause", "action", "reason"],
+        )
         self._recovery = Histogram(
             "holdfast_incident_recovery_seconds",
             "Seconds from the detection of an incident to the first step after it, by cause.",
@@ -86,6 +91,10 @@ class Metrics:
     def restart(self, cause: str) -> None:
         """One incident was counted."""
         self._restarts.labels(cause).inc()
+
+    def decided(self, cause: str, action: str, reason: str) -> None:
+        """It was decided what to do about a failure, in the words of event and log."""
+        self._decisions.labels(cause, action, reason).inc()
 
     def recovered(self, cause: str, seconds: float, lost_steps: int = 0) -> None:
         """Training went on after an incident."""
@@ -153,6 +162,8 @@ class Metrics:
         self.set_jobs({})
         for cause in CAUSES:
             self._restarts.labels(cause)
+            for action in ("InPlace", "RecreatePod"):
+                self._decisions.labels(cause, action, f"{action}ByDefault")
             self._recovery.labels(cause)
             self._lost_steps.labels(cause)
 

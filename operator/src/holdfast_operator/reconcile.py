@@ -85,6 +85,8 @@ class Reconciler:
             self._cache.put_job(written)
         for cause in plan.counted:
             self._metrics.restart(cause)
+        for word in plan.decided:
+            self._metrics.decided(word.cause, word.action, word.reason)
         for recovered in plan.recovered:
             self._metrics.recovered(recovered.cause, recovered.seconds, recovered.lost_steps)
         memory = self._actor.act(seen.job, plan, memory)

@@ -58,6 +58,7 @@ class PodView:
     grace_seconds: int = 30
     index_label: str = ""
     warnings: tuple[tuple[str, str], ...] = ()  # (reason, note) of its warning events
+    conditions: tuple[tuple[str, str, str], ...] = ()  # (type, status, reason)
     pulling: str = ""  # the kubelet's word that it pulls an image, if that was its last
 
     @property
@@ -156,6 +157,7 @@ class Told:
     message: str
     pod: str | None
     rank: int | None
+    exit_code: int | None
     node: str | None
     detected: datetime | None
     resumed: datetime | None
@@ -335,6 +337,7 @@ def parse_pod(body: Json, *, absent: bool = False) -> PodView:
         disruption=_true_reason(conditions.get("DisruptionTarget", _EMPTY)),
         waiting=_waiting([*(status.get("initContainerStatuses") or ()), *statuses]),
         exit=_exit(_part(_part(own, "state"), "terminated")),
+        conditions=tuple((key, str(item.get("status")), str(item.get("reason"))) for key, item in conditions.items()),
         containers_ended=_containers_ended(status, conditions),
         failure=": ".join(str(status[key]) for key in ("reason", "message") if status.get(key)),
         grace_seconds=int(spec.get("terminationGracePeriodSeconds") or 30),
@@ -493,6 +496,7 @@ def _told(value: Json) -> Told | None:
         message=str(value.get("message") or ""),
         pod=_text(value.get("pod")),
         rank=_int(value.get("rank")),
+        exit_code=_int(value.get("exitCode")),
         node=_text(value.get("node")),
         detected=parse_time(value.get("detectedTime")),
         resumed=parse_time(value.get("resumedTime")),

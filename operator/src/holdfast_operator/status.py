@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from holdfast_operator import constants as c
 from holdfast_operator.api import Json, Pair, format_seconds, format_time, parse_pair, parse_time, shorten
+from holdfast_operator.tally import Offender, Tally
 
 T = TypeVar("T")
 _REASON = re.compile(r"[^A-Za-z0-9_]")
@@ -54,6 +55,7 @@ class Worker:
     pair: Pair | None = None
     counted: bool = False
     ordered: bool = False  # it goes because we say so: no incident
+    symptoms: tuple[str, ...] = ()  # what was seen of it while it ran, and has been answered
 
     @property
     def known(self) -> bool:
@@ -85,6 +87,7 @@ class Worker:
                 "pair": self.pair.to_json() if self.pair else None,
                 "counted": self.counted,
                 "ordered": self.ordered,
+                "symptoms": list(self.symptoms),
             }
         )
 
@@ -113,6 +116,7 @@ class Worker:
             pair=parse_pair(value.get("pair")),
             counted=bool(value.get("counted", False)),
             ordered=bool(value.get("ordered", False)),
+            symptoms=tuple(map(str, _items(value.get("symptoms")))),
         )
 
 
@@ -286,6 +290,8 @@ class Incident:
     detected: datetime
     resumed: datetime | None = None
     lost_steps: int | None = None
+    decision: str = ""
+    why: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As in the resource's status."""
@@ -302,6 +308,8 @@ class Incident:
             "detectedTime": format_time(self.detected),
             "resumedTime": _time(self.resumed),
             "lostSteps": self.lost_steps,
+            "decision": self.decision or None,
+            "why": self.why or None,
         }
 
     @classmethod
@@ -324,6 +332,8 @@ class Incident:
             detected=detected,
             resumed=parse_time(value.get("resumedTime")),
             lost_steps=_int_or_none(value.get("lostSteps")),
+            decision=str(value.get("decision") or ""),
+            why=str(value.get("why") or ""),
         )
 
 
@@ -545,6 +555,8 @@ class Status:
     backoff_until: datetime | None = None
     stalled_since: datetime | None = None
     counted_batch: int = -1
+    tallies: tuple[Tally, ...] = ()
+    offenders: tuple[Offender, ...] = ()
     document: str = ""
     quarantined: tuple[str, ...] = ()
     start_time: datetime | None = None
@@ -600,6 +612,8 @@ class Status:
                 "backoffUntil": _time(self.backoff_until),
                 "stalledSince": _time(self.stalled_since),
                 "countedBatch": self.counted_batch,
+                "tallies": [tally.to_json() for tally in self.tallies],
+                "offenders": [offender.to_json() for offender in self.offenders],
                 "document": self.document,
                 "quarantined": list(self.quarantined),
             },
@@ -635,6 +649,8 @@ class Status:
             backoff_until=parse_time(placement.get("backoffUntil")),
             stalled_since=parse_time(placement.get("stalledSince")),
             counted_batch=_number(placement.get("countedBatch"), -1),
+            tallies=_tuple(placement.get("tallies"), Tally.from_json),
+            offenders=_tuple(placement.get("offenders"), Offender.from_json),
             document=str(placement.get("document") or ""),
             quarantined=tuple(map(str, _items(placement.get("quarantined")))),
             start_time=parse_time(value.get("startTime")),

@@ -57,6 +57,21 @@ def test_what_torch_record_wrote_is_the_traceback(cluster: Any) -> None:
     assert pod.ending["traceback"] == ["line 1", "KeyError: 'lr'"]
 
 
+def test_a_rule_that_says_so_ends_the_job_without_another_try(cluster: Any) -> None:
+    codes = {"operator": "In", "values": [3]}
+    cluster.settings["rules"] = [{"name": "bug", "action": "FailJob", "exitCodes": codes}]
+    cluster.settings["rulesElsewhere"] = False
+    script = cluster.shared / "three.py"
+    script.write_text("import sys\nsys.exit(3)\n")
+    (pod,) = cluster.start("a", script=str(script))
+    cluster.publish(1, "a")
+    assert pod.wait() == 3
+    assert pod.ending["message"].endswith("rule bug says FailJob")
+    assert pod.ending["final"]
+    (incident,) = pod.status["incidents"]
+    assert (incident["action"], incident["exitCode"]) == ("FailJob", 3)
+
+
 def test_a_touch_file_is_acknowledged_when_its_commit_is_durable(cluster: Any, wait_for: Wait) -> None:
     (pod,) = cluster.start("a")
     cluster.publish(1, "a")

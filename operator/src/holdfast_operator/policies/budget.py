@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 from holdfast_operator import constants as c
 from holdfast_operator.policies.draft import Draft
+from holdfast_operator.policies.restart import GATHER, launchers_live
 from holdfast_operator.policies.terminal import finish
 from holdfast_operator.status import Phase, Worker
-
-# The launchers of one world end together; the one that raised brings the traceback.
-GATHER = timedelta(seconds=8)
 
 
 def apply(draft: Draft) -> Draft:
@@ -23,16 +19,10 @@ def apply(draft: Draft) -> Draft:
         if budget is None or len(count.times) <= budget.max_restarts:
             continue
         until = count.times[-1] + GATHER
-        if draft.now < until and _launchers_live(draft):
+        if draft.now < until and launchers_live(draft):
             return draft.but(backoff_until=max(until, draft.status.backoff_until or until)).wake_at(until)
         return _spent(draft, count.cause, len(count.times), budget.max_restarts, budget.window_seconds)
     return draft
-
-
-def _launchers_live(draft: Draft) -> bool:
-    """They count as well, and end by themselves with the traceback and their logs kept."""
-    reports = [draft.seen.report(worker.pod_uid) for worker in draft.status.in_phase(Phase.WANTED)]
-    return any(report is not None and report.fresh(draft.now) for report in reports)
 
 
 def _final(draft: Draft, ended: list[Worker]) -> Draft:

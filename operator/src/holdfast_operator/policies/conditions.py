@@ -97,7 +97,8 @@ def _restarting(draft: Draft, training: int) -> Words | None:
         waits = draft.hold.message if draft.hold else "the workers form the next world"
         return Words(reason="Recovering", message=waits) if lost else None
     waits = f"; {draft.hold.message}" if draft.hold and not training else ""
-    message = f"{open_incident.cause}: {open_incident.message}{waits}"
+    decided = f"; {open_incident.why}" if open_incident.why else ""
+    message = f"{open_incident.cause}: {open_incident.message}{decided}{waits}"
     return Words(reason=open_incident.reason, message=message)
 
 

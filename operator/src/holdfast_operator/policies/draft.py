@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from holdfast_operator.actions import Action, Event, Recovered
+from holdfast_operator.actions import Action, Decided, Event, Recovered
 from holdfast_operator.api import JobSpec
 from holdfast_operator.policies.words import Words
 from holdfast_operator.seen import NodeView, Observed, PodView
@@ -23,6 +23,7 @@ class Draft:
     actions: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
     counted: tuple[str, ...] = ()
+    decided: tuple[Decided, ...] = ()
     recovered: tuple[Recovered, ...] = ()
     hold: Words | None = None  # why training does not go on, when it does not
     ended: bool = False  # later policies have nothing to say
@@ -59,6 +60,10 @@ class Draft:
     def tell(self, reason: str, message: str, *, warning: bool = False) -> Draft:
         """A copy that says more."""
         return replace(self, events=(*self.events, Event(reason=reason, message=message, warning=warning)))
+
+    def decide(self, word: Decided) -> Draft:
+        """A copy with one more decision for the metrics."""
+        return replace(self, decided=(*self.decided, word))
 
     def wake_in(self, after: timedelta) -> Draft:
         """A copy that is looked at again no later than this."""

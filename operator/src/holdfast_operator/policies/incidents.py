@@ -13,10 +13,11 @@ from datetime import datetime, timedelta
 from holdfast_operator import constants as c
 from holdfast_operator.actions import Recovered
 from holdfast_operator.api import Pair
-from holdfast_operator.policies import causes
+from holdfast_operator.policies import causes, facts
 from holdfast_operator.policies.draft import Draft
+from holdfast_operator.policies.record import record
 from holdfast_operator.seen import Told
-from holdfast_operator.status import Count, Incident, Phase, Worker, reason_word, say
+from holdfast_operator.status import Incident, Phase, Worker, reason_word, say
 
 
 def apply(draft: Draft) -> Draft:
@@ -39,8 +40,32 @@ def _take(draft: Draft, told: Told) -> Draft:
     known = next((incident for incident in draft.status.incidents if incident.pair == told.pair), None)
     if known is not None:
         return _completed(draft, known, told)
-    draft = _record(draft, _as_told(draft, told))
+    incident = _as_told(draft, told)
+    twin = _symptom_of(draft, incident)
+    if twin is not None:
+        changed = replace(twin, pair=told.pair, resumed=None, lost_steps=None)
+        return _completed(_replaced(draft, twin, changed), changed, told)
+    worker = _worker_of(draft, incident)
+    if _end_is_due(draft, told, worker):
+        return draft.wake_in(c.POLL_OPEN)
+    draft = record(draft, incident, facts.of_incident(draft, worker, told, incident.detected), worker)
     return _completed(draft, draft.status.incidents[-1], told)
+
+
+def _symptom_of(draft: Draft, incident: Incident) -> Incident | None:
+    """What was seen of the pod a moment before it failed is that failure, and has been counted."""
+    for known in reversed(draft.status.incidents):
+        shown = known.pair.attempt == 0 and known.reason in c.SYMPTOMS and known.pod == incident.pod
+        if shown and abs(incident.detected - known.detected) <= c.SAME_FAILURE:
+            return known
+    return None
+
+
+def _end_is_due(draft: Draft, told: Told, worker: Worker | None) -> bool:
+    """Peers see at once that a launcher is gone; its container's end, a moment later, says why."""
+    if told.reason != "MemberLost" or told.detected is None or worker is None or worker.phase is not Phase.WANTED:
+        return False
+    return timedelta(0) <= draft.now - told.detected < c.END_SEEN
 
 
 def _as_told(draft: Draft, told: Told) -> Incident:
@@ -117,7 +142,7 @@ def _of_worker(draft: Draft, worker: Worker) -> Draft:
     since = worker.since or draft.now
     if _somebody_reports(draft, worker) and draft.now - since < c.INCIDENT_GRACE:
         return draft.wake_at(since + c.INCIDENT_GRACE)
-    draft = _record(draft, _seen_here(draft, worker, worker.pair))
+    draft = _recorded(draft, worker, worker.pair)
     return draft.changed_worker(worker, counted=True)
 
 
@@ -151,8 +176,13 @@ def _at_startup(draft: Draft, worker: Worker) -> Draft:
         if _members_to_count(draft):
             return draft.wake_in(c.POLL_OPEN)
     pair = Pair(generation=draft.status.membership.generation, attempt=0)
-    draft = _record(draft.changed_worker(worker, counted=True), _seen_here(draft, worker, pair))
+    draft = _recorded(draft.changed_worker(worker, counted=True), worker, pair)
     return draft.but(counted_batch=worker.batch)
+
+
+def _recorded(draft: Draft, worker: Worker, pair: Pair) -> Draft:
+    incident = _seen_here(draft, worker, pair)
+    return record(draft, incident, facts.of_incident(draft, worker, None, incident.detected), worker)
 
 
 def _members_to_count(draft: Draft) -> bool:
@@ -182,33 +212,6 @@ def _seen_here(draft: Draft, worker: Worker, pair: Pair) -> Incident:
         node=worker.node or None,
         detected=worker.since or draft.now,
     )
-
-
-def _record(draft: Draft, incident: Incident) -> Draft:
-    """Once in the list, once in the count."""
-    status = draft.status
-    number = max((known.number for known in status.incidents), default=0) + 1
-    incident = replace(incident, number=number)
-    counts = {count.cause: count for count in status.restarts}
-    count = counts.get(incident.cause, Count(cause=incident.cause))
-    times = (*count.times, draft.now)[-c.COUNTED_TIMES :]
-    counts[incident.cause] = replace(count, total=count.total + 1, times=times)
-    draft = draft.but(
-        incidents=(*status.incidents, incident)[-c.MAX_INCIDENTS :],
-        restarts=tuple(counts[cause] for cause in sorted(counts)),
-        restart_count=status.restart_count + 1,
-        backoff_until=_backoff(draft, incident, times),
-    )
-    draft = replace(draft, counted=(*draft.counted, incident.cause))
-    return draft.tell(incident.reason, f"{incident.cause}: {incident.message}", warning=True)
-
-
-def _backoff(draft: Draft, incident: Incident, times: tuple[datetime, ...]) -> datetime | None:
-    """What would fail again at once waits; what was done to the job does not."""
-    if incident.cause not in c.CAUSES_WITH_BACKOFF and incident.pair.attempt > 0:
-        return draft.status.backoff_until
-    wait = draft.spec.backoff.seconds(len(times))
-    return draft.now + timedelta(seconds=wait)
 
 
 def _windows(draft: Draft) -> Draft:

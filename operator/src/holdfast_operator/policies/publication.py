@@ -81,7 +81,8 @@ def _document(draft: Draft) -> Manifest:
 def _restarts(draft: Draft) -> dict[str, int]:
     """Those acknowledged: launchers add the others themselves."""
     acknowledged = set(draft.status.membership.acknowledged)
-    pending = [i.cause for i in draft.status.incidents if i.pair.attempt > 0 and i.pair not in acknowledged]
+    counted = [i for i in draft.status.incidents if i.pair.attempt > 0 and i.action != c.IGNORE]
+    pending = [incident.cause for incident in counted if incident.pair not in acknowledged]
     counts = {count.cause: len(count.times) - pending.count(count.cause) for count in draft.status.restarts}
     return {cause: max(0, count) for cause, count in counts.items()}
 

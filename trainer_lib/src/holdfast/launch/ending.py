@@ -28,6 +28,7 @@ from .messages import (
     Remedy,
     World,
 )
+from .restart import FAIL_JOB
 from .state import Attempt, Drain, Quiesce
 from .turn import Turn
 
@@ -52,7 +53,7 @@ def settle_failures(turn: Turn) -> None:
         return
     plain = any(failure.priority <= Priority.KILLED for failure in attempt.failures)
     if plain or turn.now >= attempt.failed_at + turn.rules.settle:
-        _end(turn, attempt, root_cause(turn, attempt))
+        _end(turn, attempt, turn.rules.restart.judged(root_cause(turn, attempt)))
 
 
 def _not_entered(turn: Turn) -> Failure:
@@ -96,7 +97,7 @@ def _end(turn: Turn, attempt: Attempt, root: Failure) -> None:
     adopt_incident(turn, incident)
     close_attempt(turn, root.message)
     if _speaks(turn, attempt):
-        _give_up_if_spent(turn, incident)
+        _give_up_if_due(turn, incident)
 
 
 def _back_off(turn: Turn, attempt: Attempt, root: Failure) -> None:
@@ -120,10 +121,8 @@ def adopt_incident(turn: Turn, incident: Incident) -> None:
     state = turn.state
     acknowledged = turn.membership.acknowledged if turn.membership else frozenset()
     if incident.pair not in state.counted:
-        turn.set(
-            counted=state.counted | {incident.pair},
-            history=(*state.history, (incident.failure.cause, turn.now))[-REMEMBERED:],
-        )
+        counts = () if turn.rules.restart.ignores(incident.failure) else ((incident.failure.cause, turn.now),)
+        turn.set(counted=state.counted | {incident.pair}, history=(*state.history, *counts)[-REMEMBERED:])
     if state.failed is None or incident.pair >= state.failed:
         turn.set(failed=incident.pair, failure=incident.failure)
     if incident.pair in acknowledged:
@@ -165,18 +164,27 @@ def _speaks(turn: Turn, attempt: Attempt) -> bool:
     return bool(alive) and alive[0] == turn.state.me
 
 
-def _give_up_if_spent(turn: Turn, incident: Incident) -> None:
-    cause = incident.failure.cause
-    for budget in turn.rules.budgets:
+def _give_up_if_due(turn: Turn, incident: Incident) -> None:
+    why = _forbidden(turn, incident.failure) or _spent(turn, incident.failure.cause)
+    if why:
+        message = f"{incident.failure.message}; {why}"
+        incident = replace(incident, action=Remedy.FAIL)
+        turn.broadcast(GiveUp(incident=incident, message=message))
+        give_up(turn, incident, message)
+
+
+def _forbidden(turn: Turn, failure: Failure) -> str:
+    """What a rule of the job says against another try."""
+    rule = turn.rules.restart.match(failure)
+    return f"rule {rule.name} says {FAIL_JOB}" if rule is not None and rule.action == FAIL_JOB else ""
+
+
+def _spent(turn: Turn, cause: Cause) -> str:
+    """Which budget is spent. Where a rule may change the cause that only the operator can judge, it judges."""
+    for budget in turn.rules.budgets if not turn.rules.restart.elsewhere else ():
         if budget.cause is cause and count(turn, budget) > budget.max_restarts:
-            message = (
-                f"{incident.failure.message}; more than {budget.max_restarts} incidents of cause {cause}"
-                f" within {budget.window:.0f} s"
-            )
-            incident = replace(incident, action=Remedy.FAIL)
-            turn.broadcast(GiveUp(incident=incident, message=message))
-            give_up(turn, incident, message)
-            return
+            return f"more than {budget.max_restarts} incidents of cause {cause} within {budget.window:.0f} s"
+    return ""
 
 
 def count(turn: Turn, budget: Budget) -> int:
@@ -184,7 +192,9 @@ def count(turn: Turn, budget: Budget) -> int:
     state, membership = turn.state, turn.membership
     own = sum(1 for cause, at in state.history if cause is budget.cause and at > turn.now - budget.window)
     counted = membership.restarts.get(budget.cause, 0) if membership else 0
-    fresh = sum(1 for incident in state.incidents if incident.failure.cause is budget.cause)
+    ignores = turn.rules.restart.ignores
+    told = (incident.failure for incident in state.incidents if not ignores(incident.failure))
+    fresh = sum(1 for failure in told if failure.cause is budget.cause)
     return max(own, counted + fresh)
 
 

@@ -10,6 +10,8 @@ from holdfast.constants import Cause
 from holdfast.errors import DocumentError
 from holdfast.worlds import Claim, Json, Pair, check_version
 
+from .restart import Restart
+
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Member:
@@ -94,6 +96,7 @@ class Rules:
     startup_deadline: float = 300.0
     checkpoint_deadline: float = 25.0
     budgets: tuple[Budget, ...] = ()
+    restart: Restart = field(default_factory=Restart)
     backoff_initial: float = 1.0
     backoff_max: float = 60.0
     settle: float = 0.3
@@ -118,6 +121,7 @@ class Rules:
             startup_deadline=float(settings["startupDeadlineSeconds"]),
             checkpoint_deadline=float(checkpoint["deadlineSeconds"]),
             budgets=tuple(_budget(value) for value in settings["budgets"]),
+            restart=Restart.from_settings(settings),
             backoff_initial=float(backoff["initialSeconds"]),
             backoff_max=float(backoff["maxSeconds"]),
         )

@@ -121,6 +121,7 @@ def _incident(incident: Incident) -> dict[str, Any]:
         "message": _shown(failure.message),
         "pod": failure.pod,
         "rank": failure.rank,
+        "exitCode": failure.exit_code,
         "node": failure.node,
         "detectedTime": _time(incident.detected),
         "resumedTime": _time(incident.resumed),

@@ -1,0 +1,121 @@
+"""Workers that have not failed, but show what a rule asks about: a condition of the pod, an error of a GPU.
+
+Each symptom is answered once and makes one incident; what of it failed a moment before or after is the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from holdfast_operator import constants as c
+from holdfast_operator.api import Pair, pod_name
+from holdfast_operator.policies import decision as decisions
+from holdfast_operator.policies import facts as found
+from holdfast_operator.policies.draft import Draft
+from holdfast_operator.policies.facts import Facts
+from holdfast_operator.policies.record import announced, decided, record, recounted
+from holdfast_operator.policies.restart import carry_out
+from holdfast_operator.policies.rules import first_match
+from holdfast_operator.status import Incident, Phase, Worker, say
+
+_KEPT = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Symptom:
+    key: str
+    reason: str
+    message: str
+    cause: str
+    facts: Facts
+
+
+def apply(draft: Draft) -> Draft:
+    """Answer what is new; one symptom of a worker a pass."""
+    for worker in draft.status.in_phase(Phase.WANTED):
+        # An answer may send others away as well: what they show is then no news.
+        symptom = _new(draft, worker) if worker in draft.status.workers else None
+        if symptom is not None:
+            draft = _answered(draft, worker, symptom)
+    return draft
+
+
+def _new(draft: Draft, worker: Worker) -> _Symptom | None:
+    """Before its launcher is ready, conditions such as Ready say nothing yet."""
+    pod = draft.pod(worker)
+    if pod is None or pod.absent or pod.terminal or worker.ready_at is None:
+        return None
+    new = (item for item in _shown(draft, worker) if item.key not in worker.symptoms)
+    return next((item for item in new if _asked_about(draft, item)), None)
+
+
+def _shown(draft: Draft, worker: Worker) -> Iterator[_Symptom]:
+    """GPU errors, each with the conditions that there are; then conditions."""
+    facts = found.of_running(draft, worker)
+    name = pod_name(draft.seen.job.name, worker.incarnation)
+    for error in facts.gpu_errors:
+        yield _Symptom(
+            key=f"{error.gpu}/{error.kind}/{error.xid}",
+            reason=c.GPU_ERROR,
+            message=f"{name}: {error.message or error.kind}",
+            cause=error.cause or c.CAUSE_INFRASTRUCTURE,
+            facts=replace(facts, gpu_errors=(error,)),
+        )
+    for condition in facts.conditions:
+        kind, status, reason = condition
+        yield _Symptom(
+            key=f"{kind}={status}/{reason}",
+            reason=c.POD_CONDITION,
+            message=f"{name} has the condition {kind} {status}" + (f": {reason}" if reason else ""),
+            cause=c.CAUSE_INFRASTRUCTURE,
+            facts=replace(facts, conditions=(condition,), gpu_errors=()),
+        )
+
+
+def _asked_about(draft: Draft, symptom: _Symptom) -> bool:
+    return first_match(draft.spec.rules, symptom.facts) is not None or decisions.advised(symptom.facts) is not None
+
+
+def _answered(draft: Draft, worker: Worker, symptom: _Symptom) -> Draft:
+    worker = replace(worker, symptoms=(*worker.symptoms, symptom.key)[-_KEPT:])
+    draft = draft.with_worker(worker)
+    incident = _incident(draft, worker, symptom)
+    known = same_failure(draft, incident)
+    if known is None:
+        return record(draft, incident, symptom.facts, worker)
+    return _known_better(draft, known, symptom.facts, worker)
+
+
+def _incident(draft: Draft, worker: Worker, symptom: _Symptom) -> Incident:
+    return Incident(
+        number=0,
+        pair=Pair(generation=draft.status.membership.generation, attempt=0),
+        cause=symptom.cause,
+        action="",
+        reason=symptom.reason,
+        message=say(symptom.message),
+        pod=pod_name(draft.seen.job.name, worker.incarnation),
+        rank=None,
+        node=worker.node or None,
+        detected=draft.now,
+    )
+
+
+def same_failure(draft: Draft, incident: Incident) -> Incident | None:
+    """The newest incident of this pod, if it was but a moment ago."""
+    of_pod = [known for known in draft.status.incidents if known.pod == incident.pod and known.pair.attempt > 0]
+    newest = of_pod[-1] if of_pod else None
+    recent = newest is not None and abs(incident.detected - newest.detected) <= c.SAME_FAILURE
+    return newest if recent else None
+
+
+def _known_better(draft: Draft, known: Incident, facts: Facts, worker: Worker) -> Draft:
+    """It was counted when the process died: now it is known what of, so its cause and what is done may change."""
+    if not known.decision.endswith(decisions.BY_DEFAULT):
+        return draft
+    decision = decisions.of(draft, known, facts, worker)
+    changed = replace(decided(known, decision), cause=decision.cause)
+    kept = tuple(changed if incident is known else incident for incident in draft.status.incidents)
+    draft = recounted(draft.but(incidents=kept), known.cause, decision)
+    return carry_out(announced(draft, changed, decision), changed, decision, worker)

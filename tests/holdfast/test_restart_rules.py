@@ -1,0 +1,147 @@
+"""Restart rules as launchers judge them: by the same words, and to the same end, as the operator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from simulation import Simulation
+
+from holdfast.constants import Cause
+from holdfast.launch.membership import Budget
+from holdfast.launch.messages import Failure, Priority
+from holdfast.launch.restart import Restart, Rule, first_match
+from holdfast.worlds import Pair
+from holdfast_operator.manifests import rules_for_launchers
+from holdfast_operator.policies import rules as operators
+from holdfast_operator.policies.facts import Facts
+from holdfast_operator.recovery import parse_rules
+
+
+def failure(reason: str = "ExitCode", code: int | None = None, cause: Cause = Cause.APPLICATION) -> Failure:
+    return Failure(cause=cause, reason=reason, message="m", priority=Priority.EXCEPTION, exit_code=code)
+
+
+def restart(*rules: dict[str, Any]) -> Restart:
+    """As launchers get them from an operator with these rules in the spec."""
+    return Restart.from_settings(rules_for_launchers(parse_rules({"rules": list(rules)})))
+
+
+def rule(action: str = "FailJob", name: str = "mine", **asked: Any) -> dict[str, Any]:
+    return {"name": name, "action": action, **asked}
+
+
+CODE_2 = {"onExitCodes": {"operator": "In", "values": [2]}}
+
+
+def test_no_word_of_rules_is_as_before() -> None:
+    assert Restart.from_settings({}) == Restart()
+    assert Restart().judged(failure(code=2)) == failure(code=2)
+    assert not Restart().ignores(failure(code=2))
+
+
+def test_a_rule_that_only_the_operator_can_judge_ends_what_launchers_know() -> None:
+    known = restart(rule(**CODE_2), rule(name="gpu", onGpuErrors={"xids": [79]}), rule(name="hang", onHang=True))
+    assert [rule.name for rule in known.rules] == ["mine"]
+    assert known.elsewhere
+    assert not restart(rule(**CODE_2)).elsewhere
+
+
+@pytest.mark.parametrize("reason", ["PeerLost", "MemberLost"])
+def test_a_victims_exit_code_is_nobodys_fault(reason: str) -> None:
+    known = restart(rule(onExitCodes={"operator": "NotIn", "values": [2]}))
+    assert known.match(failure(code=1)) is not None
+    assert known.match(failure(reason, 1)) is None
+
+
+def test_the_cause_is_changed_once_and_for_all() -> None:
+    known = restart(rule("InPlace", cause="Infrastructure", **CODE_2))
+    changed = known.judged(failure(code=2))
+    assert changed == replace(failure(code=2), cause=Cause.INFRASTRUCTURE)
+    assert known.judged(changed) == changed
+
+
+def test_a_cause_of_a_later_version_is_passed_by() -> None:
+    read = Rule.from_json({"name": "a", "action": "Ignore", "cause": "Fate", "hang": True})
+    assert read.cause is None
+    assert read.matches(failure("Hung"))
+
+
+ASKED = {
+    "onExitCodes": st.fixed_dictionaries(
+        {
+            "operator": st.sampled_from(("In", "NotIn")),
+            "values": st.lists(st.sampled_from((1, 2, 137, 139)), min_size=1, unique=True),
+        }
+    ),
+    "onSignals": st.lists(st.sampled_from(("SIGKILL", "SIGSEGV")), min_size=1, unique=True),
+    "onOOM": st.sampled_from(("Process", "Container", "Any")),
+    "onHang": st.just(True),
+}
+RULES = st.lists(
+    st.fixed_dictionaries(
+        {
+            "name": st.from_regex("[a-z]{1,5}", fullmatch=True),
+            "action": st.sampled_from(("FailJob", "Ignore", "InPlace")),
+        },
+        optional=ASKED,
+    ),
+    max_size=5,
+)
+
+
+@given(RULES, st.sampled_from(("ExitCode", "OutOfMemory", "Hung", "Signal")), st.sampled_from((None, 1, 2, 137, 139)))
+def test_launchers_and_operator_find_the_same_rule(
+    written: list[dict[str, Any]], reason: str, code: int | None
+) -> None:
+    known = parse_rules({"rules": written})
+    here = first_match(restart(*written).rules, failure(reason, code))
+    facts = Facts(exit_code=code, hung=reason == "Hung", oom="Process" if reason == "OutOfMemory" else "")
+    there = operators.first_match(known, facts)
+    assert (here.name if here else None) == (there.rule.name if there else None)
+
+
+# In a job
+
+
+def training(*rules: dict[str, Any], budgets: tuple[Budget, ...] = ()) -> Simulation:
+    sim = Simulation(3, budgets=budgets, replace_lost=False)
+    sim.rules = replace(sim.rules, restart=restart(*rules))
+    assert sim.run(20, lambda: sim.trains_with("w0", "w1", "w2") and sim.committed() >= 2)
+    return sim
+
+
+def fail(sim: Simulation, attempt: int) -> bool:
+    """A rank of w1 ends. Whether the next attempt trains."""
+    sim.kill_rank("w1", Cause.APPLICATION, Priority.EXCEPTION)
+    return sim.run(20, lambda: (t := sim.training_now()) is not None and t.world.pair == Pair(1, attempt + 1))
+
+
+RANKS_CODE = 1  # of a rank that ends in the simulation
+NEVER = Budget(cause=Cause.APPLICATION, max_restarts=0, window=3600.0)
+
+
+def test_fail_job_costs_no_second_try() -> None:
+    sim = training(rule(name="bug", onExitCodes={"operator": "In", "values": [RANKS_CODE]}))
+    assert not fail(sim, 1)
+    assert all(pod.exit_code == RANKS_CODE for pod in sim.pods.values())
+
+
+def test_ignored_failures_spend_no_budget() -> None:
+    asked = {"onExitCodes": {"operator": "In", "values": [RANKS_CODE]}}
+    sim = training(rule("Ignore", **asked), budgets=(NEVER,))
+    for attempt in range(1, 4):
+        assert fail(sim, attempt)
+
+
+def test_a_cause_that_a_rule_changes_spends_the_other_budget() -> None:
+    asked = {"onExitCodes": {"operator": "In", "values": [RANKS_CODE]}}
+    assert fail(training(rule("InPlace", cause="Infrastructure", **asked), budgets=(NEVER,)), 1)
+    assert not fail(training(rule("InPlace", cause="Application", **asked), budgets=(NEVER,)), 1)
+
+
+def test_budgets_are_left_to_the_operator_where_only_it_can_know_the_cause() -> None:
+    assert fail(training(rule(name="gpu", onGpuErrors={"xids": [79]}), budgets=(NEVER,)), 1)

@@ -1,0 +1,520 @@
+"""What rules, escalation, pauses and bad nodes do to a job, from the failure to the story that is told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from recoveries import RECOVERIES
+
+from holdfast_operator import constants as c
+from holdfast_operator.api import Backoff, Pair
+from holdfast_operator.policies import offenders
+from holdfast_operator.policies.backoff import pause, share
+from holdfast_operator.policies.draft import Draft
+from holdfast_operator.policies.facts import Facts
+from holdfast_operator.policies.record import record
+from holdfast_operator.status import Count, Incident
+from holdfast_operator.tally import Offender
+
+Make = Callable[..., Any]
+NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
+EXIT_2 = {"operator": "In", "values": [2]}
+
+
+def training(make_sim: Make, *, replicas: int = 3, nodes: int = 5, **recovery: Any) -> Any:
+    """A job with this recovery, all of whose workers train."""
+    sim = make_sim(replicas=replicas, nodes=nodes, recovery=recovery)
+    sim.obeys = True
+    sim.run(60, until=lambda: sim.status.status == "Training")
+    return sim
+
+
+def rule(action: str, name: str = "mine", **asked: Any) -> dict[str, Any]:
+    return {"name": name, "action": action, **asked}
+
+
+def fail(
+    sim: Any, *, code: int | None = 1, cause: str = "Application", reason: str = "ExitCode", pod: str = ""
+) -> None:
+    """A process of a worker fails, and its launcher starts it again in place: the next world of the same members."""
+    world = sim.world
+    name = pod or sim.world_names()[0]
+    pair = (world["generation"], world["attempt"])
+    sim.incidents[pair] = {
+        "generation": pair[0],
+        "attempt": pair[1],
+        "cause": cause,
+        "action": "InPlace",
+        "reason": reason,
+        "message": f"rank 0 failed with {code}",
+        "pod": name,
+        "rank": 0,
+        "exitCode": code,
+        "node": sim.node_of(name),
+        "detectedTime": sim.stamp(),
+        "resumedTime": None,
+        "lostSteps": None,
+    }
+    sim.world = None
+    sim.tick()
+
+
+def told(sim: Any, reason: str) -> list[str]:
+    return [message for word, message in sim.events if word == reason]
+
+
+def decided(sim: Any) -> list[str]:
+    return [incident.decision for incident in sim.status.incidents]
+
+
+# What each action does
+
+
+def test_without_a_rule_a_failed_process_goes_on_in_its_pod_and_that_is_said(make_sim: Make) -> None:
+    sim = training(make_sim)
+    fail(sim)
+    sim.run(10)
+    assert decided(sim) == ["InPlaceByDefault"]
+    assert told(sim, "InPlaceByDefault") == [sim.status.incidents[0].why]
+    assert sim.names() == ["gpt-w0", "gpt-w1", "gpt-w2"]
+
+
+def test_without_a_rule_a_pod_that_is_gone_is_replaced_and_that_is_said(make_sim: Make) -> None:
+    sim = training(make_sim)
+    sim.end("gpt-w1", 137)
+    sim.run(60, until=lambda: "gpt-w3" in sim.world_names())
+    assert decided(sim) == ["RecreatePodByDefault"]
+    assert "gpt-w1" in told(sim, "RecreatePodByDefault")[0]
+
+
+def test_fail_job_ends_it_with_the_rule_and_the_scripts_words(make_sim: Make) -> None:
+    sim = training(make_sim, rules=[rule("FailJob", name="bug", onExitCodes=EXIT_2)])
+    fail(sim, code=3)
+    sim.run(12)
+    assert not sim.status.terminal, "another code is another matter"
+    fail(sim, code=2)
+    sim.run(20, until=lambda: sim.status.holds("Failed"))
+    failed = sim.status.condition("Failed")
+    assert failed.reason == "FailJobByRule" == sim.status.status
+    assert "rule bug matches exit code 2" in failed.message
+    assert "rank 0 failed with 2" in failed.message
+    sim.run(10)
+    assert not sim.running()
+    assert len(sim.created_names) == 3, "nothing is made for a job that ends"
+
+
+def test_fail_job_waits_for_the_traceback_of_launchers_that_end_by_themselves(
+    make_sim: Make, final_exit: str
+) -> None:
+    sim = training(make_sim, rules=[rule("FailJob", onExitCodes={"operator": "In", "values": [1]})])
+    fail(sim)
+    assert not sim.status.terminal
+    for name in ("gpt-w0", "gpt-w1", "gpt-w2"):
+        sim.end(name, 1, message=final_exit)
+    sim.tick()
+    assert sim.status.condition("Failed").reason == "FailJobByRule"
+    assert "Traceback" in sim.status.condition("Failed").message or "Error" in sim.status.condition("Failed").message
+    sim.run(5)
+    assert sim.names() == ["gpt-w0", "gpt-w1", "gpt-w2"], "their logs are kept"
+
+
+def test_ignore_counts_in_no_budget_here_and_at_the_launchers(make_sim: Make) -> None:
+    budgets = [{"cause": "Application", "maxRestarts": 0}]
+    sim = training(make_sim, budgets=budgets, rules=[rule("Ignore", onExitCodes={"operator": "In", "values": [42]})])
+    for _ in range(5):
+        fail(sim, code=42)
+        sim.run(15, until=lambda: len(sim.world_names()) == 3)
+    sim.run(15)
+    assert not sim.status.terminal
+    assert sim.status.restart_count == 0
+    assert sim.counted == []
+    assert sim.document["restarts"] == {}
+    assert [incident.action for incident in sim.status.incidents] == ["Ignore"] * 5
+    assert sim.status.backoff_until is None or sim.status.backoff_until <= sim.now + timedelta(seconds=300)
+
+
+def test_recreate_pod_gives_the_worker_another_pod_and_counts_it_once(make_sim: Make) -> None:
+    sim = training(make_sim, rules=[rule("RecreatePod", onSignals=["SIGSEGV"], cause="Infrastructure")])
+    fail(sim, code=139, pod="gpt-w1")
+    assert sim.document["directives"]["drain"] == ["uid-gpt-w1"]
+    sim.run(120, until=lambda: sim.world_names() == ["gpt-w0", "gpt-w2", "gpt-w3"])
+    sim.run(60)
+    assert sim.counted == ["Infrastructure"]
+    assert decided(sim) == ["RecreatePodByRule"]
+
+
+def test_replace_node_takes_all_of_the_jobs_workers_away_from_it(make_sim: Make) -> None:
+    sim = training(make_sim, nodes=2, rules=[rule("ReplaceNode", onHang=True)])
+    bad = sim.node_of("gpt-w0")
+    there = [name for name in sim.world_names() if sim.node_of(name) == bad]
+    assert len(there) == 2
+    sim.nodes["node-9"] = {**sim.nodes["node-1"], "metadata": {"name": "node-9", "labels": {}}}
+    sim.leases["node-9"] = sim.now
+    fail(sim, code=None, cause="Infrastructure", reason="Hung", pod="gpt-w0")
+    sim.run(200, until=lambda: len(sim.world_names()) == 3 and not set(there) & set(sim.world_names()))
+    assert bad not in {sim.node_of(name) for name in sim.world_names()}
+    assert [(entry.node, entry.reason) for entry in sim.status.avoided] == [(bad, "ReplaceNodeByRule")]
+    assert sim.status.restart_count == 1
+
+
+def test_restart_gang_starts_all_workers_anew_together(make_sim: Make) -> None:
+    sim = training(make_sim, nodes=6, rules=[rule("RestartGang", onExitCodes=EXIT_2)])
+    fail(sim, code=2)
+    sim.run(300, until=lambda: sim.world_names() == ["gpt-w3", "gpt-w4", "gpt-w5"])
+    sim.run(60)
+    assert sim.status.restart_count == 1
+    assert decided(sim) == ["RestartGangByRule"]
+    assert sim.status.ready == "3/3"
+
+
+def test_a_rule_moves_an_incident_to_another_budget(make_sim: Make) -> None:
+    rules = [rule("InPlace", onExitCodes=EXIT_2, cause="Infrastructure")]
+    sim = training(make_sim, budgets=[{"cause": "Application", "maxRestarts": 0}], rules=rules)
+    fail(sim, code=2)
+    sim.run(20)
+    assert not sim.status.terminal
+    assert [(count.cause, count.total) for count in sim.status.restarts] == [("Infrastructure", 1)]
+
+
+def test_the_containers_end_is_waited_for_when_peers_tell_first(make_sim: Make) -> None:
+    """Survivors see a launcher vanish in milliseconds; that its memory ran out, the kubelet says a second later."""
+    sim = training(make_sim, rules=[rule("RecreatePod", name="leak", onOOM="Container")])
+    sim.pods["uid-gpt-w1"]["dead"] = True
+    sim.tick()
+    assert len(sim.world_names()) == 2
+    assert not sim.status.incidents
+    sim.end("gpt-w1", 137, reason="OOMKilled")
+    sim.run(60, until=lambda: "gpt-w3" in sim.world_names())
+    (incident,) = sim.status.incidents
+    assert (incident.cause, incident.decision) == ("OOM", "RecreatePodByRule")
+    assert sim.counted == ["OOM"]
+
+
+def test_a_launcher_that_is_lost_on_a_pod_that_stays_is_counted_all_the_same(make_sim: Make) -> None:
+    sim = training(make_sim)
+    sim.pods["uid-gpt-w1"]["dead"] = True
+    sim.run(10)
+    assert [incident.reason for incident in sim.status.incidents] == ["MemberLost"]
+
+
+# What shows before anything fails
+
+
+def gpu_error(xid: int = 79, *, action: str = "", at: str = "") -> dict[str, Any]:
+    return {
+        "gpu": "GPU-1",
+        "index": 0,
+        "kind": "Xid",
+        "xid": xid,
+        "count": 1,
+        "cause": "Infrastructure",
+        "action": action,
+        "message": f"GPU 0: XID {xid}",
+        "firstTime": at,
+        "lastTime": at,
+    }
+
+
+def test_a_gpu_error_that_a_rule_names_moves_the_worker_off_its_node_once(make_sim: Make) -> None:
+    sim = training(make_sim, rules=[rule("ReplaceNode", name="bus", onGpuErrors={"xids": [79]})])
+    bad = sim.node_of("gpt-w1")
+    sim.pods["uid-gpt-w1"]["gpu"] = [gpu_error(at=sim.stamp())]
+    sim.run(200, until=lambda: sim.world_names() == ["gpt-w0", "gpt-w2", "gpt-w3"])
+    sim.run(60)
+    assert bad not in {sim.node_of(name) for name in sim.world_names()}
+    assert sim.counted == ["Infrastructure"]
+    assert "rule bus matches GPU error Xid 79" in told(sim, "ReplaceNodeByRule")[0]
+
+
+def test_two_workers_of_a_node_that_show_the_same_leave_together_as_one_incident(make_sim: Make) -> None:
+    sim = training(make_sim, nodes=2, rules=[rule("ReplaceNode", onGpuErrors={"xids": [79]})])
+    bad = sim.node_of("gpt-w0")
+    for name in (there := [name for name in sim.world_names() if sim.node_of(name) == bad]):
+        sim.pods[sim.uid(name)]["gpu"] = [gpu_error(at=sim.stamp())]
+    sim.tick()
+    assert sim.document["directives"]["drain"] == sorted(sim.uid(name) for name in there)
+    assert len(there) == 2
+    assert sim.counted == ["Infrastructure"]
+
+
+def test_without_a_rule_the_sidecars_advice_is_followed(make_sim: Make) -> None:
+    sim = training(make_sim)
+    bad = sim.node_of("gpt-w1")
+    sim.pods["uid-gpt-w1"]["gpu"] = [gpu_error(13, action="InPlace"), gpu_error(action="ReplaceNode")]
+    sim.run(200, until=lambda: sim.world_names() == ["gpt-w0", "gpt-w2", "gpt-w3"])
+    assert decided(sim) == ["ReplaceNodeByDefault"]
+    assert [entry.node for entry in sim.status.avoided] == [bad]
+
+
+def test_a_rule_may_set_aside_the_sidecars_advice_and_says_so_once(make_sim: Make) -> None:
+    sim = training(make_sim, rules=[rule("Ignore", onGpuErrors={"xids": [79]})])
+    sim.pods["uid-gpt-w1"]["gpu"] = [gpu_error(action="ReplaceNode")]
+    sim.run(60)
+    assert sim.names() == ["gpt-w0", "gpt-w1", "gpt-w2"]
+    assert len(told(sim, "IgnoreByRule")) == 1
+    assert sim.counted == []
+
+
+@pytest.mark.parametrize("first", ["crash", "symptom"])
+def test_a_gpu_error_and_the_crash_that_it_causes_are_one_incident(make_sim: Make, first: str) -> None:
+    sim = training(make_sim, rules=[rule("ReplaceNode", cause="Infrastructure", onGpuErrors={"xids": [79]})])
+
+    def show() -> None:
+        sim.pods["uid-gpt-w1"]["gpu"] = [gpu_error(at=sim.stamp())]
+        sim.tick()
+
+    steps = [lambda: fail(sim, pod="gpt-w1"), show]
+    for step in steps if first == "crash" else reversed(steps):
+        step()
+    sim.run(200, until=lambda: sim.world_names() == ["gpt-w0", "gpt-w2", "gpt-w3"])
+    sim.run(30)
+    (incident,) = sim.status.incidents
+    assert (incident.cause, incident.decision) == ("Infrastructure", "ReplaceNodeByRule")
+    assert sim.status.restart_count == 1
+    assert [(count.cause, len(count.times)) for count in sim.status.restarts if count.total] == [
+        ("Infrastructure", 1)
+    ]
+
+
+def test_a_condition_of_a_pod_that_trains_is_answered_at_once(make_sim: Make) -> None:
+    rules = [rule("RecreatePod", name="sick", onPodConditions=[{"type": "example.com/Sick"}])]
+    sim = training(make_sim, rules=rules)
+    condition = {"type": "example.com/Sick", "status": "True", "reason": "Fever"}
+    sim.pods["uid-gpt-w1"]["status"]["conditions"] = [condition]
+    sim.tick()
+    assert sim.document["directives"]["drain"] == ["uid-gpt-w1"]
+    sim.run(120, until=lambda: sim.world_names() == ["gpt-w0", "gpt-w2", "gpt-w3"])
+    assert decided(sim) == ["RecreatePodByRule"]
+    assert "Sick True (Fever)" in sim.status.incidents[0].why
+
+
+def test_a_condition_that_each_new_pod_shows_makes_no_tight_loop(make_sim: Make) -> None:
+    rules = [rule("RecreatePod", onPodConditions=[{"type": "Ready", "status": "False"}])]
+    sim = training(make_sim, rules=rules, budgets=[])
+    for _ in range(300):
+        for uid in sim.pods:
+            sim.pods[uid]["status"].setdefault("conditions", [{"type": "Ready", "status": "False", "reason": "x"}])
+        sim.tick()
+    assert 3 < len(sim.created_names) < 25
+
+
+def test_an_eviction_is_an_interruption_whose_rule_may_shun_the_node(make_sim: Make) -> None:
+    rules = [rule("ReplaceNode", onPodConditions=[{"type": "DisruptionTarget"}])]
+    sim = training(make_sim, rules=rules)
+    node = sim.node_of("gpt-w1")
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+    sim.pods["uid-gpt-w1"]["status"]["conditions"] = [condition]
+    sim.delete("uid-gpt-w1")
+    sim.run(60, until=lambda: len(sim.world_names()) == 3 and "gpt-w1" not in sim.world_names())
+    sim.run(20)
+    assert sim.counted == ["Interruption"]
+    assert [entry.node for entry in sim.status.avoided] == [node]
+
+
+# Escalation
+
+
+def test_a_pod_that_keeps_failing_climbs_the_ladder(make_sim: Make) -> None:
+    ladder = {"actions": ["InPlace", "RecreatePod", "FailJob"], "failures": 2}
+    sim = training(make_sim, nodes=6, escalation=ladder, budgets=[], backoff={"initialSeconds": 0})
+    for _ in range(9):
+        if sim.status.terminal or sim.status.status == "FailJobEscalated":
+            break
+        fail(sim, pod=sim.world_names()[-1])
+        sim.run(150, until=lambda: len(sim.world_names()) == 3 or sim.status.terminal)
+        sim.run(20)
+    assert decided(sim) == [
+        *("InPlaceByDefault", "InPlaceByDefault", "RecreatePodEscalated"),
+        *("InPlaceByDefault", "InPlaceByDefault", "RecreatePodEscalated"),
+        *("InPlaceByDefault", "InPlaceByDefault", "FailJobEscalated"),
+    ]
+    assert sim.status.condition("Failed").reason == "FailJobEscalated"
+    assert "RecreatePod was tried 2 times for the job" in sim.status.condition("Failed").message
+
+
+def test_what_is_long_ago_climbs_nothing(make_sim: Make) -> None:
+    ladder = {"actions": ["InPlace", "FailJob"], "failures": 1, "windowSeconds": 60}
+    sim = training(make_sim, escalation=ladder, budgets=[])
+    for _ in range(3):
+        fail(sim)
+        sim.run(90)
+    assert decided(sim) == ["InPlaceByDefault"] * 3
+
+
+def test_interruptions_climb_nothing(make_sim: Make) -> None:
+    sim = training(make_sim, escalation={"actions": ["RecreatePod", "FailJob"], "failures": 1})
+    for _ in range(3):
+        sim.delete(sim.uid(sim.running()[0]))
+        sim.run(60, until=lambda: len(sim.world_names()) == 3)
+        sim.run(20)
+    assert not sim.status.terminal
+    assert set(decided(sim)) == {"RecreatePodByDefault"}
+
+
+# Pauses
+
+
+@given(st.integers(0, 3600), st.integers(0, 100), st.integers(1, 60), st.text(max_size=9))
+def test_a_pause_is_never_longer_than_without_jitter_nor_shorter_than_it_allows(
+    initial: int, jitter: int, count: int, key: str
+) -> None:
+    backoff = Backoff(initial_seconds=initial, max_seconds=3600, jitter_percent=jitter)
+    seconds = pause(backoff, count, key).total_seconds()
+    whole = backoff.seconds(count)
+    assert whole * (1 - jitter / 100) - 1e-5 <= seconds <= whole + 1e-5
+    assert pause(backoff, count, key).total_seconds() == seconds
+
+
+def test_jobs_that_one_fault_hit_do_not_come_back_in_step() -> None:
+    shares = sorted(share(f"job-{number}/1") for number in range(200))
+    assert all(0 <= value < 1 for value in shares)
+    assert max(later - earlier for earlier, later in pairwise(shares)) < 0.1
+
+
+# Bad nodes
+
+
+def test_a_node_that_fails_the_job_twice_is_avoided_until_its_failures_fade(make_sim: Make) -> None:
+    sim = training(make_sim, avoidRepeatOffenders=2, budgets=[])
+    bad = sim.node_of("gpt-w0")
+    fail(sim, cause="Infrastructure", reason="RankKilled", code=137, pod="gpt-w0")
+    sim.run(20)
+    assert not sim.status.avoided
+    fail(sim, cause="Infrastructure", reason="RankKilled", code=137, pod="gpt-w0")
+    (entry,) = sim.status.avoided
+    assert (entry.node, entry.reason) == (bad, "RepeatOffender")
+    assert timedelta(hours=2) < entry.until - sim.now < timedelta(hours=3)
+    assert "failed this job 2 times" in told(sim, "RepeatOffender")[0]
+    sim.end("gpt-w0", 137)
+    sim.run(60, until=lambda: "gpt-w3" in sim.world_names())
+    assert sim.node_of("gpt-w3") != bad
+    sim.now = entry.until
+    sim.leases = dict.fromkeys(sim.nodes, sim.now)
+    sim.restart_operator(grace=True)
+    sim.settle()
+    assert bad not in [known.node for known in sim.status.avoided if known.reason == "RepeatOffender"]
+
+
+def test_a_reboot_clears_a_node(make_sim: Make) -> None:
+    sim = training(make_sim, avoidRepeatOffenders=2, budgets=[])
+    node = sim.node_of("gpt-w0")
+    fail(sim, cause="Infrastructure", pod="gpt-w0")
+    sim.run(20)
+    sim.nodes[node]["status"]["nodeInfo"]["bootID"] += "x"
+    fail(sim, cause="Infrastructure", pod="gpt-w0")
+    sim.run(20)
+    assert not sim.status.avoided
+
+
+def test_a_node_is_not_avoided_if_no_other_has_room(make_sim: Make) -> None:
+    sim = make_sim(replicas=2, minimum=1, nodes=1, recovery={"avoidRepeatOffenders": 1})
+    sim.run(60, until=lambda: sim.status.status == "Training")
+    fail(sim, cause="Infrastructure")
+    assert not sim.status.avoided
+    assert "no other node has room" in told(sim, "RepeatOffenderKept")[0]
+
+
+@pytest.mark.parametrize("cause", ["Application", "OOM", "Interruption"])
+def test_only_infrastructure_counts_against_a_node(make_sim: Make, cause: str) -> None:
+    sim = training(make_sim, avoidRepeatOffenders=1, budgets=[])
+    fail(sim, cause=cause)
+    sim.run(5)
+    assert not sim.status.avoided
+
+
+HOURS = st.lists(st.floats(0, 400), min_size=1, max_size=c.OFFENCES_KEPT)
+
+
+@given(HOURS, st.floats(0, 100))
+def test_what_is_held_against_a_node_only_fades(hours: list[float], later: float) -> None:
+    entry = Offender(node="n", times=tuple(sorted(NOW - timedelta(hours=age) for age in hours)))
+    weight = entry.weight(NOW)
+    assert 0 < weight <= len(hours)
+    assert entry.weight(NOW + timedelta(hours=later)) <= weight
+    assert entry.plus(NOW).weight(NOW) > weight - 1e-9
+    assert Offender.from_json(entry.to_json()).node == "n"
+
+
+@given(HOURS, st.integers(1, 10))
+def test_a_node_is_good_again_when_its_time_is_over(hours: list[float], limit: int) -> None:
+    entry = Offender(node="n", times=tuple(NOW - timedelta(hours=age) for age in hours))
+    weight = entry.weight(NOW)
+    if weight >= limit - 0.5:
+        over = NOW + offenders.until_below(weight, limit) + timedelta(seconds=1)
+        assert entry.weight(over) < limit - 0.5
+
+
+# Budgets
+
+
+@given(st.lists(st.integers(0, 10**6), max_size=20), st.integers(1, 10**6), st.integers(0, 10**6))
+def test_a_longer_window_never_counts_less(ages: list[int], window: int, more: int) -> None:
+    count = Count(cause="OOM", times=tuple(sorted(NOW - timedelta(seconds=age) for age in ages)))
+    inner, outer = count.within(NOW, window), count.within(NOW, window + more)
+    assert set(inner) <= set(outer)
+    assert len(count.within(NOW + timedelta(seconds=more), window)) <= len(inner)
+
+
+# Always
+
+
+def _incident(number: int, cause: str) -> Incident:
+    return Incident(
+        number=0,
+        pair=Pair(generation=1, attempt=number),
+        cause=cause,
+        action="InPlace",
+        reason="ExitCode",
+        message="m",
+        pod=f"gpt-w{number % 3}",
+        rank=None,
+        node=f"node-{number % 4 + 1}",
+        detected=NOW,
+    )
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(RECOVERIES, st.lists(st.tuples(st.sampled_from(c.CAUSES), st.none() | st.integers(1, 255)), max_size=14))
+def test_each_incident_is_decided_once_and_counted_once_or_ignored(
+    trained: Any, recovery: dict[str, Any], failures: list[tuple[str, int | None]]
+) -> None:
+    trained.body["spec"]["recovery"] = recovery
+    seen = trained.observe()
+    draft = Draft(seen=seen, now=NOW, status=seen.status)
+    for number, (cause, code) in enumerate(failures, start=1):
+        worker = draft.status.workers[number % 3]
+        draft = replace(draft, now=NOW + timedelta(minutes=number))
+        draft = record(draft, _incident(number, cause), Facts(exit_code=code), worker)
+    ignored = sum(1 for word in draft.decided if word.action == c.IGNORE)
+    about_failures = [word for word in draft.decided if word.action != "AvoidNode"]
+    assert len(about_failures) == len(failures)
+    assert len(draft.counted) == len(failures) - ignored == sum(count.total for count in draft.status.restarts)
+    assert draft.status.restart_count == len(draft.counted)
+    assert all(incident.decision and incident.why for incident in draft.status.incidents)
+    assert len(draft.status.tallies) <= c.TALLIES_KEPT
+    told = {event.reason for event in draft.events}
+    assert {word.reason for word in draft.decided} <= told, "metric and event say the same"
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(RECOVERIES, st.lists(st.sampled_from((1, 2, 42, 137, 139)), min_size=1, max_size=3))
+def test_no_policy_that_passes_the_schema_stops_a_pass(
+    make_sim: Make, recovery: dict[str, Any], codes: list[int]
+) -> None:
+    sim = make_sim(recovery=recovery)
+    sim.run(30)
+    for code in codes:
+        if sim.world is None or sim.status.terminal:
+            break
+        fail(sim, code=code)
+        sim.run(20, step=2.0)
+    sim.run(60, step=4.0)
+    assert sim.status.restart_count == len(sim.counted)
+    assert sim.plan().reason
