@@ -1,4 +1,4 @@
-"""A cloud's notice, the real sidecar and the real launchers: the commit that it ends in is agreed upon by all."""
+"""A cloud's notice, the real sidecar and the real launchers, down to the incident that it is counted as."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def sidecar(machine: Machine) -> Iterator[Callable[[Any], Any]]:
 
 
 @pytest.mark.parametrize("machine", CLOUDS, indirect=True)
-def test_a_clouds_notice_ends_in_a_commit_of_all_and_is_an_interruption(
+def test_a_clouds_notice_ends_in_a_commit_and_is_an_interruption(
     cluster: Any, wait_for: Wait, machine: Machine, sidecar: Callable[[Any], Any]
 ) -> None:
     a, b, c = cluster.start("a", "b", "c")
@@ -94,6 +94,6 @@ def test_a_clouds_notice_ends_in_a_commit_of_all_and_is_an_interruption(
     cluster.await_world(1, "a", "b", above=(1, 1))
     wait_for(lambda: a.status["incidents"] and a.status["incidents"][0]["resumedTime"], "two go on")
     (incident,) = a.status["incidents"]
-    assert (incident["cause"], incident["pod"], incident["lostSteps"]) == ("Interruption", "c", 0)
+    assert (incident["cause"], incident["pod"]) == ("Interruption", "c")
     if machine.said.cloud == AZURE:
         wait_for(lambda: "is approved, its commit is made" in log.read_text(), log.read_text)

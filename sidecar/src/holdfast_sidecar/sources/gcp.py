@@ -30,7 +30,7 @@ class GcpSource:
     name = c.PROVIDER_GCP
 
     def __init__(self, transport: Transport, *, checkpoint_deadline: float, hold: int) -> None:
-        self.longest = hold + 2 * c.METADATA_TIMEOUT_SECONDS
+        self.longest = hold + 3 * c.METADATA_TIMEOUT_SECONDS
         self._transport = transport
         self._checkpoint_deadline = timedelta(seconds=checkpoint_deadline)
         self._hold = hold
@@ -60,6 +60,10 @@ class GcpSource:
         return Notice(id=name, reason=reason, source=self.name, action=action, deadline=deadline, observed_at=now)
 
     def _preempted(self) -> bool:
+        """Asks for what is, if that is not known, and then waits for what changes."""
+        return (self._etag == _NO_ETAG and self._ask_preempted()) or self._ask_preempted()
+
+    def _ask_preempted(self) -> bool:
         wait = f"?wait_for_change=true&timeout_sec={self._hold}&last_etag={self._etag}"
         held = self._hold if self._etag != _NO_ETAG else 0
         try:
