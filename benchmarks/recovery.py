@@ -2,8 +2,9 @@
 
 Each contender trains the same transformer of 3.7 million parameters with one thread a process. Faults come from
 outside at random instants, or are ordered and happen in the script's loss function; a step counts when its script
-wrote the line that says so. Two workers, but for the loss of a launcher, where ours has three, since two launchers
-never shrink by themselves. `--goodput` runs nothing but the long comparison with a kill every 30 s.
+wrote the line that says so. Two workers, but for the loss of a launcher, where ours and torchft have three, since two
+launchers never shrink by themselves. Each rank keeps its share of samples then, as torchft has it. `--goodput` runs
+nothing but the long comparison with a kill every 30 s.
 """
 
 from __future__ import annotations
@@ -236,6 +237,8 @@ def contests(effort: bench.Effort, book: Book) -> list[Contest]:
         found += [
             Contest(key="torchft", job=c.Torchft, faults=two, warm_up=False),
             Contest(key="torchft tuned", job=c.TunedTorchft, faults=five),
+            Contest(key="torchft three", job=c.ThreeReplicas, faults=two, warm_up=False),
+            Contest(key="torchft three tuned", job=c.TunedThreeReplicas, faults=("kill",) * 3),
             Contest(
                 key="torchft hang", job=c.Torchft, faults=("stop", "sleep"), patience=90.0, every=4, warm_up=False
             ),
@@ -323,12 +326,13 @@ def kill_rows(book: Book) -> list[bench.Row]:
 def shrink_rows(book: Book) -> list[bench.Row]:
     """recovery-3."""
     tuned, stock = ("torchft tuned kill", "torchft, heartbeat 0.3 s"), ("torchft kill", "torchft, defaults")
-    one, three = "two ranks under one launcher, the lost one replaced", "three launchers, one lost → two"
+    tuned_three, stock_three = ("torchft three tuned kill", tuned[1]), ("torchft three kill", stock[1])
+    one, three = "two ranks under one launcher, the lost one replaced", "three launchers (replicas), one lost → two"
     return [
         against(book, "recovery-3", one, "ours kill", tuned, target=">= 2"),
         against(book, "recovery-3", one, "ours kill", stock, target=">= 20"),
-        against(book, "recovery-3", three, "ours pods launcher", tuned, target=">= 2"),
-        against(book, "recovery-3", three, "ours pods launcher", stock, target=">= 20"),
+        against(book, "recovery-3", three, "ours pods launcher", tuned_three, target=">= 2"),
+        against(book, "recovery-3", three, "ours pods launcher", stock_three, target=">= 20"),
     ]
 
 

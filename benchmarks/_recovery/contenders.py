@@ -302,6 +302,18 @@ class TunedTorchft(Torchft):
     lighthouse = ("--heartbeat_timeout_ms", "300")
 
 
+class ThreeReplicas(Torchft):
+    """torchft with three replicas, two of which go on."""
+
+    full = 3
+
+
+class TunedThreeReplicas(TunedTorchft):
+    """The same with the shorter heartbeat."""
+
+    full = 3
+
+
 @contextlib.contextmanager
 def running(kind: type[Job]) -> Iterator[Job]:
     """A job that trains, and is gone afterwards."""

@@ -14,9 +14,11 @@ def world_of(job: holdfast.Job) -> str:
 def main() -> None:
     job = holdfast.init()
     model, optimizer = prepare()
-    job.manage(model=model, optimizer=optimizer)
+    full = int(os.environ["BENCH_FULL"])
+    share = holdfast.Elasticity(batch="scaled", reference_world_size=full)  # as with torchft, which keeps no batch
+    job.manage(model=model, optimizer=optimizer, elasticity=share)
     trace = Trace(job.rank)
-    size = PER_RANK * int(os.environ["BENCH_FULL"])
+    size = PER_RANK * full
     for tokens in job.batches(
         Samples(), global_batch_size=size, micro_batch_size=PER_RANK, max_steps=int(os.environ["BENCH_STEPS"])
     ):

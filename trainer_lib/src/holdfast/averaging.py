@@ -2,9 +2,10 @@
 
 Gradients arrive already weighted by samples, so their sum over all micro-batches of all ranks is the mean over the
 global batch, however unevenly it was shared out. In the backward of the last micro-batch each gradient is copied
-into its place in a flat bucket, and full buckets are launched in one fixed order, the same on every rank. Nothing
-raises through backward: the first error is kept, nothing more is launched, and `finish` raises it. Complete averages
-stay until `clear`, through a change of group too, for a rank that is in doubt whether its step was committed.
+into its place in a flat bucket, and full buckets are launched in one fixed order, the same on every rank. No error
+raises through backward: the first one is kept, nothing more is launched, and `finish` raises it. Only an attempt that
+is over ends backward at once, where that is asked for: the step is lost, and peers wait for this rank. Complete
+averages stay until `clear`, through a change of group too, for a rank in doubt whether its step was committed.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class Reducer:
         *,
         optimizer: torch.optim.Optimizer | None = None,
         bucket_bytes: int = BUCKET_BYTES,
+        leaves_backward: bool = False,
     ) -> None:
         every = tuple(dict.fromkeys(parameters))  # a parameter that is shared counts once
         self.parameters = tuple(parameter for parameter in every if parameter.requires_grad)
@@ -60,6 +62,7 @@ class Reducer:
         self._kinds = self._kinds_now()
         self._optimizer = optimizer
         self._bucket_bytes = bucket_bytes
+        self._leaves_backward = leaves_backward
         self._plan_buckets()
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(partial(self._arrived, index))  # type: ignore[no-untyped-call]
@@ -185,7 +188,9 @@ class Reducer:
         self._views = [views[index] for index in range(len(self.parameters))]
 
     def _arrived(self, index: int, parameter: torch.Tensor) -> None:
-        """Backward made a gradient. What raises here would raise out of the user's backward."""
+        """Backward made a gradient. What raises here raises out of backward."""
+        if self._leaves_backward:
+            self._everyone.over.check()
         if not self._armed or self._error is not None:
             return
         try:

@@ -296,7 +296,10 @@ class Job:
         stepper, team = self._parts()
         batch = None if self._loader is None else self._loader.batch_at(team.group.size)
         weight = micro.samples / batch if micro and batch else own
-        stepper.add(loss, weight, micro.seen if micro else None, last=micro is None or self._last_micro)
+        try:
+            stepper.add(loss, weight, micro.seen if micro else None, last=micro is None or self._last_micro)
+        except PeerLostError as error:
+            return self._retry(error)
         if micro is not None and not self._last_micro:
             return StepResult(committed=False, step=self.committed_step, reason="Accumulating")
         return self._end_step(batch)

@@ -100,7 +100,8 @@ class Stepper:
         self._scaler = scaler
         self._sharding = lineage.sharding
         self._mates: Group | None = None
-        self._reducer = Reducer(lineage.trained())
+        # FSDP2 has hooks of its own in backward, which would be left half way.
+        self._reducer = Reducer(lineage.trained(), leaves_backward=self._sharding is None)
         self._structure = Structure(lineage.objects)
         self._statistics = Statistics(lineage.modules())
         self._undo = Undo(lineage.modules(), scaler)
@@ -123,7 +124,10 @@ class Stepper:
         self._undo.remember()
 
     def add(self, loss: torch.Tensor, weight: float, seen: Audit | None, *, last: bool) -> None:
-        """Backward of one micro-batch; with the last one the averages start on their way."""
+        """Backward of one micro-batch; with the last one the averages start on their way.
+
+        PeerLostError if the attempt ended meanwhile.
+        """
         self._refuse_torn()
         if weight or self._sharding is not None:
             # The mean over no samples is no number, and would spoil everyone's step. But mates wait for each other.
