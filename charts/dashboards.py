@@ -206,6 +206,14 @@ FLEET = Dashboard(
             ],
         ),
         Row(
+            title="Node remediation",
+            panels=[
+                one("Nodes out of service", "max by (mode) (holdfast_nodes_marked)", "{{mode}}"),
+                one("Alerts", "sum by (result) (increase(holdfast_alerts_total[$__rate_interval]))", "{{result}}"),
+                one("Actions", "sum by (action, result) (holdfast_node_actions_total)", "{{action}}: {{result}}"),
+            ],
+        ),
+        Row(
             title="Operator",
             panels=[
                 stat("Operators", "count(holdfast_build_info)"),
