@@ -51,6 +51,11 @@ class _DeadlineReader(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         return self._sock.receive(buffer)
 
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            self._sock.read_to_the_end()
+
 
 class _DeadlineSocket:
     """What `http.client` needs of a socket, bounded by a deadline that each request sets."""
@@ -59,6 +64,8 @@ class _DeadlineSocket:
         self.raw = sock
         self._monotonic = monotonic
         self.deadline = 0.0
+        self._readers = 0
+        self._closing = False
 
     def _arm(self) -> None:
         left = self.deadline - self._monotonic()
@@ -75,10 +82,22 @@ class _DeadlineSocket:
         self.raw.sendall(data)
 
     def makefile(self, _mode: str) -> io.BufferedReader:
+        self._readers += 1
         return io.BufferedReader(_DeadlineReader(self))
 
     def close(self) -> None:
-        self.raw.close()
+        """`http.client` closes the socket of an answer that ends the connection before it reads the answer."""
+        self._closing = True
+        self._close_unread()
+
+    def read_to_the_end(self) -> None:
+        """A reader is closed."""
+        self._readers -= 1
+        self._close_unread()
+
+    def _close_unread(self) -> None:
+        if self._closing and not self._readers:
+            self.raw.close()
 
 
 class Connection:
@@ -140,6 +159,8 @@ class Connection:
         """Close the connection; the next request opens another."""
         if self._http is not None:
             self._http.close()
+        if self._sock is not None:
+            self._sock.raw.close()
         self._http = self._sock = None
 
     def _exchange(
