@@ -1,9 +1,9 @@
 """The sidecar: memory, CPU, notice → touch-file on each cloud, publication → membership file.
 
-The real process against the operator's own agents' API over TLS and the testbed's metadata services, all of which
-answer at one address: no machine has that, and nothing asks more of a sidecar. Its memory's
-limit is a bare interpreter; the peer is the same interpreter with what such a sidecar would usually be written with,
-the official Kubernetes client and requests.
+The real process against the operator's own agents' API over TLS, the testbed's exporter of eight GPUs and its
+metadata services, all of which answer at one address: no machine has that, and nothing asks more of a sidecar. Its
+memory's limit is a bare interpreter; the peer is the same interpreter with what such a sidecar would usually be
+written with, the official Kubernetes client and requests.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import _bench as bench
 from holdfast_operator.agentserver import AgentServer
 from holdfast_operator.tls import Periods, issue, new_authority
 from holdfast_operator.webhook import AgentHub, PodIdentity
+from holdfast_testbed.dcgm import ExporterServer, FakeGpu, FakeNode
 from holdfast_testbed.metadata import (
     AWS,
     AZURE,
@@ -109,7 +110,8 @@ def surroundings() -> Iterator[World]:
         announced = {cloud: Announcement(instance_id="bench", cloud=cloud) for cloud in CLOUDS}
         world = World(folder=folder, hub=hub, announced=announced, environment={})
         metadata = stack.enter_context(MetadataServer(all_clouds(announced)))
-        world.environment = environment(folder, server.port, metadata.url)
+        exporter = stack.enter_context(ExporterServer(FakeNode(gpus=gpus())))
+        world.environment = environment(folder, server.port, metadata.url, exporter.url)
         yield world
 
 
@@ -120,6 +122,11 @@ def all_clouds(announced: dict[str, Announcement]) -> AllClouds:
         ComputeMetadata(announced=lambda: announced[GCP]),
         AzureMetadata(announced=lambda: announced[AZURE]),
     )
+
+
+def gpus() -> list[FakeGpu]:
+    """All GPUs of the usual node, all of them the pod's."""
+    return [FakeGpu(index=n, uuid=f"GPU-{n}0000000-0000-0000-0000-000000000000", pod="gpt-w0") for n in range(8)]
 
 
 def identify(token: str) -> PodIdentity | None:
@@ -140,7 +147,7 @@ def certificates(folder: Path) -> ssl.SSLContext:
     return context
 
 
-def environment(folder: Path, port: int, metadata_url: str) -> dict[str, str]:
+def environment(folder: Path, port: int, metadata_url: str, dcgm_url: str) -> dict[str, str]:
     """The sidecar's environment."""
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")},
@@ -154,6 +161,7 @@ def environment(folder: Path, port: int, metadata_url: str) -> dict[str, str]:
         "HOLDFAST_CA_FILE": str(folder / "ca.crt"),
         "HOLDFAST_NOTICE_PROVIDERS": ",".join(CLOUDS),
         "HOLDFAST_METADATA_URL": metadata_url,
+        "HOLDFAST_DCGM_URL": dcgm_url,
         "HOLDFAST_SIDECAR_PORT": "0",
         "HOLDFAST_SIDECAR_ADDRESS": "127.0.0.1",
     }

@@ -98,12 +98,14 @@ def test_the_status_is_emitted_as_it_is_agreed() -> None:
         committed_at=AT,
         loss=2.125,
         throughput=1536.0,
+        step_seconds=0.16,
+        gradient_norm=1.25,
         checkpoints={"shared": {"step": 400, "generation": 2, "attempt": 1, "time": AT}},
         claims={Pair(2, 1): Claim.from_json(golden("claim.json"))},
         quarantined=wanted["quarantined"],
     )
     emitted = status(
-        identity=Identity(pod_uid="uid-w0", pod="gpt-w0", node="node-1"),
+        identity=Identity(pod_uid="uid-w0", pod="gpt-w0", node="node-1", gpus=tuple(wanted["gpus"])),
         state=state(),
         ranks=[rank()],
         progress=progress,
@@ -133,6 +135,7 @@ def test_the_accounting_is_emitted_as_it_is_agreed() -> None:
     assert emitted is not None
     assert emitted.keys() == wanted.keys()
     assert emitted["seconds"].keys() == wanted["seconds"].keys()
+    assert emitted["activities"] == wanted["activities"]
     assert emitted["recoveries"][0].keys() == wanted["recoveries"][0].keys()
     assert (emitted["lostSteps"], emitted["failures"]) == (wanted["lostSteps"], wanted["failures"])
 

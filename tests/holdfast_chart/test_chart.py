@@ -77,6 +77,9 @@ def test_the_operator_meets_the_restricted_standard() -> None:
 def test_agents_are_given_a_name_that_the_certificate_has() -> None:
     env = environment(render(namespace="ops"))
     assert env["HOLDFAST_AGENTS_URL"] == "https://holdfast.ops.svc:8443"
+    assert env["HOLDFAST_DCGM_URL"] == "http://$$(HOLDFAST_HOST_IP):9400/metrics", (
+        "the sidecar's variable, not its own"
+    )
     assert "holdfast.ops.svc" in env["HOLDFAST_AGENTS_NAMES"].split(",")
 
 

@@ -14,7 +14,7 @@ import pytest
 from holdfast_operator import constants as c
 from holdfast_operator.api import HangSpec, parse_job
 from holdfast_operator.manifests import children, digest, membership_document, pod, settings
-from holdfast_operator.seen import Observed, parse_pod
+from holdfast_operator.seen import Observed, Platform, parse_pod
 from holdfast_operator.status import Membership, Worker
 
 WORKER = Worker(incarnation=4, batch=4, gated=True)
@@ -89,6 +89,30 @@ def test_the_sidecar_is_native_and_fits_the_restricted_standard(make_pod: Callab
     assert env["HOLDFAST_OPERATOR_URL"] == "https://operator:8443"
     assert env["HOLDFAST_CHECKPOINT_DEADLINE_SECONDS"] == "25"
     assert "HOLDFAST_METADATA_URL" not in env
+
+
+def test_the_gpus_of_a_pod_that_has_some_are_watched_on_its_own_node(observed: Observed) -> None:
+    platform = replace(observed.platform, dcgm_url="http://$(HOLDFAST_HOST_IP):9400/metrics")
+    gpu = {"resources": {"limits": {"nvidia.com/gpu": 8}}}
+    assert sidecar_env(observed, platform, {}) == {}
+    assert sidecar_env(observed, platform, {"resources": {"limits": {"cpu": 8}}}) == {}
+    assert sidecar_env(observed, replace(platform, dcgm_url=""), gpu) == {}
+    env = sidecar_env(observed, platform, gpu)
+    assert list(env) == ["HOLDFAST_HOST_IP", "HOLDFAST_DCGM_URL"], "the kubelet knows only what it has read before"
+    assert env["HOLDFAST_HOST_IP"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.hostIP"
+    assert env["HOLDFAST_DCGM_URL"]["value"] == platform.dcgm_url
+
+
+def sidecar_env(observed: Observed, platform: Platform, container: dict[str, Any]) -> dict[str, Any]:
+    """What of the sidecar's environment is about GPUs, in its order."""
+    spec = observed.job.spec
+    assert spec is not None
+    containers = [{"name": "trainer", "image": "x", **container}]
+    template = {**spec.template, "spec": {**spec.template["spec"], "containers": containers}}
+    manifest = pod(observed.job, replace(spec, template=template), WORKER, platform)
+    (sidecar,) = manifest["spec"]["initContainers"]
+    names = ("HOLDFAST_HOST_IP", "HOLDFAST_DCGM_URL")
+    return {item["name"]: item for item in sidecar["env"] if item["name"] in names}
 
 
 def test_only_the_sidecar_gets_the_token(make_pod: Callable[..., Any]) -> None:

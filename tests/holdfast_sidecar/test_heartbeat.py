@@ -139,3 +139,26 @@ def test_what_is_no_plain_file_neither_hangs_nor_misleads(heartbeat, run_dir, tm
         path.mkdir()
     heartbeat.poll()
     assert heartbeat.current().status is None
+
+
+def test_a_launcher_that_falls_silent_is_news_once_and_again_when_it_speaks(run_dir, clock):
+    heartbeat = Heartbeat(run_dir, clock)
+    clock.forward(60)
+    assert not heartbeat.poll(), "who never spoke is not silent, but starting"
+    assert not heartbeat.current().silent
+    status = run_dir / "status.json"
+    status.write_text('{"version": 1, "phase": "Running"}')
+    assert heartbeat.poll()
+    state = accepted(heartbeat.current(), 0, monotonic=clock.monotonic())
+    clock.forward(4.9)
+    assert not heartbeat.poll()
+    clock.forward(0.1)
+    assert heartbeat.poll()
+    assert heartbeat.current().silent
+    assert due(state, heartbeat.current()) < clock.monotonic(), "the operator hears of it at once"
+    assert not heartbeat.poll(), "once"
+    state = accepted(heartbeat.current(), 0, monotonic=clock.monotonic())
+    os.utime(status)
+    assert heartbeat.poll()
+    assert not heartbeat.current().silent
+    assert due(state, heartbeat.current()) < clock.monotonic()

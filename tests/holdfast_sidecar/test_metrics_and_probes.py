@@ -47,6 +47,9 @@ def test_the_launchers_state_is_exported(metrics, heartbeat, run_dir, golden, cl
     assert found["holdfast_committed_step_age_seconds"] == 60
     assert found["holdfast_loss"] == 2.125
     assert found["holdfast_samples_per_second"] == 1536
+    assert found["holdfast_gradient_norm"] == 1.25
+    assert found["holdfast_step_seconds"] == 0.16
+    assert found["holdfast_steps_per_second"] == pytest.approx(1 / 60), "none was made for a minute"
     assert found["holdfast_launcher_phase{phase=Running}"] == 1
     assert found["holdfast_checkpoint_step{tier=shared}"] == 400
     assert found["holdfast_checkpoint_age_seconds{tier=shared}"] == 60
@@ -61,6 +64,7 @@ def test_the_launchers_books_are_exported(metrics, heartbeat, run_dir, golden):
     assert found["holdfast_productive_seconds_total"] == 100
     assert found["holdfast_rank_seconds_total"] == 120
     assert found["holdfast_standby_seconds_total"] == 12
+    assert found["holdfast_activity_seconds_total{activity=average}"] == 14
     badput = {name: value for name, value in found.items() if name.startswith("holdfast_badput_seconds_total")}
     assert badput.pop("holdfast_badput_seconds_total{cause=idle}") == 6
     assert sum(badput.values()) + 6 + 100 == pytest.approx(119.5)
@@ -73,6 +77,22 @@ def test_the_launchers_books_are_exported(metrics, heartbeat, run_dir, golden):
     assert found["holdfast_training_steps_total"] == 412
     assert found["holdfast_lost_steps_total"] == 12
     assert found["holdfast_mtbf_estimate_seconds"] == 43260
+
+
+def test_while_steps_are_made_their_pace_is_theirs(metrics, heartbeat, run_dir, golden, clock):
+    (run_dir / "status.json").write_text(json.dumps(golden("status.json")))
+    heartbeat.poll()
+    clock.forward(0.1)
+    assert samples(metrics)["holdfast_steps_per_second"] == pytest.approx(1 / 0.16)
+
+
+def test_a_launcher_that_falls_silent_is_seen(metrics, heartbeat, run_dir, golden, clock):
+    assert samples(metrics)["holdfast_launcher_silent"] == 0
+    (run_dir / "status.json").write_text(json.dumps(golden("status.json")))
+    heartbeat.poll()
+    clock.forward(6)
+    heartbeat.poll()
+    assert samples(metrics)["holdfast_launcher_silent"] == 1
 
 
 def test_a_launcher_without_books_has_no_metrics_of_them(metrics, heartbeat, run_dir, golden):
@@ -108,6 +128,8 @@ def test_what_happens_is_counted(metrics, golden, clock):
         '{"version": 1, "ranks": [3, {"step": null}], "checkpoints": {"shared": 4, "local": {"time": "soon"}}}',
         '{"version": 1, "phase": "\\ud800\\n\\"", "checkpoints": {"\\ud800": {"step": 1}}}',
         '{"version": 1, "accounting": {"seconds": {"data": "x", "idle": true, "\\ud800": -1}, "recoveries": [3]}}',
+        '{"version": 1, "stepSeconds": -1, "committedAt": "soon", "accounting": {"activities": {"data": "x"}}}',
+        '{"version": 1, "stepSeconds": 1, "committedAt": "soon", "accounting": {"activities": [1]}}',
         '{"version": 1, "accounting": {"seconds": [], "recoveries": {"count": 1}, "wallSeconds": null}}',
         '{"version": 1, "accounting": {"recoveries": [{"count": 1, "sum": 1, "buckets": [[1], 2, ["a", 1]]}]}}',
         '{"version": 1, "loss": NaN, "throughput": 1e999, "committedStep": 1' + "0" * 400 + "}",

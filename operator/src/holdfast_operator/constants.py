@@ -52,6 +52,10 @@ SIDECAR_UID = 65532
 PORT_STORE = 29400
 PORT_CONTROL = 29401
 PORT_SIDECAR = 9464
+# Where sidecars ask for their GPUs: dcgm-exporter on the pod's node. The kubelet puts in the address.
+DCGM_URL = "http://$(HOLDFAST_HOST_IP):9400/metrics"
+# Resources of which a pod with GPUs asks for some.
+GPU_RESOURCES = "nvidia.com/"
 PORT_AGENTS = 8443
 PORT_HTTP = 8080
 

@@ -165,6 +165,9 @@ def _sidecar(spec: JobSpec, platform: Platform) -> Manifest:
     ]
     if platform.metadata_url:
         env.append(_value("HOLDFAST_METADATA_URL", platform.metadata_url))
+    if platform.dcgm_url and _uses_gpus(spec.pod_spec):
+        # Before the address, which may refer to it.
+        env += [_field("HOLDFAST_HOST_IP", "status.hostIP"), _value("HOLDFAST_DCGM_URL", platform.dcgm_url)]
     return {
         "name": c.SIDECAR_CONTAINER,
         "image": platform.sidecar_image,
@@ -187,6 +190,13 @@ def _sidecar(spec: JobSpec, platform: Platform) -> Manifest:
             {"name": c.VOLUME_AGENT, "mountPath": c.AGENT_DIR, "readOnly": True},
         ],
     }
+
+
+def _uses_gpus(pod_spec: Mapping[str, Any]) -> bool:
+    """Whether the kubelet gives this pod a GPU. What is claimed otherwise (DRA) may be one."""
+    resources = [container.get("resources") or {} for container in pod_spec.get("containers") or []]
+    asked = (name for part in resources for kind in ("limits", "requests") for name in part.get(kind) or {})
+    return any(name.startswith(c.GPU_RESOURCES) for name in asked) or bool(pod_spec.get("resourceClaims"))
 
 
 def _volumes(job: Job, spec: JobSpec, pod_spec: Manifest) -> list[Manifest]:

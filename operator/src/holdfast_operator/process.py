@@ -133,6 +133,7 @@ def _platform(settings: Settings, tls: TlsKeeper) -> Platform:
         ca_bundle=tls.bundle,
         sidecar_pull_policy=settings.sidecar_pull_policy,
         metadata_url=settings.metadata_url,
+        dcgm_url=settings.dcgm_url,
         image_pull_secrets=settings.image_pull_secrets,
     )
 

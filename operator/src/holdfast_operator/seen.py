@@ -271,6 +271,7 @@ class Platform:
     ca_bundle: str
     sidecar_pull_policy: str = "IfNotPresent"
     metadata_url: str = ""
+    dcgm_url: str = ""
     image_pull_secrets: tuple[str, ...] = ()
 
 

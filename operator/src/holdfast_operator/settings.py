@@ -31,6 +31,7 @@ class Settings:
     sidecar_pull_policy: str = "IfNotPresent"
     image_pull_secrets: tuple[str, ...] = ()
     metadata_url: str = ""
+    dcgm_url: str = c.DCGM_URL
     identity: str = ""
     workers: int = 8
     relist_seconds: float = 180.0
@@ -60,6 +61,7 @@ def from_environment(environment: Mapping[str, str] | None = None) -> Settings:
         sidecar_pull_policy=env.get("HOLDFAST_SIDECAR_PULL_POLICY", "IfNotPresent"),
         image_pull_secrets=_words(env, "HOLDFAST_IMAGE_PULL_SECRETS"),
         metadata_url=env.get("HOLDFAST_METADATA_URL", ""),
+        dcgm_url=env.get("HOLDFAST_DCGM_URL", c.DCGM_URL),
         identity=env.get("HOLDFAST_POD_NAME") or socket.gethostname(),
         workers=_integer(env, "HOLDFAST_WORKERS", 8),
         relist_seconds=float(_integer(env, "HOLDFAST_RELIST_SECONDS", 180)),

@@ -26,7 +26,9 @@ logger = logging.getLogger(__name__)
 SILENT_LAUNCHER_SECONDS = 5.0
 REMEMBERED_STARTS = 8
 # These change with every training step. They are kept, but do not wake a reconciliation.
-_VOLATILE_LAUNCHER_FIELDS = frozenset({"committedStep", "committedAt", "ranks", "loss", "throughput", "accounting"})
+_VOLATILE_LAUNCHER_FIELDS = frozenset(
+    {"committedStep", "committedAt", "ranks", "loss", "throughput", "stepSeconds", "gradientNorm", "accounting"}
+)
 
 
 @dataclass(frozen=True, kw_only=True)

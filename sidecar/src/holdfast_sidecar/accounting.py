@@ -26,6 +26,7 @@ def metrics(accounting: object) -> Iterator[Metric]:
     if (value := _number(accounting.get("mtbfSeconds"))) is not None:
         yield GaugeMetricFamily("holdfast_mtbf_estimate_seconds", "Estimated seconds between failures", value=value)
     yield from _seconds(accounting)
+    yield _activities(accounting.get("activities"))
     yield from _recoveries(accounting.get("recoveries"))
 
 
@@ -48,6 +49,17 @@ def _seconds(accounting: Mapping[str, Any]) -> Iterator[Metric]:
     if wall is not None and pending is not None and wall - pending > 0:
         ratio = min(1.0, productive / (wall - pending))
         yield GaugeMetricFamily("holdfast_goodput_ratio", "Productive seconds over all that are told", value=ratio)
+
+
+def _activities(activities: object) -> Metric:
+    family = CounterMetricFamily(
+        "holdfast_activity_seconds", "Seconds of ranks in a world by what they do", labels=["activity"]
+    )
+    known = activities if isinstance(activities, Mapping) else {}
+    for activity, value in list(known.items())[:_MAX_RECOVERIES]:
+        if (seconds := _number(value)) is not None:
+            family.add_metric([_label(activity)], seconds)
+    return family
 
 
 def _recoveries(recoveries: object) -> Iterator[Metric]:

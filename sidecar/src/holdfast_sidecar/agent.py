@@ -4,13 +4,15 @@ import http
 import logging
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from holdfast_sidecar import constants as c
 from holdfast_sidecar.backoff import backoff
 from holdfast_sidecar.clock import Clock
 from holdfast_sidecar.contract import (
+    GpuError,
     Pod,
     Report,
     membership_revision,
@@ -116,6 +118,7 @@ class Reporter:
         uniform: Callable[[float, float], float],
         on_result: Callable[[bool], None] = lambda _: None,
         on_revision: Callable[[int], bool] = lambda _: True,
+        gpu: Callable[[], Sequence[GpuError]] = lambda: (),
     ) -> None:
         self._api = api
         self._pod = pod
@@ -126,13 +129,14 @@ class Reporter:
         self._uniform = uniform
         self._on_result = on_result
         self._on_revision = on_revision
+        self._gpu = gpu
         self._number = 0
         self._report_state: ReportState = NOTHING_REPORTED
         self._contact = Transitions(_log)
 
     def step(self) -> float:
         """Send a report if one is due; returns the seconds until the next is, if nothing changes before."""
-        beat, notices = self._heartbeat.current(), len(self._ledger.notices())
+        beat, notices = self._beat(), len(self._ledger.notices())
         due, _ = report_due(self._report_state, beat, notices)
         wait = due - self._clock.monotonic()
         if wait > 0:
@@ -146,8 +150,9 @@ class Reporter:
         It goes over a connection of its own, since the usual one may hang."""
         self._api = api
         self._heartbeat.poll()
-        beat, state = self._heartbeat.current(), self._report_state
+        beat, state = self._beat(), self._report_state
         told = (state.failures, state.sequence, state.notices) == (0, beat.sequence, len(self._ledger.notices()))
+        told = told and state.significance == beat.significance
         if told and state.accepted_at is not None:
             return True
         end = self._clock.monotonic() + c.FINAL_REPORT_SECONDS
@@ -157,6 +162,13 @@ class Reporter:
             sleep(min(self._report_state.pause, max(0.0, end - self._clock.monotonic())))
         _log.error("the last report did not reach the operator; the pod's own state has to tell it")
         return False
+
+    def _beat(self) -> Beat:
+        """The newest beat; a GPU error is as significant as what the launcher says."""
+        beat, errors = self._heartbeat.current(), self._gpu()
+        if not errors:
+            return beat
+        return replace(beat, significance=beat.significance + repr(errors).encode())
 
     def _send(self, beat: Beat, timeout: float) -> bool:
         self._number += 1
@@ -168,6 +180,7 @@ class Reporter:
             launcher=beat.status,
             launcher_silent_seconds=beat.silent_seconds(self._clock.monotonic()),
             notices=notices,
+            gpu=self._gpu(),
         )
         try:
             answer = self._api.send("POST", c.REPORT_PATH, body=report.encode(), timeout=timeout)

@@ -14,6 +14,8 @@ ACK_COMMITTED: Final = "Committed"
 """Its `result` when the commit is made."""
 NOTICES_FILE: Final = "sidecar-notices.json"
 """The sidecar's own memory of the notices that it has passed on."""
+GPU_FILE: Final = "sidecar-gpus.json"
+"""The same for what went wrong with the GPUs, and what their counters showed."""
 
 # Environment.
 ENV_RUN_DIR: Final = "HOLDFAST_RUN_DIR"
@@ -27,6 +29,7 @@ ENV_CA_FILE: Final = "HOLDFAST_CA_FILE"
 ENV_NOTICE_PROVIDERS: Final = "HOLDFAST_NOTICE_PROVIDERS"
 ENV_CHECKPOINT_DEADLINE: Final = "HOLDFAST_CHECKPOINT_DEADLINE_SECONDS"
 ENV_METADATA_URL: Final = "HOLDFAST_METADATA_URL"
+ENV_DCGM_URL: Final = "HOLDFAST_DCGM_URL"
 ENV_SIDECAR_PORT: Final = "HOLDFAST_SIDECAR_PORT"
 ENV_SIDECAR_ADDRESS: Final = "HOLDFAST_SIDECAR_ADDRESS"
 
@@ -46,6 +49,8 @@ REPORT_PATH: Final = "/v1/report"
 MEMBERSHIP_PATH: Final = "/v1/membership"
 
 # Heartbeat and reports.
+LAUNCHER_SILENT_SECONDS: Final = 5.0
+"""A launcher touches its status every second; silent for so long, it is reported at once."""
 STATUS_POLL_SECONDS: Final = 0.1
 REPORT_MOVING_SECONDS: Final = 1.0
 """Between two reports while only steps move."""
@@ -87,6 +92,19 @@ GCP_MAINTENANCE_SECONDS: Final = 60.0
 """Compute Engine names no times, but says what it gives at least."""
 AZURE_FIRST_ANSWER_SECONDS: Final = 130.0
 """The first request enables Scheduled Events and may be answered after two minutes, says Azure."""
+
+# GPUs.
+GPU_POLL_SECONDS: Final = 10.0
+"""Exporters read the GPUs every 30 s unless told otherwise."""
+GPU_STALE_SECONDS: Final = 300.0
+"""Readings that have stood still for so long are not believed."""
+GPU_VANISHED_SECONDS: Final = 60.0
+EXPORTER_TIMEOUT_SECONDS: Final = 5.0
+MAX_EXPORTER_BYTES: Final = 4 << 20
+MAX_EXPORTER_LINE_BYTES: Final = 8 << 10
+MAX_GPUS: Final = 64
+MAX_GPU_NAME: Final = 64
+MAX_GPU_ERRORS: Final = 64
 
 # Limits.
 MAX_FILE_BYTES: Final = 1 << 20

@@ -28,6 +28,8 @@ class Beat:
     significance: bytes
     sequence: int
     """Rises with every status that says something else than the one before."""
+    silent: bool = False
+    """The launcher has spoken before, and says nothing any more."""
 
     def silent_seconds(self, monotonic: float) -> float:
         """How long the launcher has said nothing."""
@@ -50,20 +52,30 @@ class Heartbeat:
         with self._lock:
             return self._beat
 
+    def gpus(self) -> frozenset[str]:
+        """UUIDs of the GPUs that the launcher sees."""
+        status = self.current().status or {}
+        told = status.get("gpus")
+        return frozenset(uuid for uuid in told if isinstance(uuid, str)) if isinstance(told, list) else frozenset()
+
     def poll(self) -> bool:
         """Look at the file once; True when it says something new."""
         with self._lock:
             found = stamp(self._path)
             if found is None or found == self._stamp:
-                return False
+                return self._falls_silent()
             before, self._stamp = self._stamp, found
             changed_at = self._clock.monotonic()
             if before is None:
                 changed_at -= self._age(found)
             status, significance = self._read()
+            speaks_again = self._beat.silent
+            if speaks_again:
+                _log.info("the launcher speaks again")
             if status == self._beat.status:  # a sign of life, without news
-                self._beat = replace(self._beat, changed_at=changed_at)
-                return False
+                beat = replace(self._beat, changed_at=changed_at, silent=False, significance=significance)
+                self._beat = beat
+                return speaks_again
             self._beat = Beat(
                 status=status,
                 changed_at=changed_at,
@@ -71,6 +83,16 @@ class Heartbeat:
                 sequence=self._beat.sequence + 1,
             )
             return True
+
+    def _falls_silent(self) -> bool:
+        """Whether it does so now. Its silence is significant: whoever decides about it is to know at once."""
+        beat = self._beat
+        seconds = beat.silent_seconds(self._clock.monotonic())
+        if beat.silent or beat.status is None or seconds < c.LAUNCHER_SILENT_SECONDS:
+            return False
+        _log.warning("the launcher has said nothing for %.0f s", seconds)
+        self._beat = replace(beat, silent=True, significance=b"silent " + beat.significance)
+        return True
 
     def _age(self, found: Stamp) -> float:
         """Age of a status that was there before the sidecar was."""

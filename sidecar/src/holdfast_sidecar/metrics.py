@@ -20,9 +20,12 @@ from holdfast_sidecar.heartbeat import Beat
 class Metrics:
     """Counts what happens and turns it, with the newest beat, into Prometheus's text."""
 
-    def __init__(self, clock: Clock, beat: Callable[[], Beat]) -> None:
+    def __init__(
+        self, clock: Clock, beat: Callable[[], Beat], *, gpus: Callable[[], Iterator[Metric]] = lambda: iter(())
+    ) -> None:
         self._clock = clock
         self._beat = beat
+        self._gpus = gpus
         self._lock = threading.Lock()
         self._reports: Counter[str] = Counter({"ok": 0, "failed": 0})
         self._notices: Counter[tuple[str, str]] = Counter()
@@ -66,6 +69,8 @@ class Metrics:
         beat = self._beat()
         silent = beat.silent_seconds(self._clock.monotonic())
         yield _gauge("holdfast_launcher_silent_seconds", "Seconds since the launcher last wrote its status", silent)
+        yield _gauge("holdfast_launcher_silent", "1 if the launcher has spoken and fell silent", float(beat.silent))
+        yield from self._gpus()
         if beat.status is not None:
             yield from _launcher(beat.status, self._clock.now())
 
@@ -109,7 +114,10 @@ def _launcher(status: Document, now: datetime) -> Iterator[Metric]:
         "holdfast_step": ("The highest step of a rank process here", max(steps, default=None)),
         "holdfast_committed_step": ("The last committed step", status.get("committedStep")),
         "holdfast_loss": ("The loss of the last committed step", status.get("loss")),
+        "holdfast_gradient_norm": ("The norm of the last committed step's gradients", status.get("gradientNorm")),
         "holdfast_samples_per_second": ("Samples a second", status.get("throughput")),
+        "holdfast_step_seconds": ("Seconds that a step takes", status.get("stepSeconds")),
+        "holdfast_steps_per_second": ("Steps a second", _pace(status, now)),
         "holdfast_warm_processes": ("Processes that stand by for a lost rank", status.get("warmProcesses")),
     }
     for name, (text, value) in numbers.items():
@@ -130,6 +138,18 @@ def _age_of_step(committed_at: object, now: datetime) -> Iterator[Metric]:
     with contextlib.suppress(MalformedError):
         age = (now - parse_time(str(committed_at))).total_seconds()
         yield _gauge("holdfast_committed_step_age_seconds", "Seconds since the last committed step", max(0.0, age))
+
+
+def _pace(status: Document, now: datetime) -> float | None:
+    """Steps a second as they were made, or as few as the wait for the next one leaves."""
+    seconds, at = status.get("stepSeconds"), status.get("committedAt")
+    if seconds is None or not _number(seconds) or seconds <= 0 or not isinstance(at, str):
+        return None
+    try:
+        waited = (now - parse_time(at)).total_seconds()
+    except MalformedError:
+        return None
+    return 1.0 / max(float(seconds), waited)
 
 
 def _world(world: object) -> Iterator[Metric]:

@@ -8,21 +8,26 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+
+from prometheus_client.core import Metric
 
 from holdfast_sidecar import __version__, logs, sources
 from holdfast_sidecar import constants as c
 from holdfast_sidecar.agent import Membership, Reporter, connect
 from holdfast_sidecar.clock import Clock, SystemClock
-from holdfast_sidecar.contract import Notice
+from holdfast_sidecar.contract import GpuError, Notice
 from holdfast_sidecar.errors import SettingsError
+from holdfast_sidecar.gpu import export
+from holdfast_sidecar.gpu.watch import GpuWatch
 from holdfast_sidecar.heartbeat import Heartbeat
 from holdfast_sidecar.metrics import Metrics
 from holdfast_sidecar.notice import Ledger, Watcher
 from holdfast_sidecar.server import Pages, Server, metrics_page, probe_page
 from holdfast_sidecar.settings import Settings, read_environment
 from holdfast_sidecar.sources.base import Source
+from holdfast_sidecar.transport import Connection
 
 _log = logging.getLogger("holdfast_sidecar")
 
@@ -70,7 +75,8 @@ class Sidecar:
         self._clock, self._uniform = clock, random.SystemRandom().uniform
         self._stop = threading.Event()
         self._heartbeat = Heartbeat(settings.run_dir, clock)
-        self._metrics = Metrics(clock, self._heartbeat.current)
+        self._metrics = Metrics(clock, self._heartbeat.current, gpus=self._gpu_metrics)
+        self._gpu_watch = self._build_gpu_watch(settings)
         self._ledger = ledger = Ledger(settings.run_dir)
         self._where = (settings.operator_url, settings.token_file, settings.ca_file, clock.monotonic)
         membership_api, membership_connection = connect(*self._where)
@@ -93,6 +99,7 @@ class Sidecar:
             uniform=self._uniform,
             on_result=self._metrics.report,
             on_revision=membership.expect,
+            gpu=self._gpu_errors,
         )
         self._reports = self._loop("reports", self._reporter.step, c.REPORT_TIMEOUT_SECONDS)
         self._loops = [
@@ -103,6 +110,8 @@ class Sidecar:
         found = sources.build(settings, clock.monotonic, ledger.committed)
         self._watches = [self._watch(source, ledger) for source in found]
         self._loops += self._watches
+        if self._gpu_watch is not None:
+            self._loops.append(self._loop("gpus", self._gpu_watch.tick, c.SOURCE_BACKOFF_ABSENT_SECONDS))
         self._server = Server(settings.address, settings.port, self._pages())
 
     def start(self) -> int:
@@ -128,6 +137,30 @@ class Sidecar:
             "/healthz": probe_page(self._stuck),
             "/readyz": probe_page(self._unready),
         }
+
+    def _build_gpu_watch(self, settings: Settings) -> GpuWatch | None:
+        if not settings.dcgm_url:
+            return None
+        return GpuWatch(
+            Connection(settings.dcgm_url, self._clock.monotonic, max_bytes=c.MAX_EXPORTER_BYTES),
+            settings.pod,
+            settings.run_dir,
+            self._clock,
+            self._uniform,
+            told=self._heartbeat.gpus,
+            on_news=self._wake_reports,
+            on_error=self._metrics.poll_error,
+        )
+
+    def _wake_reports(self) -> None:
+        self._reports.wake()
+
+    def _gpu_errors(self) -> Sequence[GpuError]:
+        return () if self._gpu_watch is None else self._gpu_watch.view().errors
+
+    def _gpu_metrics(self) -> Iterator[Metric]:
+        if self._gpu_watch is not None:
+            yield from export.metrics(self._gpu_watch.view(), self._clock.monotonic())
 
     def _watch(self, source: Source, ledger: Ledger) -> Loop:
         watcher = Watcher(

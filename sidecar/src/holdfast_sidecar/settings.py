@@ -24,12 +24,16 @@ class Settings:
     providers: tuple[str, ...]
     checkpoint_deadline_seconds: float
     metadata_url: str
+    dcgm_url: str
+    """Where the node's GPU exporter answers; empty: it is not asked."""
     address: str
     port: int
 
     def __post_init__(self) -> None:
         _check_address(c.ENV_OPERATOR_URL, self.operator_url, "https")
         _check_address(c.ENV_METADATA_URL, self.metadata_url, "http")
+        if self.dcgm_url:
+            _check_address(c.ENV_DCGM_URL, self.dcgm_url, "http")
         if not 0 <= self.port < 65536:
             raise SettingsError(f"{c.ENV_SIDECAR_PORT} must be a port, not {self.port}")
         if not 0 < self.checkpoint_deadline_seconds < 86400:
@@ -53,9 +57,16 @@ def read_environment(environment: Mapping[str, str] | None = None) -> Settings:
         providers=tuple(name.strip() for name in env.get(c.ENV_NOTICE_PROVIDERS, "").split(",") if name.strip()),
         checkpoint_deadline_seconds=_number(env, c.ENV_CHECKPOINT_DEADLINE, c.DEFAULT_CHECKPOINT_DEADLINE_SECONDS),
         metadata_url=(env.get(c.ENV_METADATA_URL) or c.DEFAULT_METADATA_URL).rstrip("/"),
+        dcgm_url=_with_path(env.get(c.ENV_DCGM_URL, "").strip()),
         address=env.get(c.ENV_SIDECAR_ADDRESS, ""),
         port=int(_number(env, c.ENV_SIDECAR_PORT, c.DEFAULT_PORT)),
     )
+
+
+def _with_path(url: str) -> str:
+    """The exporter's address with its usual path where none is given."""
+    bare = url and not url.partition("://")[2].partition("/")[2]
+    return f"{url.rstrip('/')}/metrics" if bare else url
 
 
 def _required(env: Mapping[str, str], name: str) -> str:

@@ -71,6 +71,24 @@ def test_start_up_is_the_launchers_to_measure(launcher: Launcher) -> None:
     assert books["wallSeconds"] == pytest.approx(5.5)
 
 
+def test_what_ranks_do_adds_up_over_processes(launcher: Launcher) -> None:
+    launcher.starts(1)
+    launcher.starts(2, 1)
+    for pid in (1, 2):
+        launcher.steps(pid, 1, seconds=2.0)
+    launcher.accounts.ended(1, hung=False)
+    launcher.starts(3)
+    launcher.steps(3, 2, seconds=3.0)
+    assert launcher.books["activities"]["compute"] == pytest.approx(2 * 2.0 + 3.0)
+
+
+def test_a_rank_of_a_release_that_does_not_tell_what_it_does_is_heard(launcher: Launcher) -> None:
+    launcher.accounts.hello(1, 0)
+    report = {"activity": "data", "wall": 0.0, "open": 0.0, "seconds": {}}
+    launcher.accounts.account(1, report)
+    assert set(launcher.books["activities"].values()) == {0.0}
+
+
 def test_what_a_script_does_between_its_hello_and_its_first_sync_is_start_up(launcher: Launcher) -> None:
     launcher.accounts.hello(1, 0)
     launcher.passes(3)

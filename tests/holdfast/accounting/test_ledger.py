@@ -95,6 +95,21 @@ def test_the_time_of_a_life_is_where_it_belongs() -> None:
     )
 
 
+def test_what_a_rank_does_is_told_beside_what_it_was_good_for() -> None:
+    told = life().ledger.report()["activities"]
+    assert told == pytest.approx(
+        {
+            "data": 6 * 0.1,
+            "compute": 6 * 0.6,
+            "average": 6 * 0.2,
+            "vote": 6 * 0.05,
+            "apply": 5 * 0.05,
+            "checkpoint": 0.2,
+            "evaluation": 0.5,
+        }
+    )
+
+
 @pytest.mark.parametrize(
     ("delayed", "cause"),
     [

@@ -121,6 +121,16 @@ ENTERING: Final = frozenset({Activity.SYNC, Activity.RESTORE})
 _OUTSIDE: Final = frozenset({Activity.STARTUP, Activity.PARKED, Activity.DONE})
 _STEP: Final = frozenset({Activity.COMPUTE, Activity.AVERAGE, Activity.VOTE, Activity.APPLY})
 _TRAINING: Final = frozenset({Activity.DATA, *_STEP})
+# What a rank does between two steps: in which share of its time, says how well it trains.
+MEASURED: Final = (
+    Activity.DATA,
+    Activity.COMPUTE,
+    Activity.AVERAGE,
+    Activity.VOTE,
+    Activity.APPLY,
+    Activity.CHECKPOINT,
+    Activity.EVALUATION,
+)
 _PLAIN: Final = {
     Activity.DATA: Spent.DATA,
     Activity.CHECKPOINT: Spent.CHECKPOINT,
@@ -188,6 +198,7 @@ class Ledger:
             "wall": round(self._wall.seconds, 6),
             "open": round(self._open + (stretch if self._activity in _STEP else 0.0), 6),
             "seconds": books.to_json(),
+            "activities": {str(activity): round(self._timers[activity].seconds, 6) for activity in MEASURED},
         }
 
     # Inside

@@ -296,6 +296,7 @@ class Stepper:
             seconds=round(time.monotonic() - self._batch.started, 6),
             lr=self._lineage.rates.lr,
             worldSize=kept.world_size,
+            gradNorm=norm,
         )
         return StepResult(committed=True, step=step, loss=agreed.loss, grad_norm=norm, reason="Committed")
 

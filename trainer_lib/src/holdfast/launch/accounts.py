@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from holdfast.accounting import ENTERING, Books, Clock, Histogram, Spent, Timer, mtbf
+from holdfast.accounting import ENTERING, MEASURED, Books, Clock, Histogram, Spent, Timer, mtbf
 from holdfast.activity import Activity
 from holdfast.constants import Phase
 
@@ -137,6 +137,7 @@ class _Process:
     """What was last heard of a process that speaks."""
 
     books: Books = field(default_factory=Books)
+    activities: Mapping[str, float] = field(default_factory=dict)
     replaces: bool = False  # its start is part of a recovery
 
 
@@ -171,6 +172,7 @@ class Accounts:
         self._standby = 0.0
         self._progress = clock()
         self._failed: _Failed | None = None
+        self._activities = dict.fromkeys(map(str, MEASURED), 0.0)
         self._recoveries: dict[tuple[str, str], Histogram] = {}
         self._spoken = False
         self._step: int | None = None
@@ -210,6 +212,7 @@ class Accounts:
         process = self._processes.setdefault(pid, _Process())
         books = Books(report["seconds"])
         added, process.books = books.since(process.books), books
+        self._measure(process, report.get("activities") or {})
         seat = self._seat(pid)
         if seat is None:
             return
@@ -269,6 +272,7 @@ class Accounts:
             "unattributedSeconds": round(wall - pending - books.total, 6),
             "standbySeconds": round(self._standby + sum(timer.seconds for timer in self._standbys.values()), 6),
             "seconds": books.to_json(),
+            "activities": {activity: round(seconds, 6) for activity, seconds in self._activities.items()},
             "steps": self.steps,
             "lostSteps": self.lost_steps,
             "failures": self.failures,
@@ -280,6 +284,12 @@ class Accounts:
         }
 
     # Inside
+
+    def _measure(self, process: _Process, activities: Mapping[str, Any]) -> None:
+        told = {name: float(seconds) for name, seconds in activities.items() if name in self._activities}
+        for name, seconds in told.items():
+            self._activities[name] += seconds - process.activities.get(name, 0.0)
+        process.activities = told
 
     def _recovered(self) -> Recovery | None:
         failed, now = self._failed, self._clock()

@@ -46,6 +46,8 @@ class Progress:
     committed_at: float | None = None
     loss: float | None = None
     throughput: float | None = None
+    step_seconds: float | None = None
+    gradient_norm: float | None = None
     checkpoints: dict[str, dict[str, Any]] = field(default_factory=dict)
     claims: dict[Pair, Claim] = field(default_factory=dict)
     quarantined: list[dict[str, str]] = field(default_factory=list)
@@ -240,11 +242,13 @@ class LocalRanks:
         step = int(body["step"])
         seconds = float(body["seconds"])
         loss = float(body["loss"])
+        norm = body.get("gradNorm")
         self.progress.loss = loss if math.isfinite(loss) else None
+        self.progress.gradient_norm = None if norm is None else float(norm)
         if seconds > 0:
             rate = float(body["samples"]) / seconds
-            known = self.progress.throughput
-            self.progress.throughput = rate if known is None else 0.8 * known + 0.2 * rate
+            self.progress.throughput = _smoothed(self.progress.throughput, rate)
+            self.progress.step_seconds = _smoothed(self.progress.step_seconds, seconds)
         if step != self.progress.committed_step:
             self.progress.committed_step, self.progress.committed_at = step, self._now()
             self._feed(StepMade(pair=pair, step=step, restored=self._restored))
@@ -361,3 +365,7 @@ class LocalRanks:
 
     def _place(self) -> Place:
         return Place(pod=self._pod, node=self._node, at=self._now())
+
+
+def _smoothed(known: float | None, value: float) -> float:
+    return value if known is None else 0.8 * known + 0.2 * value

@@ -26,6 +26,7 @@ class Identity:
     pod_uid: str
     pod: str
     node: str
+    gpus: tuple[str, ...] = ()
 
 
 def status(
@@ -47,6 +48,7 @@ def status(
         "podUID": identity.pod_uid,
         "pod": identity.pod,
         "node": identity.node,
+        "gpus": list(identity.gpus),
         "ready": state.ready,
         "ports": {"store": store_port, "control": control_port},
         "accepted": _pair(state.accepted),
@@ -102,6 +104,8 @@ def _progress(progress: Progress) -> dict[str, Any]:
         "quarantined": list(progress.quarantined),
         "loss": progress.loss,
         "throughput": None if progress.throughput is None else round(progress.throughput, 3),
+        "stepSeconds": None if progress.step_seconds is None else round(progress.step_seconds, 6),
+        "gradientNorm": progress.gradient_norm,
     }
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from holdfast.constants import CONTROL_PORT, ENV_JOB_KEY_FILE, STORE_PORT
 from holdfast.environment import Environment
 from holdfast.errors import UsageError
-from holdfast.launch import rendezvous
+from holdfast.launch import gpus, rendezvous
 from holdfast.launch.agent import Agent, AgentConfig
 from holdfast.launch.report import Identity
 from holdfast.launch.standalone import Joined, Record, Roster, Terms
@@ -65,7 +65,7 @@ async def _under_operator(options: RunOptions, environment: Environment, context
         _log.warning("under the operator --nnodes and --rdzv-endpoint do nothing: the resource says who trains")
     config = AgentConfig(
         run_dir=environment.run_dir or Path(),
-        identity=Identity(pod_uid=environment.pod_uid, pod=pod, node=environment.node_name),
+        identity=Identity(pod_uid=environment.pod_uid, pod=pod, node=environment.node_name, gpus=gpus.visible()),
         host=environment.pod_ip,
         command=_command(options, processes=options.processes),
         control_port=CONTROL_PORT if environment.control_port is None else environment.control_port,
