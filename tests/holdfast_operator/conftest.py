@@ -120,6 +120,7 @@ class Sim:
         self.created_names: list[str] = []
         self.complete_at: int | None = None
         self.obeys = False  # launchers that are told to drain leave with 75
+        self.frozen: dict[str, datetime] = {}  # pods whose launcher hangs, and since when
 
     # What tests ask
 
@@ -322,7 +323,7 @@ class Sim:
         if body is None or body["status"]["phase"] != "Running" or body.get("dead"):
             return False
         node = body["spec"].get("nodeName")
-        return node in self.nodes and self._node_up(node)
+        return node in self.nodes and self._node_up(node) and uid not in self.frozen
 
     def _launchers(self) -> None:
         """What launchers do together, as far as the operator can see it."""
@@ -411,6 +412,9 @@ class Sim:
         for uid, body in self.pods.items():
             if self._alive(uid):
                 self.heard[uid] = (self.now, self._report_of(uid, body, done))
+            elif uid in self.frozen and self._node_up(body["spec"]["nodeName"]):  # its sidecar goes on
+                silent = (self.now - self.frozen[uid]).total_seconds()
+                self.heard[uid] = (self.now, {**self.heard[uid][1], "launcherSilentSeconds": silent})
 
     def _report_of(self, uid: str, body: Body, done: set[tuple[int, int]]) -> Body:
         report: Body = json.loads((CONTRACT / "report.json").read_text())
@@ -461,6 +465,10 @@ class Sim:
         statuses = [{"name": "trainer", "state": state}]
         kept = {key: body["status"].get(key) for key in ("podIP", "conditions")}
         body["status"] = {"phase": phase, "containerStatuses": statuses, **kept}
+
+    def freeze(self, name: str) -> None:
+        """The launcher hangs; its sidecar goes on."""
+        self.frozen[self.uid(name)] = self.now
 
     def kill_node(self, name: str) -> None:
         """The node falls silent; the API server says so a little later."""

@@ -197,6 +197,28 @@ def test_the_only_worker_on_a_silent_node_awaits_its_fence(make_sim: Make) -> No
     assert sim.status.restart_count == 1
 
 
+def test_a_launcher_that_hangs_on_a_healthy_node_is_replaced(trained: Any) -> None:
+    node = trained.node_of("gpt-w1")
+    trained.freeze("gpt-w1")
+    trained.run(40)
+    assert trained.names() == ["gpt-w0", "gpt-w1", "gpt-w2"], "it may be a pause"
+    trained.run(60, until=lambda: "gpt-w3" in trained.world_names())
+    trained.run(30)
+    assert "gpt-w1" not in trained.names()
+    assert causes(trained) == ["Infrastructure"]
+    assert trained.counted == ["Infrastructure"], "its peers told of it, and it is told once"
+    assert node not in {entry.node for entry in trained.status.avoided}, "the node is well"
+
+
+def test_the_only_worker_whose_launcher_hangs_is_replaced(make_sim: Make) -> None:
+    sim = make_sim(replicas=1, minimum=1, nodes=2)
+    sim.run(60, until=lambda: len(sim.world_names()) == 1)
+    sim.freeze("gpt-w0")
+    sim.run(120, until=lambda: sim.world_names() == ["gpt-w1"])
+    assert sim.counted == ["Infrastructure"]
+    assert sim.status.incidents[0].reason == "LauncherSilent"
+
+
 def test_scaling_down_drains_the_surplus_and_counts_nothing(trained: Any) -> None:
     trained.body["spec"]["workers"]["replicas"] = 2
     trained.body["metadata"]["generation"] = 2

@@ -102,6 +102,8 @@ INCIDENT_GRACE = timedelta(seconds=10)
 TEMPLATE_RETRY = timedelta(seconds=20)
 # Reports older than this say nothing about now.
 REPORT_FRESH = timedelta(seconds=20)
+# A launcher that has spoken, and whose sidecar says that it has said nothing for so long, hangs.
+LAUNCHER_HUNG = timedelta(seconds=60)
 # After a start of the operator: until then missing reports mean nothing.
 START_GRACE = timedelta(seconds=30)
 # An absent pod whose node was alive this long past its grace period was ended by its kubelet.

@@ -15,6 +15,7 @@ TAINT_MANAGER = "DeletionByTaintManager"
 HOLDFAST_MISSING = "HoldfastMissing"
 CONTAINER_FAILED = "ContainerFailed"
 POD_FAILED = "PodFailed"
+LAUNCHER_SILENT = "LauncherSilent"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Pods that are to go, and workers that may be forgotten.
 
 A pod is deleted by us only if nobody trains with it: it was ordered away, could not leave by itself in time, is lost
-to a world that runs without it, or has ended and is no longer among the few kept for their logs.
+to a world that runs without it, hangs, or has ended and is no longer among the few kept for their logs.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from datetime import timedelta
 
 from holdfast_operator import constants as c
 from holdfast_operator.actions import DeletePod
+from holdfast_operator.policies import causes
 from holdfast_operator.policies.draft import Draft
 from holdfast_operator.policies.progress import newest_report
 from holdfast_operator.seen import PodView
@@ -45,6 +46,8 @@ def _leaving(draft: Draft, worker: Worker) -> Draft:
 
 
 def _lost(draft: Draft, worker: Worker) -> Draft:
+    if worker.reason == causes.LAUNCHER_SILENT:
+        return _delete(draft, worker, worker.reason)
     best = newest_report(draft)
     if best is None or best.world is None or worker.pod_uid in best.world.members:
         return draft

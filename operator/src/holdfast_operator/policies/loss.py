@@ -1,4 +1,5 @@
-"""Workers that are lost: their pod ended, is absent, or is silent on a node that is not heard of.
+"""Workers that are lost: their pod ended, is absent, or is silent on a node that is not heard of, or their launcher
+hangs, says the sidecar beside it.
 
 Ended is proved by the kubelet; all else is only taken for dead, so that a replacement is asked for at once, and waits
 for proof in ``fence``. The absence of reports alone never makes a worker lost.
@@ -37,6 +38,8 @@ def _judge(draft: Draft, worker: Worker, pod: PodView | None) -> Draft:
         return draft
     if _silent(draft, worker, pod):
         return _silenced(draft, worker, pod)
+    if worker.phase is Phase.WANTED and _hangs(draft, pod):
+        return _hung(draft, worker, pod)
     if worker.phase is Phase.LOST and _returned(draft, worker, pod):
         return draft.changed_worker(worker, phase=Phase.WANTED, since=draft.now, cause="", reason="", message="")
     return draft
@@ -88,9 +91,24 @@ def _silenced(draft: Draft, worker: Worker, pod: PodView) -> Draft:
     return avoiding(draft, pod.node, "NodeLost", c.AVOID_DEAD)
 
 
+def _hangs(draft: Draft, pod: PodView) -> bool:
+    """It spoke before: a launcher that is not there yet has nothing to say."""
+    own = draft.seen.report(pod.uid)
+    if own is None or not own.has_launcher or not own.fresh(draft.now):
+        return False
+    return (own.silent_seconds or 0.0) >= c.LAUNCHER_HUNG.total_seconds()
+
+
+def _hung(draft: Draft, worker: Worker, pod: PodView) -> Draft:
+    """Its node is well, so the pod's deletion (``disposal``) proves it gone."""
+    message = f"{pod.name} hangs: its launcher has said nothing for {c.LAUNCHER_HUNG.total_seconds():.0f} s"
+    verdict = causes.Verdict(cause=c.CAUSE_INFRASTRUCTURE, reason=causes.LAUNCHER_SILENT, message=message)
+    return draft.with_worker(replace(_blamed(worker, verdict), phase=Phase.LOST, since=draft.now))
+
+
 def _returned(draft: Draft, worker: Worker, pod: PodView) -> bool:
     own = draft.seen.report(pod.uid)
-    alive = own is not None and own.ready and own.fresh(draft.now)
+    alive = own is not None and own.ready and own.fresh(draft.now) and not _hangs(draft, pod)
     return alive and not pod.leaving and not worker.counted and not causes.node_dead(draft.node(worker), draft.now)
 
 
