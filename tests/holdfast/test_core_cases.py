@@ -8,11 +8,13 @@ from dataclasses import replace
 import pytest
 from simulation import Pod, Simulation, Stored
 
+from holdfast.activity import Activity
 from holdfast.checkpoint import fencing
 from holdfast.constants import Cause, Phase
 from holdfast.launch import events
 from holdfast.launch.membership import Budget, Membership
 from holdfast.launch.messages import Priority
+from holdfast.launch.stalls import Stall
 from holdfast.launch.standalone import Joined, Record, Roster, Terms
 from holdfast.worlds import Claim, Pair
 from holdfast_operator.policies import membership as policy
@@ -132,6 +134,21 @@ def test_the_root_cause_is_the_exception_and_not_the_peers_that_miss_it() -> Non
     sim.kill_rank("w1", Cause.APPLICATION, Priority.EXCEPTION)
     assert sim.run(10, lambda: (t := sim.training_now()) is not None and t.world.pair == Pair(1, 2))
     assert {incident(pod, Pair(1, 1)) for pod in sim.alive()} == {Cause.APPLICATION}
+
+
+def test_what_a_launcher_says_of_its_stalled_ranks_reaches_the_others_at_once_and_is_taken_back() -> None:
+    sim = training()
+    stall = Stall(pair=Pair(1, 1), rank=1, activity=Activity.VOTE, step=9, silent=False, seconds=0.6, deadline=0.85)
+
+    def heard() -> set[tuple[Stall, ...]]:
+        hellos = [sim.pods[uid].state.peers["w1"].hello for uid in ("w0", "w2")]
+        return {hello.stalls for hello in hellos if hello is not None}
+
+    sim.feed(sim.pods["w1"], events.Stalled(stalls=(stall,)))
+    assert sim.run(0.9, lambda: heard() == {(stall,)})
+    sim.feed(sim.pods["w1"], events.Stalled(stalls=()))
+    assert sim.run(0.9, lambda: heard() == {()})
+    assert sim.trains_with("w0", "w1", "w2"), "nothing follows from it here"
 
 
 def test_of_two_pods_one_lost_waits_for_the_operator_who_publishes_the_survivor() -> None:

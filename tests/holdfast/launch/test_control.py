@@ -132,6 +132,29 @@ def test_a_peer_that_says_nothing_is_silent() -> None:
     asyncio.run(play())
 
 
+def test_a_peer_that_beats_no_more_is_unheard_long_before_it_is_dead() -> None:
+    async def play() -> None:
+        heard = Heard()
+        a = await channel("a", heard, 60.0)
+
+        async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            connection = await wire.answer(reader, writer, me="b", key=KEY)
+            connection.send({"type": "beat"})
+            await asyncio.sleep(30)
+
+        server = await asyncio.start_server(mute, "127.0.0.1", 0)
+        assert not a.heard_lately("b")
+        configure(a, {"b": server.sockets[0].getsockname()[1]}, dead_after=60.0)
+        await until(lambda: heard.up)
+        assert a.heard_lately("b")
+        await until(lambda: not a.heard_lately("b"))
+        assert heard.down == []
+        await a.close()
+        server.close()
+
+    asyncio.run(play())
+
+
 def test_a_peer_that_is_not_there_is_refused() -> None:
     async def play() -> None:
         heard, nobody = Heard(), await channel("b", Heard())

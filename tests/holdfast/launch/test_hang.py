@@ -19,7 +19,7 @@ from holdfast.activity import Activity
 from holdfast.constants import BOARD_DIR, STACKS_DIR, Cause
 from holdfast.launch import stacks
 from holdfast.launch.board import Boards
-from holdfast.launch.hang import HangWatch
+from holdfast.launch.hang import HangWatch, Scene
 from holdfast.worlds import Pair
 
 SCRIPT = Path(__file__).parent / "scripts" / "steps.py"
@@ -46,15 +46,24 @@ class World:
     ranks: list[Process] = field(default_factory=list)
     verdicts: list[tuple[int, str, Cause]] = field(default_factory=list)
 
+    killed: list[int] = field(default_factory=list)
+    strays: list[tuple[Process, float, bool]] = field(default_factory=list)
+
+    def hung(self, slot: int, message: str, cause: Cause, *, kill: bool) -> None:
+        self.verdicts.append((slot, message, cause))
+        self.killed += [slot] if kill else []
+
     def start(self, *faults: str) -> None:
-        self.watch = HangWatch(self.run_dir, lambda *verdict: self.verdicts.append(verdict))
+        self.watch = HangWatch(self.run_dir, self.hung)
         for rank, fault in enumerate(faults):
             words = [sys.executable, str(SCRIPT), str(self.run_dir / BOARD_DIR), str(10 + rank), str(self.seconds)]
             popen = subprocess.Popen([*words, fault], process_group=0)
             self.ranks.append(Process(slot=10 + rank, number=rank, popen=popen))
 
     def look(self, *, world_size: int | None = None) -> None:
-        self.watch.look(self.ranks, pair=Pair(1, 1), world_size=world_size or len(self.ranks))
+        size = world_size or len(self.ranks)
+        ranks = [rank for rank in self.ranks if rank not in [stray for stray, _, _ in self.strays]]
+        self.watch.look(Scene(pair=Pair(1, 1), world_size=size, ranks=ranks, strays=self.strays))
 
     async def look_until(self, condition: Callable[[], object], *, world_size: int | None = None) -> None:
         end = time.monotonic() + DEADLINE
@@ -136,13 +145,27 @@ def test_a_stopped_rank_in_a_collective_hangs_and_has_no_stacks(world: World) ->
     assert "(it wrote no stacks)" in world.story
 
 
-def test_ranks_in_collectives_that_do_not_match_are_told_apart(world: World) -> None:
+def test_ranks_in_collectives_that_do_not_match_are_told_apart_and_nobody_is_killed(world: World) -> None:
     world.start("wait", "vote", "wait")
     slot, message, _ = asyncio.run(world.verdict())
-    assert slot == 11
+    assert (slot, world.killed) == (11, [])
     assert "has waited for" in message
     assert "in vote after step 30" in message
     assert message.endswith("; waiting: ranks 0, 2 for its gradients: each waits for the other")
+
+
+def test_a_rank_that_left_its_attempt_and_goes_on_computing_hangs(world: World) -> None:
+    async def scene() -> tuple[int, str, Cause]:
+        world.start("wait", "sleep")
+        await world.settle(10)
+        world.strays = [(world.ranks[1], time.monotonic(), True)]
+        return await world.verdict()
+
+    slot, message, _ = asyncio.run(scene())
+    assert (slot, world.killed) == (11, [11])
+    assert message.startswith("rank 1 left its attempt and has been busy for ")
+    assert message.endswith("; the others wait for it to form the world")
+    assert "in asleep_in_the_loss" in world.story
 
 
 def test_who_hangs_elsewhere_is_not_blamed_on_those_who_wait_here(world: World) -> None:

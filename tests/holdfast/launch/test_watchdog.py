@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from holdfast.activity import Activity
 from holdfast.constants import Cause
 from holdfast.errors import DocumentError
-from holdfast.launch.watchdog import HangSettings, Observed, Sight, Verdict, Watchdog
+from holdfast.launch.watchdog import HangSettings, Observed, Sight, Stray, Verdict, Watchdog
 from holdfast.progress import Reading
 from holdfast.worlds import Pair
 
@@ -31,6 +31,8 @@ class Scene:
     watchdog: Watchdog = field(default_factory=Watchdog)
     readings: dict[int, Reading] = field(default_factory=dict)
     stopped: set[int] = field(default_factory=set)
+    left: dict[int, float] = field(default_factory=dict)  # ranks that left their attempt, and when
+    awaited: bool = True
 
     def __post_init__(self) -> None:
         for rank in range(self.ranks):
@@ -58,8 +60,14 @@ class Scene:
         for rank, reading in self.readings.items():
             if rank not in self.stopped:
                 self.readings[rank] = replace(reading, beat=self.now)
-        sights = tuple(Sight(slot=100 + rank, rank=rank, reading=reading) for rank, reading in self.readings.items())
-        return self.watchdog.judge(Observed(pair=self.pair, world_size=self.world_size, sights=sights), self.now)
+        here = {rank: reading for rank, reading in self.readings.items() if rank not in self.left}
+        sights = tuple(Sight(slot=100 + rank, rank=rank, reading=reading) for rank, reading in here.items())
+        strays = tuple(
+            Stray(slot=100 + rank, rank=rank, reading=self.readings[rank], left_at=at, awaited=self.awaited)
+            for rank, at in self.left.items()
+        )
+        seen = Observed(pair=self.pair, world_size=self.world_size, sights=sights, strays=strays)
+        return self.watchdog.judge(seen, self.now)
 
     def step(self) -> None:
         """All have made a step now."""
@@ -182,13 +190,14 @@ def test_what_is_no_step_has_its_own_deadline(scene: Scene, activity: Activity, 
     assert scene.wait(1)[0].rank == 1
 
 
-def test_collectives_that_do_not_match_end_the_odd_one(scene: Scene) -> None:
+def test_collectives_that_do_not_match_end_the_attempt_and_name_the_odd_one(scene: Scene) -> None:
     scene.enter(A.AVERAGE, 0, 1)
     scene.enter(A.VOTE, 2)
     since = scene.now
     (verdict,) = scene.wait(5)
-    assert verdict.rank == 2
+    assert (verdict.rank, verdict.kills) == (2, False)
     assert scene.now - since <= 1.0
+    assert scene.wait(5) == (), "once is enough"
     assert verdict.message.endswith("; waiting: ranks 0, 1 for its gradients: each waits for the other")
 
 
@@ -202,6 +211,53 @@ def test_of_several_late_ranks_the_silent_one_is_to_blame(scene: Scene) -> None:
     """The others wait for it in a collective of the script's own."""
     scene.stopped.add(1)
     assert [verdict.rank for verdict in scene.wait(5)] == [1]
+
+
+def test_who_left_its_attempt_and_computes_on_has_a_steps_deadline_from_then_on(scene: Scene) -> None:
+    scene.wait(0.5)
+    scene.left[1] = since = scene.now
+    scene.enter(A.SYNC, 0, 2)
+    (verdict,) = scene.wait(5)
+    assert (verdict.slot, verdict.rank, verdict.kills) == (101, 1, True)
+    assert 0.85 < scene.now - since <= 1.0
+    assert verdict.message == (
+        "rank 1 left its attempt and has been busy for 0.9 s in compute after step 20 (deadline 0.85 s);"
+        " the others wait for it to form the world"
+    )
+
+
+def test_who_left_hangs_also_while_no_world_waits_for_it(scene: Scene) -> None:
+    scene.left = dict.fromkeys(scene.readings, scene.now)
+    scene.awaited = False
+    scene.enter(A.PARKED, 0, 2)
+    assert [verdict.rank for verdict in scene.wait(5)] == [1]
+
+
+def test_who_left_in_an_evaluation_has_the_time_of_evaluations(scene: Scene) -> None:
+    scene.enter(A.EVALUATION, 1)
+    scene.left[1] = scene.now
+    scene.enter(A.SYNC, 0, 2)
+    assert scene.wait(1000) == ()
+
+
+def test_who_left_while_state_was_moved_may_end_that(scene: Scene) -> None:
+    scene.watchdog.settings = HangSettings(startup=120)
+    scene.enter(A.SYNC)
+    scene.left[1] = scene.now
+    assert scene.wait(120) == ()
+    assert [verdict.rank for verdict in scene.wait(1)] == [1]
+
+
+def test_who_waits_for_its_next_world_hangs_only_in_silence_and_only_when_it_is_awaited(scene: Scene) -> None:
+    scene.left = dict.fromkeys(scene.readings, scene.now)
+    scene.enter(A.PARKED)
+    assert scene.wait(100) == ()
+    scene.stopped.add(2)
+    scene.awaited = False
+    assert scene.wait(100) == ()
+    scene.awaited = True
+    (verdict,) = scene.wait(1)
+    assert verdict.message.startswith("rank 2 has shown no sign of life for ")
 
 
 def test_there_is_no_hurry_when_nobody_would_be_left(scene: Scene) -> None:
@@ -344,3 +400,25 @@ def reading(*, at: float, look: float, began: float, step: int) -> Reading:
         stepped=began,
         made=step,
     )
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    base=st.floats(0.02, 2.0),
+    slow=st.floats(0.1, 3.0),
+    left_after=st.floats(0.0, 1.0),
+    waits=st.floats(0.0, 30.0),
+    awaited=st.booleans(),
+)
+def test_who_ends_what_it_computes_after_it_left_and_then_waits_is_never_taken_for_hung(
+    base: float, slow: float, left_after: float, waits: float, awaited: bool
+) -> None:
+    scene = Scene(awaited=awaited)
+    scene.train(10, base)
+    scene.enter(A.AVERAGE, 0, 2)
+    assert scene.wait(slow * base * left_after) == ()
+    scene.left = dict.fromkeys(scene.readings, scene.now)
+    scene.enter(A.PARKED, 0, 2)
+    assert scene.wait(slow * base * (1 - left_after)) == ()
+    scene.enter(A.PARKED, 1)
+    assert scene.wait(waits) == ()

@@ -79,6 +79,54 @@ def test_a_rank_asleep_in_its_loss_is_replaced_and_no_step_is_lost(cluster: Any,
     assert "trains.py" in stacks.read_text()
 
 
+def test_ranks_of_three_launchers_that_wait_for_each_other_leave_their_attempt_and_none_is_killed(
+    cluster: Any, wait_for: Wait
+) -> None:
+    pods = cluster.start("a", "b", "c", script="trains.py", MISMATCH="1")
+    cluster.publish(1, "a", "b", "c")
+    cluster.await_world(1, "a", "b", "c")
+    wait_for(lambda: all(pod.ranks and pod.step > 0 for pod in pods), cluster.tail, deadline=90)
+    before = [pod.ranks[0]["pid"] for pod in pods]
+    a, b, _ = pods
+    wait_for(lambda: a.status["incidents"] and a.status["incidents"][0]["resumedTime"], cluster.tail, deadline=90)
+    (incident,) = a.status["incidents"]
+    assert (incident["cause"], incident["reason"], incident["rank"]) == ("Infrastructure", "Hung", 1)
+    assert "in vote after step 60" in incident["message"]
+    assert incident["message"].endswith("; waiting: ranks 0, 2 for its gradients: each waits for the other")
+    assert (incident["action"], incident["lostSteps"]) == ("InPlace", 0)
+    wait_for(lambda: all(pod.world == a.world and pod.step > 60 for pod in pods), cluster.tail)
+    assert [pod.ranks[0]["pid"] for pod in pods] == before
+    for pod in pods:
+        (stacks,) = (pod.run_dir / "stacks").iterdir()
+        assert "rank 1 has waited for " in stacks.read_text()
+        assert "trains.py" in stacks.read_text()
+    assert "receive_" in next((b.run_dir / "stacks").iterdir()).read_text()
+
+
+def test_a_rank_that_computes_on_when_its_attempt_is_over_is_ended_and_the_others_go_on(
+    cluster: Any, wait_for: Wait
+) -> None:
+    cluster.settings["processesPerWorker"] = 3
+    cluster.settings["startupDeadlineSeconds"] = 600.0
+    (a,) = cluster.start("a", script="trains.py", STRAYS="1")
+    cluster.publish(1, "a")
+    wait_for(lambda: len(a.ranks) == 3 and a.step > 0, cluster.tail, deadline=90)
+    before = {rank["rank"]: rank["pid"] for rank in a.ranks}
+    wait_for(
+        lambda: a.step > 60 and len(a.status["incidents"]) > 1 and a.status["incidents"][1]["resumedTime"],
+        cluster.tail,
+        deadline=120,
+    )
+    killed, hung = a.status["incidents"]
+    assert (killed["reason"], killed["rank"]) == ("RankKilled", 0)
+    assert (hung["cause"], hung["reason"], hung["rank"]) == ("Infrastructure", "Hung", 1)
+    assert hung["message"].startswith("rank 1 left its attempt and has been busy for ")
+    assert "in compute after step 60" in hung["message"]
+    after = {rank["rank"]: rank["pid"] for rank in a.ranks}
+    assert after[2] == before[2]
+    assert not {after[0], after[1]} & set(before.values())
+
+
 def test_a_drained_worker_commits_first_and_the_others_go_on_from_there(cluster: Any, wait_for: Wait) -> None:
     checkpoints = str(cluster.shared / "checkpoints")
     cluster.settings["minReplicas"] = 1

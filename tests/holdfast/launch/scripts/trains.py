@@ -1,23 +1,45 @@
-"""Trains a line through points, slowly enough to be hurt. With `ASLEEP` set, rank 1 falls asleep once."""
+"""Trains a line through points, slowly enough to be hurt. Once, at step 60, rank 1 does what the environment says:
 
+`ASLEEP`: it falls asleep. `STRAYS`: it has just killed rank 0, so that its attempt is over. `MISMATCH`: it waits for
+what rank 0 never sends.
+"""
+
+import contextlib
 import os
 import pathlib
+import signal
 import time
 
 import torch
 
 import holdfast
+from holdfast.errors import PeerLostError
+
+folder = pathlib.Path(os.environ["TEST_DIR"])
+once = folder / "once"
+
+
+def hurt() -> None:
+    once.write_text(str(time.time()))
+    if os.environ.get("MISMATCH"):
+        with job.phase("vote"), contextlib.suppress(PeerLostError):
+            job._team.group.receive_(torch.empty(1), frm=0, tag=77)
+    if os.environ.get("STRAYS"):
+        os.kill(int((folder / "pid-0").read_text()), signal.SIGKILL)
+    if os.environ.get("ASLEEP") or os.environ.get("STRAYS"):
+        time.sleep(3600)
+
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
 job = holdfast.init()
 model = torch.nn.Linear(1, 1)
 job.manage(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.05))
-slept = pathlib.Path(os.environ["TEST_DIR"]) / "slept"
+(folder / f"pid-{job.rank}").write_text(str(os.getpid()))
 points = [torch.tensor([x / 16.0, 3 * x / 16.0 + 1]) for x in range(64)]
+hurts = bool({"ASLEEP", "STRAYS", "MISMATCH"} & set(os.environ))
 for batch in job.batches(points, global_batch_size=12, micro_batch_size=4, max_steps=100_000, seed=0):
-    if os.environ.get("ASLEEP") and job.rank == 1 and job.committed_step == 60 and not slept.exists():
-        slept.touch()
-        time.sleep(3600)
+    if hurts and job.rank == 1 and job.committed_step == 60 and not once.exists():
+        hurt()
     result = job.step(((model(batch[:, :1]) - batch[:, 1:]) ** 2).mean())
     time.sleep(0.01)

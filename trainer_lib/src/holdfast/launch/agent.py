@@ -24,7 +24,7 @@ from holdfast.launch.agent_socket import AgentSocket, RankMessage
 from holdfast.launch.chronicle import Chronicle
 from holdfast.launch.control import Address, ControlChannel
 from holdfast.launch.files import clean
-from holdfast.launch.hang import HangWatch
+from holdfast.launch.hang import HangWatch, Scene
 from holdfast.launch.local import LocalRanks
 from holdfast.launch.membership import Membership, Rules
 from holdfast.launch.membership_file import MembershipFile
@@ -32,6 +32,7 @@ from holdfast.launch.memory import remembered
 from holdfast.launch.messages import Failure, Priority
 from holdfast.launch.pool import Pool
 from holdfast.launch.process import Reaper, is_child
+from holdfast.launch.stalls import NOBODY, Elsewhere
 from holdfast.launch.state import State
 from holdfast.launch.status_file import StatusFile
 from holdfast.launch.store import StoreHost
@@ -200,12 +201,35 @@ class Agent:
             await asyncio.sleep(_TICK_SECONDS)
 
     def _look_for_hangs(self) -> None:
-        """Of the ranks that entered the present world."""
-        pair = self._supervisor.pair
-        here = [rank for rank in self._supervisor.ranks if rank.greeted and rank.alive and not rank.parked]
-        size = here[0].place.world_size if here and here[0].place else 0
+        """Of the ranks of the present world, and of those that left an earlier one."""
+        pair = self._supervisor.pair or Pair(0, 0)
+        ranks = [rank for rank in self._supervisor.ranks if rank.greeted and rank.alive and not rank.parked]
+        strays = self._supervisor.strays
+        size = next((rank.place.world_size for rank in (*ranks, *strays) if rank.place), 0)
         self._hangs.keep_boards(self._supervisor.slots)
-        self._hangs.look(here, pair=pair or Pair(0, 0), world_size=size)
+        stalls = self._hangs.look(
+            Scene(
+                pair=pair,
+                world_size=size,
+                ranks=ranks,
+                strays=[(rank, rank.left_at or 0.0, not rank.parked) for rank in strays],
+                elsewhere=self._elsewhere(pair),
+            )
+        )
+        if stalls is not None and stalls != self._state.stalls:
+            self.feed(e.Stalled(stalls=stalls))
+
+    def _elsewhere(self, pair: Pair) -> Elsewhere:
+        """What the other launchers of the present attempt say of their ranks."""
+        world = self._state.world
+        if world is None or world.pair != pair:
+            return NOBODY
+        others = world.uids - {self._me}
+        hellos = [peer.hello for uid in others if (peer := self._state.peers.get(uid)) and peer.hello]
+        return Elsewhere(
+            stalls=tuple(stall for hello in hellos for stall in hello.stalls if stall.pair == pair),
+            unheard=not all(self._control.heard_lately(uid) for uid in others),
+        )
 
     async def _leave(self, ending: Ending) -> None:
         """End the ranks, say why, close everything. What peers must still hear is sent first."""

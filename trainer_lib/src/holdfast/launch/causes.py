@@ -113,7 +113,7 @@ def peer_lost(rank: int, message: str, place: Place, *, step: int | None) -> Fai
 
 
 def hung(rank: int, message: str, place: Place, *, cause: Cause, step: int | None) -> Failure:
-    """It does not answer, and is killed for that."""
+    """It keeps the others waiting for ever."""
     return Failure(
         cause=cause,
         reason="Hung",

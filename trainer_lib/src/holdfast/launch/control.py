@@ -122,6 +122,13 @@ class ControlChannel:
         """The peers with an open connection."""
         return frozenset(uid for uid, peer in self._peers.items() if peer.connection is not None)
 
+    def heard_lately(self, uid: str) -> bool:
+        """Whether what this peer said last is still so: it would have said otherwise, with a beat behind it."""
+        peer = self._peers.get(uid)
+        if peer is None or peer.connection is None:
+            return False
+        return self._clock.now - peer.last_heard <= 2 * self._heartbeat
+
     def send(self, uid: str, body: Mapping[str, Any]) -> None:
         """Send to a peer; dropped if there is no connection. One that does not read is cut off."""
         peer = self._peers.get(uid)

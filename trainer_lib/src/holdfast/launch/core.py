@@ -210,6 +210,11 @@ def _rank_failed(turn: Turn, event: events.RankFailed) -> None:
         turn.fail(event.failure if event.failure.at else replace(event.failure, at=turn.now))
 
 
+def _stalled(turn: Turn, event: events.Stalled) -> None:
+    """Only passed on: who hangs is judged beside the core."""
+    turn.set(stalls=event.stalls)
+
+
 def _quiesced(turn: Turn, event: events.Quiesced) -> None:
     if _is_present(turn, event.pair):
         turn.set_attempt(quiesced_at=turn.now)
@@ -389,6 +394,7 @@ def _present(turn: Turn) -> Hello:
         failed=failed,
         failure=failure,
         foreign=state.foreign,
+        stalls=state.stalls,
     )
 
 
@@ -451,6 +457,7 @@ _HANDLERS: Final[dict[type[Any], Callable[[Turn, Any], None]]] = {
     events.Entered: _entered,
     events.StepMade: _step_made,
     events.RankFailed: _rank_failed,
+    events.Stalled: _stalled,
     events.Quiesced: _quiesced,
     events.LocalDone: _local_done,
     events.RanksEnded: _ranks_ended,

@@ -10,6 +10,7 @@ from holdfast.worlds import Claim, Pair
 
 from .membership import Membership
 from .messages import Failure, Master, Message, World
+from .stalls import Stall
 
 
 class How(StrEnum):
@@ -113,6 +114,13 @@ class RankFailed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stalled:
+    """What the other launchers must know of the ranks here to judge who hangs; all of it, each time."""
+
+    stalls: tuple[Stall, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Quiesced:
     """All local ranks of the pair made their last step; if a commit was asked for, it is durable. Also when nobody
     here asked: another launcher's request reaches all ranks."""
@@ -183,6 +191,7 @@ Event = (
     | Entered
     | StepMade
     | RankFailed
+    | Stalled
     | Quiesced
     | LocalDone
     | RanksEnded

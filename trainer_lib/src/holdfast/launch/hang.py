@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -14,7 +15,8 @@ from holdfast.constants import STACKS_DIR, Cause
 from holdfast.launch import stacks
 from holdfast.launch.board import Boards
 from holdfast.launch.stacks import Source, Story
-from holdfast.launch.watchdog import HangSettings, Observed, Sight, Verdict, Watchdog
+from holdfast.launch.stalls import NOBODY, Elsewhere, Stall
+from holdfast.launch.watchdog import HangSettings, Observed, Sight, Stray, Verdict, Watchdog
 from holdfast.progress import Reading
 from holdfast.worlds import Pair
 
@@ -22,7 +24,7 @@ _log = logging.getLogger("holdfast.launch.hang")
 
 
 class Watched(Protocol):
-    """A rank process that entered the present attempt."""
+    """A rank process that has a place in an attempt."""
 
     @property
     def slot(self) -> int:
@@ -37,10 +39,28 @@ class Watched(Protocol):
         """The leader of its process group."""
 
 
+class Hung(Protocol):
+    """Who acts on a verdict."""
+
+    def __call__(self, slot: int, message: str, cause: Cause, *, kill: bool) -> None:
+        """This process keeps others waiting; `kill`: by its own doing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """The ranks that entered the attempt, those that left one and are in none, and what other launchers say."""
+
+    pair: Pair
+    world_size: int
+    ranks: Sequence[Watched]
+    strays: Sequence[tuple[Watched, float, bool]] = ()  # since when, and whether the attempt waits for it
+    elsewhere: Elsewhere = NOBODY
+
+
 class HangWatch:
     """Looks when it is told to, several times a second. A rank whose stacks are being taken is judged no further."""
 
-    def __init__(self, run_dir: Path, hung: Callable[[int, str, Cause], None]) -> None:
+    def __init__(self, run_dir: Path, hung: Hung) -> None:
         self.boards = Boards(run_dir)
         self._kept = run_dir / STACKS_DIR
         self._hung = hung
@@ -61,27 +81,21 @@ class HangWatch:
         """Whether no stacks are being taken."""
         return self._ending is None
 
-    def look(self, ranks: Sequence[Watched], *, pair: Pair, world_size: int) -> None:
-        """Judge the ranks that entered this attempt."""
+    def look(self, scene: Scene) -> tuple[Stall, ...] | None:
+        """Judge these ranks; says what other launchers must know of them, None if nothing else than before."""
         if self._ending is not None:
             if not self._ending.done():
-                return
+                return None
             self._ending.result()  # a fault of our own ends the launcher
             self._ending = None
+        ranks = [*scene.ranks, *(rank for rank, _, _ in scene.strays)]
         readings = {rank.slot: reading for rank in ranks if (reading := self.boards.read(rank.slot))}
-        seen = Observed(
-            pair=pair,
-            world_size=world_size,
-            sights=tuple(
-                Sight(slot=rank.slot, rank=rank.number, reading=readings[rank.slot])
-                for rank in ranks
-                if rank.slot in readings
-            ),
-        )
-        verdicts = self._watchdog.judge(seen, time.monotonic())
+        seen, now = _observed(scene, readings), time.monotonic()
+        verdicts = self._watchdog.judge(seen, now)
         if verdicts:
             sources = [self._source(rank, readings.get(rank.slot)) for rank in ranks]
-            self._ending = asyncio.get_running_loop().create_task(self._end(verdicts, sources, pair))
+            self._ending = asyncio.get_running_loop().create_task(self._end(verdicts, sources, scene.pair))
+        return self._watchdog.stalls(seen, now)
 
     def _source(self, rank: Watched, reading: Reading | None) -> Source:
         return Source(
@@ -96,11 +110,16 @@ class HangWatch:
         """End them, also those that went on: our signal may have broken into a call that does not expect one."""
         stories = await stacks.gather(sources)
         for verdict in verdicts:
-            now = self.boards.read(verdict.slot)
-            if now is not None and now.activity is Activity.PARKED:
-                continue  # its attempt ended meanwhile, and it left
-            self._tell(verdict, stories, pair)
-            self._hung(verdict.slot, verdict.message, verdict.cause)
+            if verdict.slot is None:
+                self._tell(verdict, stories, pair)
+            elif not self._left(verdict):
+                self._tell(verdict, stories, pair)
+                self._hung(verdict.slot, verdict.message, verdict.cause, kill=verdict.kills)
+
+    def _left(self, verdict: Verdict) -> bool:
+        """Whether its attempt ended meanwhile, and it left."""
+        now = None if verdict.slot is None else self.boards.read(verdict.slot)
+        return now is not None and now.activity is Activity.PARKED and verdict.activity is not Activity.PARKED
 
     def _tell(self, verdict: Verdict, stories: Sequence[Story], pair: Pair) -> None:
         self._count += 1
@@ -111,3 +130,21 @@ class HangWatch:
             _log.warning("stacks of all local ranks are kept in %s", path, extra={"fields": fields})
         except OSError as error:
             _log.warning("stacks cannot be kept: %s", error, extra={"fields": fields})
+
+
+def _observed(scene: Scene, readings: Mapping[int, Reading]) -> Observed:
+    return Observed(
+        pair=scene.pair,
+        world_size=scene.world_size,
+        sights=tuple(
+            Sight(slot=rank.slot, rank=rank.number, reading=readings[rank.slot])
+            for rank in scene.ranks
+            if rank.slot in readings
+        ),
+        strays=tuple(
+            Stray(slot=rank.slot, rank=rank.number, reading=readings[rank.slot], left_at=left_at, awaited=awaited)
+            for rank, left_at, awaited in scene.strays
+            if rank.slot in readings
+        ),
+        elsewhere=scene.elsewhere,
+    )

@@ -139,14 +139,19 @@ class LocalRanks:
         self._stopping = True
         self.supervisor.stop(pair, reason, grace)
 
-    def hung(self, slot: int, message: str, cause: Cause = Cause.INFRASTRUCTURE) -> None:
-        """A process does not answer and never will, says who watches it: it is killed, and its attempt ends."""
+    def hung(self, slot: int, message: str, cause: Cause = Cause.INFRASTRUCTURE, *, kill: bool = True) -> None:
+        """A process keeps others waiting, says who watches it: it is killed if that is its own doing, and its
+        attempt ends. One that is in no attempt is only gone: the next world has another for it."""
         rank = self.supervisor.rank(slot)
         if rank is None or not rank.alive:
             return
-        self.supervisor.kill(rank)  # at once: its end takes a while, and the next attempt waits for it
-        if rank.pair is not None and not rank.parked:
-            self._fail(rank, causes.hung(rank.number, message, self._place(), cause=cause, step=rank.step))
+        if rank.parked:
+            _log.warning("%s", message)
+            self.supervisor.dismiss(rank)
+            return
+        if kill:
+            self.supervisor.kill(rank)  # at once: its end takes a while, and the next attempt waits for it
+        self._fail(rank, causes.hung(rank.number, message, self._place(), cause=cause, step=rank.step))
 
     def quiesce(self, pair: Pair, wish_id: str, reason: str, *, commit: bool) -> None:
         """Ask for an agreed end of the attempt; a script without the loop is asked to end (SIGTERM)."""

@@ -16,6 +16,7 @@ from holdfast.errors import DocumentError
 from holdfast.worlds import Claim, Json, Pair
 
 from .membership import Member, Membership
+from .stalls import Stall
 
 
 class Priority(IntEnum):
@@ -202,7 +203,7 @@ class Hello:
 
     `failure` is what ended (or, while `draining`, will end) the sender's attempt `failed`; `left` is the last attempt
     that is over for it. `notice` says that the sender drains because its whole node goes.
-    `prepared`: its ranks could enter a world at once.
+    `prepared`: its ranks could enter a world at once. `stalls`: what the others must know to judge who hangs.
     """
 
     type: ClassVar[str] = "hello"
@@ -221,6 +222,7 @@ class Hello:
     failed: Pair | None = None
     failure: Failure | None = None
     foreign: tuple[Claim, ...] = ()
+    stalls: tuple[Stall, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -329,6 +331,7 @@ _NULLABLE: Final[dict[str, Callable[[Any], Any]]] = {
     "membership": Membership.from_json,
     "master": lambda value: Master(host=str(value["host"]), port=int(value["port"])),
     "foreign": lambda value: tuple(Claim.from_json(claim) for claim in value),
+    "stalls": lambda value: tuple(Stall.from_json(stall) for stall in value),
 }
 
 
@@ -348,7 +351,7 @@ def _plain(value: Any) -> Any:
             return [_plain(item) for item in value]
         case Master():
             return {"host": value.host, "port": value.port}
-        case Pair() | World() | Failure() | Incident() | Claim() | Notice():
+        case Pair() | World() | Failure() | Incident() | Claim() | Notice() | Stall():
             return value.to_json()
     return value
 

@@ -40,6 +40,7 @@ class Rank:
     pair: Pair | None = None
     error_file: Path | None = None
     left: Pair | None = None
+    left_at: float | None = None  # on the clock of boards; None once it is in a world again
     ready: bool = False
     world: Mapping[str, Any] | None = None  # to be told as soon as it can hear
     forgotten: bool = False
@@ -100,6 +101,12 @@ class Rank:
         usable = (self.can_leave or self.starting) and not self.done and not self.exception
         return self.alive and not self.forgotten and self.parked and usable
 
+    @property
+    def strays(self) -> bool:
+        """Whether it said that it left its attempt, and is not in the next one yet."""
+        awaited = not self.parked and not self.greeted and self.alive and not self.forgotten
+        return self.left_at is not None and (self.kept or awaited)
+
     def take(self, place: RankPlace, pair: Pair, error_file: Path) -> None:
         """Begin anew in this attempt."""
         self.place, self.local_rank, self.pair, self.error_file = place, place.local_rank, pair, error_file
@@ -118,7 +125,7 @@ class Rank:
         """Take in what it said; says whether that is of its present attempt."""
         match message.type:
             case "hello":
-                self.connection = message.connection
+                self.connection, self.left_at = message.connection, None
             case "standby":
                 self.connection = message.connection
                 if self.world is not None:

@@ -11,6 +11,7 @@ from holdfast.worlds import Claim, Pair
 from .events import Exit, How
 from .membership import Membership
 from .messages import Failure, Hello, Incident, Master, World
+from .stalls import Stall
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +104,7 @@ class State:
     peers: Mapping[str, Peer] = field(default_factory=dict)
     attempt: Attempt | None = None
     ranks: Pair | None = None
+    stalls: tuple[Stall, ...] = ()
     stopping: bool = False
     pending: Pending | None = None
     proposal: Proposal | None = None

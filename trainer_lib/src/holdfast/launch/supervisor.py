@@ -13,6 +13,7 @@ import logging
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,6 +108,11 @@ class Supervisor:
         """The ranks of the current attempt, by their place."""
         here = [rank for rank in self._ranks.values() if rank.pair is not None and rank.pair == self.pair]
         return sorted((rank for rank in here if not rank.forgotten), key=lambda rank: rank.local_rank)
+
+    @property
+    def strays(self) -> Sequence[Rank]:
+        """Processes between two worlds."""
+        return [rank for rank in self._ranks.values() if rank.strays]
 
     @property
     def standbys(self) -> Sequence[Rank]:
@@ -223,6 +229,8 @@ class Supervisor:
         present = rank.hear(message)
         self.speaks_holdfast = True
         if message.type == "left":
+            if rank.left_at is None:
+                rank.left_at = time.monotonic()
             if message.body["keep"] is not True:
                 self._forget(rank)
             self._settle()
@@ -247,6 +255,10 @@ class Supervisor:
         """End a process now; what its end means is judged as of any other."""
         if rank.process is not None:
             rank.process.kill()
+
+    def dismiss(self, rank: Rank) -> None:
+        """End a process that is in no attempt: it gets no place any more."""
+        self._forget(rank)
 
     def stop(self, pair: Pair, reason: str, grace: float) -> None:
         """Let no process vote up to this pair any more; `all_ended` follows. Scripts without the loop end, after

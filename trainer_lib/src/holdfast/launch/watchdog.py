@@ -1,12 +1,19 @@
-"""Which local rank hangs, judged by what its main thread does and for how long. Pure: time is a parameter.
+"""Which rank hangs, judged by what its main thread does and for how long. Pure: time is a parameter.
+
+Each launcher judges its own ranks by their boards, and those of the others by what their launchers say (`stalls`);
+it acts on its own ranks only, so that of all launchers one acts.
 
 - A rank whose end is in its own hands is hung when it takes longer than the deadline of what it does. The deadline of
   a step follows the median of the last steps; until enough are known, first steps may compile.
 - A rank that waits for others is not to blame, however long it waits, unless it shows no sign of life.
 - After a step comes what a script does beside it (it logs, or asks a loader of its own): that has the time of data,
   and a rank is to blame earlier only if it shows no sign of life.
-- When all ranks of a world wait, nobody is to blame and nobody will come: their collectives do not match, and the
-  odd one out is ended. Of a world that is partly elsewhere that is only known after the longest of all deadlines.
+- When all ranks of a world wait, nobody is to blame and nobody will come: their collectives do not match. The odd
+  one out is named, and the attempt is ended without killing anyone: all can leave it by themselves.
+- A launcher that was not heard just now is unknown: its ranks do not count as waiting, and meanwhile no rank is
+  blamed that shows signs of life.
+- A rank that said that it left its attempt has the deadline of what it does from then on; in the next world others
+  wait for it. One that waits for that world only has to show signs of life.
 - When a verdict would leave no rank of the world with its state, there is no hurry: whatever slows down all alike is
   rather a long step than a hang.
 - Of several that are late, those without a sign of life are to blame: the others may wait for them in a
@@ -19,13 +26,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Final
 
 from holdfast.activity import Activity
 from holdfast.constants import Cause
 from holdfast.errors import DocumentError
+from holdfast.launch.stalls import NOBODY, Elsewhere, Hearsay, Stall, in_collective
 from holdfast.progress import Reading
 from holdfast.worlds import Json, Pair
 
@@ -45,10 +53,17 @@ _FIRST_FACTOR: Final = 5.0
 _NO_HURRY: Final = 10.0
 _GROWTH: Final = 4.0
 _MOST_GROWTH: Final = 6
+# What is promised counts from the first who waits in vain; the others come to wait up to a step later.
+_WAIT_SHARE: Final = 0.8
+# Others are told early enough to know of all ranks when the first deadline is over.
+_TOLD_SHARE: Final = 0.6
+# So much sooner do the launchers of the others take their stacks, before one of them ends the attempt for all.
+_WITNESS_SECONDS: Final = 0.15
 # So many hangs at one step are the script's own doing, and its budget ends them.
 _SCRIPTS_OWN: Final = 3
 
 _NEVER: Final = frozenset({Activity.PARKED, Activity.DONE})
+_BETWEEN_WORLDS: Final = frozenset({Activity.SYNC, Activity.PARKED})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,30 +111,39 @@ class Sight:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stray:
+    """One local rank that left its attempt. `awaited`: it has a place in the present one, and has not taken it."""
+
+    slot: int
+    rank: int
+    reading: Reading
+    left_at: float
+    awaited: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Observed:
-    """The local ranks that entered the attempt, at one moment."""
+    """The local ranks that entered the attempt, at one moment; those that did not yet; and what others say."""
 
     pair: Pair
     world_size: int
     sights: tuple[Sight, ...]
-
-    @property
-    def whole(self) -> bool:
-        """Whether these are all ranks of the world."""
-        return len(self.sights) == self.world_size
+    strays: tuple[Stray, ...] = ()
+    elsewhere: Elsewhere = NOBODY
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """A rank that hangs, and the one line that says who waited for whom."""
 
-    slot: int
+    slot: int | None  # None: the rank is another launcher's, which acts
     rank: int
-    reading: Reading
+    activity: Activity
     seconds: float
     deadline: float
     message: str
     repeats: int  # hangs before this one since a step was made
+    kills: bool = True  # False: it is enough that all leave the attempt
 
     @property
     def cause(self) -> Cause:
@@ -207,35 +231,84 @@ class Watchdog:
         self.settings = HangSettings()
         self._pauses = Pauses()
         self._pace = Pace()
+        self._hearsay = Hearsay()
+        self._told: dict[tuple[int, Activity, float, bool], Stall] = {}
         self._hung_at = -1
         self._repeats = 0
+        self._mismatch: frozenset[tuple[Pair, int, Activity, int]] = frozenset()
 
     def judge(self, seen: Observed, now: float) -> tuple[Verdict, ...]:
         """Who hangs now."""
         self._pauses.look(now)
         self._pace.note(seen, now)
-        step = max((sight.reading.step for sight in seen.sights), default=-1)
+        self._hearsay.note(seen.elsewhere.stalls, now)
+        readings = [sight.reading for sight in seen.sights] + [stray.reading for stray in seen.strays]
+        step = max((reading.step for reading in readings), default=-1)
         if step > self._hung_at:
             self._repeats = 0
-        if not self.settings.enabled or not seen.sights:
+        if not self.settings.enabled:
             return ()
-        verdicts = self._overdue(seen, now) or self._mismatched(seen, now)
+        verdicts = self._astray(seen, now) or self._overdue(seen, now) or self._mismatched(seen, now)
         if verdicts:
             self._repeats, self._hung_at = self._repeats + 1, max(step, self._hung_at)
         return verdicts
+
+    def stalls(self, seen: Observed, now: float) -> tuple[Stall, ...]:
+        """What the other launchers must know of the ranks here; the same as long as it is so."""
+        told: dict[tuple[int, Activity, float, bool], Stall] = {}
+        for sight in seen.sights if self.settings.enabled else ():
+            reading = sight.reading
+            key = (sight.slot, reading.activity, reading.since, self._stopped(reading, now))
+            known = self._told.get(key)
+            stall = known if known and known.pair == seen.pair else self._stall(sight, seen, now)
+            if stall is not None:
+                told[key] = stall
+        self._told = told
+        return tuple(told.values())
+
+    def _stall(self, sight: Sight, seen: Observed, now: float) -> Stall | None:
+        if sight.reading.activity in _NEVER:
+            return None
+        stall = self._standing(sight, seen, now)
+        return stall if stall.silent or stall.seconds >= _TOLD_SHARE * stall.deadline else None
+
+    def _standing(self, sight: Sight, seen: Observed, now: float) -> Stall:
+        reading, silent = sight.reading, self._stopped(sight.reading, now)
+        if in_collective(reading.activity) and not silent:
+            seconds, limit = self._pauses.awake(reading.since, now), self._wait_limit(reading, seen.world_size)
+        else:
+            seconds, limit = self._age(sight, now), self._limit(sight, seen.world_size, now)
+        return Stall(
+            pair=seen.pair,
+            rank=sight.rank,
+            activity=reading.activity,
+            step=reading.step,
+            silent=silent,
+            seconds=round(seconds, 3),
+            deadline=round(limit, 3),
+        )
 
     # Those who keep others waiting
 
     def _overdue(self, seen: Observed, now: float) -> tuple[Verdict, ...]:
         late = [(sight, limit) for sight, limit in self._limits(seen, now) if self._age(sight, now) > limit]
-        late = [(sight, limit) for sight, limit in late if self._silent(sight, now)] or late
-        if seen.whole and len(late) == len(seen.sights):
+        mute = [(sight, limit) for sight, limit in late if self._silent(sight, now)]
+        if not mute and (seen.elsewhere.unheard or self._mute_elsewhere(seen, now)):
+            return ()  # it will soon be known, or is about to be ended
+        late = mute or late
+        if len(late) == len(seen.sights) and _all_elsewhere(seen, silent=bool(mute)):
             patient = [(sight, max(limit, min(limit * _NO_HURRY, self.settings.startup))) for sight, limit in late]
             late = [(sight, limit) for sight, limit in patient if self._age(sight, now) > limit]
-        blamed = {sight.slot for sight, _ in late}
-        waiters = [sight for sight in seen.sights if sight.slot not in blamed and _in_collective(sight.reading)]
-        waits = _waits(waiters, elsewhere=not seen.whole)
+        blamed = {sight.rank for sight, _ in late}
+        waits = _waits(_waiters(seen, blamed), known=_known(seen, blamed))
         return tuple(self._late(sight, limit, waits, now) for sight, limit in late)
+
+    def _mute_elsewhere(self, seen: Observed, now: float) -> bool:
+        """Whether another launcher is about to end a rank of its own that shows no sign of life."""
+        return any(
+            stall.silent and self._hearsay.seconds(stall, self._pauses.awake, now) > stall.deadline
+            for stall in seen.elsewhere.stalls
+        )
 
     def _limits(self, seen: Observed, now: float) -> Iterable[tuple[Sight, float]]:
         for sight in seen.sights:
@@ -261,7 +334,12 @@ class Watchdog:
             return self._pace.first(settings.startup) if step is None else step
         if step is None:
             return _SILENT_SECONDS
-        return max(step, _SILENT_SYNC_SECONDS) if reading.activity is Activity.SYNC else step
+        return max(step, _SILENT_SYNC_SECONDS) if reading.activity in _BETWEEN_WORLDS else step
+
+    def _wait_limit(self, reading: Reading, world_size: int) -> float:
+        """How long a rank may wait when all others wait too."""
+        step = None if reading.activity is Activity.SYNC else self._step_limit(reading, world_size)
+        return self.settings.startup if step is None else _WAIT_SHARE * step
 
     def _step_limit(self, reading: Reading, world_size: int) -> float | None:
         """None: not enough steps are known."""
@@ -287,83 +365,135 @@ class Watchdog:
     def _silent(self, sight: Sight, now: float) -> bool:
         return self._pauses.awake(sight.reading.beat, now) > LEAST_SECONDS
 
+    def _stopped(self, reading: Reading, now: float) -> bool:
+        """Whether it may be stopped: who waits for such a rank must not be taken for its equal."""
+        return self._pauses.awake(reading.beat, now) > _LATE_BEAT_SECONDS
+
+    # Those who left their attempt, and do not come to the next one
+
+    def _astray(self, seen: Observed, now: float) -> tuple[Verdict, ...]:
+        found = [self._stray(stray, seen, now) for stray in seen.strays]
+        return tuple(verdict for verdict in found if verdict is not None)
+
+    def _stray(self, stray: Stray, seen: Observed, now: float) -> Verdict | None:
+        sight, reading = Sight(slot=stray.slot, rank=stray.rank, reading=stray.reading), stray.reading
+        parked, forms = reading.activity is Activity.PARKED, reading.activity is Activity.SYNC
+        if reading.activity is Activity.DONE or (parked and not stray.awaited):
+            return None
+        by_beat = parked or (forms and self._silent(sight, now))
+        limit = self.settings.startup if forms and not by_beat else self._limit(sight, seen.world_size, now)
+        seconds = self._pauses.awake(max(stray.left_at, reading.beat if by_beat else reading.since), now)
+        if seconds <= limit:
+            return None
+        did = "has shown no sign of life" if by_beat else "left its attempt and has been busy"
+        waits = "the others wait for it to form the world" if stray.awaited else "the next world will wait for it"
+        return self._blame(sight, (seconds, limit), did, waits)
+
     # Those who wait for each other
 
     def _mismatched(self, seen: Observed, now: float) -> tuple[Verdict, ...]:
-        readings = [sight.reading for sight in seen.sights]
-        if seen.world_size == 1 or not all(_in_collective(reading) for reading in readings):
+        here = tuple(self._standing(sight, seen, now) for sight in seen.sights)
+        if not here or not all(wait.waits for wait in here) or seen.world_size == 1:
             return ()
-        if any(self._pauses.awake(reading.beat, now) > _LATE_BEAT_SECONDS for reading in readings):
-            return ()  # who waits for a stopped rank would be taken for its equal; its silence is judged soon
-        seconds = min(self._pauses.awake(reading.since, now) for reading in readings)
-        limit = self._common_limit(seen)
-        if seconds <= limit:
+        everyone = (*here, *self._waits_elsewhere(seen, now))
+        whole = not seen.elsewhere.unheard and {wait.rank for wait in everyone} == set(range(seen.world_size))
+        waits = everyone if whole else here
+        limit = max(wait.deadline for wait in everyone) if whole else self.settings.longest
+        seconds, odd = min(wait.seconds for wait in waits), _odd(waits)
+        ours = any(wait is odd for wait in here)
+        knot = frozenset((wait.pair, wait.rank, wait.activity, wait.step) for wait in waits)
+        if seconds <= (limit if ours else limit - _WITNESS_SECONDS) or knot == self._mismatch:
             return ()
-        odd = _odd(seen.sights)
-        others = [sight for sight in seen.sights if sight is not odd]
-        text = f"{_waits(others, elsewhere=not seen.whole)}: each waits for the other"
-        return (self._verdict(odd, "has waited", seconds, limit, text),)
+        self._mismatch = knot
+        others = [(wait.rank, wait.activity) for wait in waits if wait is not odd]
+        text = f"{_waits(others, known=whole)}: each waits for the other"
+        slot = next((sight.slot for sight in seen.sights if sight.rank == odd.rank), None)
+        place = (odd.rank, odd.activity, odd.step)
+        return (self._verdict(place, (seconds, limit), "has waited", text, slot=slot, kills=False),)
 
-    def _common_limit(self, seen: Observed) -> float:
-        if not seen.whole:
-            return self.settings.longest
-        if any(sight.reading.activity is Activity.SYNC for sight in seen.sights):
-            return self.settings.startup
-        limits = [self._step_limit(sight.reading, seen.world_size) for sight in seen.sights]
-        known = [limit for limit in limits if limit is not None]
-        return max(known) if len(known) == len(limits) else self.settings.startup
+    def _waits_elsewhere(self, seen: Observed, now: float) -> tuple[Stall, ...]:
+        waits = [stall for stall in seen.elsewhere.stalls if stall.waits]
+        return tuple(replace(stall, seconds=self._hearsay.seconds(stall, self._pauses.awake, now)) for stall in waits)
 
     # Words
 
     def _late(self, sight: Sight, limit: float, waits: str, now: float) -> Verdict:
-        seconds = self._age(sight, now)
+        did = "has been busy"
         if self._by_beat(sight, now):
-            return self._verdict(sight, "has shown no sign of life", seconds, limit, waits)
-        if self._repeats and sight.reading.activity is Activity.COMPUTE:
+            did = "has shown no sign of life"
+        elif self._repeats and sight.reading.activity is Activity.COMPUTE:
             waits += "; what is not a step belongs into 'with job.phase(\"evaluation\")'"
-        return self._verdict(sight, "has been busy", seconds, limit, waits)
+        return self._blame(sight, (self._age(sight, now), limit), did, waits)
 
-    def _verdict(self, sight: Sight, did: str, seconds: float, limit: float, waits: str) -> Verdict:
-        reading = sight.reading
+    def _blame(self, sight: Sight, spent: tuple[float, float], did: str, waits: str) -> Verdict:
+        place = (sight.rank, sight.reading.activity, sight.reading.step)
+        return self._verdict(place, spent, did, waits, slot=sight.slot)
+
+    def _verdict(
+        self,
+        place: tuple[int, Activity, int],
+        spent: tuple[float, float],
+        did: str,
+        waits: str,
+        *,
+        slot: int | None,
+        kills: bool = True,
+    ) -> Verdict:
+        (rank, activity, step), (seconds, limit) = place, spent
+        text = (
+            f"rank {rank} {did} for {seconds:.1f} s in {activity} after step {step} (deadline {limit:.3g} s); {waits}"
+        )
         return Verdict(
-            slot=sight.slot,
-            rank=sight.rank,
-            reading=reading,
+            slot=slot,
+            rank=rank,
+            activity=activity,
             seconds=seconds,
             deadline=limit,
-            message=(
-                f"rank {sight.rank} {did} for {seconds:.1f} s in {reading.activity} after step {reading.step}"
-                f" (deadline {limit:.3g} s); {waits}"
-            ),
+            message=text,
             repeats=self._repeats,
+            kills=kills,
         )
 
 
-def _in_collective(reading: Reading) -> bool:
-    return reading.activity.waiting and reading.activity is not Activity.PARKED
+def _all_elsewhere(seen: Observed, *, silent: bool) -> bool:
+    """Whether every rank of the world that is not here is long at something too (or, `silent`, stopped)."""
+    stalls = seen.elsewhere.stalls
+    others = {stall.rank for stall in stalls if (stall.silent if silent else not stall.waits)}
+    return len(others | {sight.rank for sight in seen.sights}) == seen.world_size
 
 
-def _odd(sights: Sequence[Sight]) -> Sight:
+def _odd(waits: Sequence[Stall]) -> Stall:
     """Who is where the fewest are; of equals the highest rank."""
-    places = [(sight.reading.activity, sight.reading.step) for sight in sights]
-    return min(sights, key=lambda s: (places.count((s.reading.activity, s.reading.step)), -s.rank))
+    places = [(wait.activity, wait.step) for wait in waits]
+    return min(waits, key=lambda wait: (places.count((wait.activity, wait.step)), -wait.rank))
 
 
-def _waits(waiters: Sequence[Sight], *, elsewhere: bool) -> str:
+def _waiters(seen: Observed, blamed: set[int]) -> list[tuple[int, Activity]]:
+    here = [(sight.rank, sight.reading.activity) for sight in seen.sights if sight.rank not in blamed]
+    there = [(stall.rank, stall.activity) for stall in seen.elsewhere.stalls if stall.waits]
+    return [(rank, activity) for rank, activity in (*here, *there) if in_collective(activity)]
+
+
+def _known(seen: Observed, blamed: set[int]) -> bool:
+    """Whether it is known of every rank what it does."""
+    told = {stall.rank for stall in seen.elsewhere.stalls}
+    return len(told | blamed | {sight.rank for sight in seen.sights}) == seen.world_size
+
+
+def _waits(waiters: Sequence[tuple[int, Activity]], *, known: bool) -> str:
     if not waiters:
-        return "others wait for it" if elsewhere else "no rank waits for it"
+        return "no rank waits for it" if known else "others wait for it"
     by_activity: dict[Activity, list[int]] = {}
-    for sight in waiters:
-        by_activity.setdefault(sight.reading.activity, []).append(sight.rank)
+    for rank, activity in waiters:
+        by_activity.setdefault(activity, []).append(rank)
     parts = [f"{_ranks(ranks)} for {_WANTED[activity]}" for activity, ranks in by_activity.items()]
-    return f"waiting: {', '.join(parts)}" + (", and others" if elsewhere else "")
+    return f"waiting: {', '.join(parts)}" + ("" if known else ", and others")
 
 
 _WANTED: Final = {
     Activity.AVERAGE: "its gradients",
     Activity.VOTE: "its vote",
     Activity.SYNC: "it to form the world",
-    Activity.PARKED: "a world",
 }
 
 

@@ -1,0 +1,287 @@
+"""Several launchers judge one world: each its own ranks, by their boards and by what the others say of theirs."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.activity import Activity
+from holdfast.errors import DocumentError
+from holdfast.launch import messages
+from holdfast.launch.messages import Hello
+from holdfast.launch.stalls import Elsewhere, Stall
+from holdfast.launch.watchdog import HangSettings, Observed, Sight, Verdict, Watchdog
+from holdfast.progress import Reading
+from holdfast.worlds import Pair
+
+TICK = 0.1
+A = Activity
+PAIR = Pair(1, 1)
+
+
+@dataclass
+class Launcher:
+    """Some ranks, a clock of its own, and what it heard of the others."""
+
+    ranks: tuple[int, ...]
+    clock: float
+    watchdog: Watchdog = field(default_factory=Watchdog)
+    said: tuple[Stall, ...] = ()
+    heard: dict[int, tuple[Stall, ...]] = field(default_factory=dict)
+    unheard: bool = False
+
+
+class World:
+    """Launchers and their ranks. Time is the simulation's; each host's clock is elsewhere."""
+
+    def __init__(self, *ranks_of: int, latency: float = 0.01) -> None:
+        numbers = count()
+        ranks = [tuple(next(numbers) for _ in range(ranks)) for ranks in ranks_of]
+        self.launchers = [Launcher(mine, clock=1e5 * 7**place) for place, mine in enumerate(ranks)]
+        self.size, self.now, self.latency = sum(ranks_of), 0.0, latency
+        self.stopped: set[int] = set()
+        self.witnessed: list[tuple[int, Verdict]] = []
+        self.letters: list[tuple[float, int, int, tuple[Stall, ...]]] = []
+        first = Reading(pid=1, signal=45, beat=0.0, activity=A.COMPUTE, since=0.0, step=0, stepped=0.0, made=0)
+        self.readings = dict.fromkeys(range(self.size), first)
+
+    def enter(self, activity: Activity, *ranks: int) -> None:
+        for rank in ranks or range(self.size):
+            self.readings[rank] = replace(self.readings[rank], activity=activity, since=self.now)
+
+    def step(self) -> None:
+        """All have made a step now."""
+        for rank, was in self.readings.items():
+            self.readings[rank] = replace(
+                was, activity=A.COMPUTE, since=self.now, step=was.step + 1, stepped=self.now, made=was.made + 1
+            )
+
+    def train(self, steps: int = 20, seconds: float = 0.1) -> None:
+        for _ in range(steps):
+            assert self.wait(seconds) == []
+            self.step()
+
+    def look(self, place: int) -> tuple[Verdict, ...]:
+        """One launcher looks, and tells the others what they must know."""
+        launcher = self.launchers[place]
+        told = tuple(stall for stalls in launcher.heard.values() for stall in stalls)
+        seen = Observed(
+            pair=PAIR,
+            world_size=self.size,
+            sights=tuple(Sight(slot=100 + rank, rank=rank, reading=self.board(rank)) for rank in launcher.ranks),
+            elsewhere=Elsewhere(stalls=told, unheard=launcher.unheard),
+        )
+        verdicts = launcher.watchdog.judge(seen, self.now + launcher.clock)
+        stalls = launcher.watchdog.stalls(seen, self.now + launcher.clock)
+        if stalls != launcher.said:
+            launcher.said = stalls
+            others = [other for other in range(len(self.launchers)) if other != place]
+            self.letters += [(self.now + self.latency, place, other, stalls) for other in others]
+        return verdicts
+
+    def board(self, rank: int) -> Reading:
+        """As its launcher reads it, by the clock of their host."""
+        if rank not in self.stopped:
+            self.readings[rank] = replace(self.readings[rank], beat=self.now)
+        reading = self.readings[rank]
+        clock = next(launcher.clock for launcher in self.launchers if rank in launcher.ranks)
+        return replace(
+            reading, beat=reading.beat + clock, since=reading.since + clock, stepped=reading.stepped + clock
+        )
+
+    def deliver(self) -> None:
+        due = [letter for letter in self.letters if letter[0] <= self.now]
+        self.letters = [letter for letter in self.letters if letter[0] > self.now]
+        for _, sender, to, stalls in due:
+            self.launchers[to].heard[sender] = stalls
+
+    def wait(self, seconds: float) -> list[tuple[int, Verdict]]:
+        """All look every tenth of a second, one after the other, until somebody acts or the time is over."""
+        end = self.now + seconds
+        while self.now < end - 1e-9:
+            acts: list[tuple[int, Verdict]] = []
+            for place in range(len(self.launchers)):
+                self.now += TICK / len(self.launchers)
+                self.deliver()
+                for verdict in self.look(place):
+                    (self.witnessed if verdict.slot is None else acts).append((place, verdict))
+            if acts:
+                return acts
+        return []
+
+
+@pytest.fixture
+def world() -> World:
+    made = World(1, 2, 1)
+    made.train()
+    return made
+
+
+def test_collectives_that_do_not_match_are_known_within_the_bar_and_one_launcher_ends_the_attempt(
+    world: World,
+) -> None:
+    world.enter(A.VOTE, 1)
+    since = world.now
+    assert world.wait(0.1) == []  # the others still compute
+    world.enter(A.AVERAGE, 0, 2, 3)
+    ((place, verdict),) = world.wait(5)
+    assert world.now - since <= 1.0
+    assert (place, verdict.slot, verdict.rank, verdict.kills) == (1, 101, 1, False)
+    assert verdict.message == (
+        f"rank 1 has waited for {verdict.seconds:.1f} s in vote after step 20 (deadline 0.68 s);"
+        " waiting: ranks 0, 2, 3 for its gradients: each waits for the other"
+    )
+    assert world.wait(100) == [], "nobody else acts"
+
+
+def test_the_other_launchers_know_it_too_so_that_they_keep_their_stacks(world: World) -> None:
+    world.enter(A.AVERAGE)
+    world.enter(A.VOTE, 1)
+    world.wait(5)
+    assert {(place, verdict.rank) for place, verdict in world.witnessed} == {(0, 1), (2, 1)}
+
+
+def test_a_knot_that_came_loose_in_time_is_judged_anew_when_it_comes_back(world: World) -> None:
+    world.enter(A.AVERAGE)
+    world.wait(0.65)
+    assert world.witnessed
+    world.step()
+    world.train(5)
+    world.enter(A.AVERAGE)
+    assert [verdict.rank for _, verdict in world.wait(1)] == [3]
+
+
+def test_who_waits_in_the_same_collective_as_all_others_is_named_by_rank(world: World) -> None:
+    world.enter(A.AVERAGE)
+    ((place, verdict),) = world.wait(5)
+    assert (place, verdict.rank) == (2, 3)
+
+
+@pytest.mark.parametrize("activity", [A.DATA, A.EVALUATION, A.CHECKPOINT, A.PARKED, A.DONE])
+def test_nobody_is_blamed_while_one_rank_anywhere_is_outside(world: World, activity: Activity) -> None:
+    world.enter(A.AVERAGE)
+    world.enter(activity, 3)
+    assert world.wait(100) == []
+
+
+def test_who_waits_in_vain_for_one_that_computes_is_not_blamed(world: World) -> None:
+    world.enter(A.AVERAGE, 0, 1, 2)
+    since = world.now
+    ((place, verdict),) = world.wait(5)
+    assert (place, verdict.rank, verdict.kills) == (2, 3, True)
+    assert world.now - since <= 1.0
+    assert verdict.message.endswith("; waiting: ranks 0, 1, 2 for its gradients")
+
+
+def test_a_launcher_that_is_not_heard_is_unknown(world: World) -> None:
+    world.enter(A.AVERAGE)
+    world.enter(A.VOTE, 1)
+    for launcher in world.launchers:
+        launcher.unheard = True
+    assert world.wait(100) == []
+    world.launchers[1].unheard = False
+    assert [verdict.rank for _, verdict in world.wait(1)] == [1]
+
+
+def test_a_launcher_that_does_not_know_this_message_is_unknown_until_the_longest_deadline(world: World) -> None:
+    world.launchers[2].watchdog.settings = HangSettings(enabled=False)
+    for launcher in world.launchers[:2]:
+        launcher.watchdog.settings = HangSettings(startup=60, data=60, checkpoint=60, evaluation=60)
+    world.enter(A.AVERAGE)
+    assert world.wait(60) == []
+    assert all(not verdict.kills for _, verdict in world.wait(5))
+
+
+def test_what_was_taken_back_counts_no_more(world: World) -> None:
+    world.enter(A.AVERAGE)
+    world.wait(0.5)
+    world.enter(A.EVALUATION, 3)
+    assert world.wait(100) == []
+
+
+def test_a_rank_that_shows_no_sign_of_life_is_blamed_alone(world: World) -> None:
+    """The others wait for it in a collective of the script's own, so all are late."""
+    world.stopped.add(3)
+    acts = world.wait(5)
+    assert [(place, verdict.rank) for place, verdict in acts] == [(2, 3)]
+
+
+def test_there_is_no_hurry_when_no_rank_of_any_launcher_would_be_left(world: World) -> None:
+    assert world.wait(8.3) == []  # all compile again, say
+    assert len(world.wait(0.5)) > 0
+
+
+def test_whoever_is_stopped_under_each_launcher_is_ended_in_the_end(world: World) -> None:
+    world.stopped.update(range(world.size))
+    assert world.wait(8.3) == []
+    assert len(world.wait(1.0)) > 0
+
+
+def test_a_silent_launcher_saves_only_who_shows_signs_of_life(world: World) -> None:
+    world.enter(A.AVERAGE, 1, 2, 3)
+    world.launchers[0].unheard = True
+    assert world.wait(100) == []
+    world.stopped.add(0)
+    assert [verdict.rank for _, verdict in world.wait(2)] == [0]
+
+
+def test_stalls_travel_with_what_launchers_say_of_themselves() -> None:
+    stall = Stall(pair=PAIR, rank=3, activity=A.VOTE, step=9, silent=False, seconds=0.6, deadline=0.85)
+    hello = Hello(stalls=(stall,))
+    assert messages.from_json(messages.to_json(hello)) == hello
+    older = {name: value for name, value in messages.to_json(hello).items() if name != "stalls"}
+    assert messages.from_json(older) == Hello()
+    with pytest.raises(DocumentError):
+        messages.from_json({**older, "stalls": [{"rank": 3}]})
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    base=st.floats(0.01, 2.0),
+    share=st.floats(0.0, 1.0),
+    launchers=st.lists(st.integers(1, 2), min_size=2, max_size=3),
+    latency=st.floats(0.0, 0.4),
+    seed=st.integers(0, 2**32),
+)
+def test_no_schedule_of_ranks_that_make_progress_is_ever_judged_hung(
+    base: float, share: float, launchers: list[int], latency: float, seed: int
+) -> None:
+    """Stragglers of three times the usual step, evaluations, slow networks; launchers look and hear when they can."""
+    dice = random.Random(seed)
+    world, deaf = World(*launchers, latency=latency), dice.choice([0.0, 0.3])
+    looks = [0.0] * len(launchers)
+    for _ in range(25):
+        began, done = world.now, {}
+        for rank in range(world.size):
+            takes = base * dice.uniform(0.8, 1.2) * (2.5 if dice.random() < share else 1)
+            done[rank] = began + takes
+        guest = dice.randrange(world.size) if dice.random() < 0.1 else None  # evaluates before it computes
+        pause = 0.0 if guest is None else dice.uniform(0, 20 * base)
+        travels = base * dice.uniform(0, 0.5)
+        end = max(at + (pause if rank == guest else 0.0) for rank, at in done.items()) + travels
+        changes = [(at + (pause if rank == guest else 0.0), rank, A.AVERAGE) for rank, at in done.items()]
+        if guest is not None:
+            world.enter(A.EVALUATION, guest)
+            changes.append((began + pause, guest, A.COMPUTE))
+        changes.sort()
+        while min(looks) < end:
+            place = looks.index(min(looks))
+            moment = looks[place]
+            while changes and changes[0][0] <= moment:
+                world.now, rank, activity = changes.pop(0)
+                world.enter(activity, rank)
+            world.now = moment
+            world.deliver()
+            world.launchers[place].unheard = dice.random() < deaf
+            assert world.look(place) == ()
+            looks[place] += dice.uniform(0.1, 0.2)
+        for at, rank, activity in changes:
+            world.now = at
+            world.enter(activity, rank)
+        world.now = end
+        world.step()
