@@ -27,11 +27,15 @@ from _recovery.observer import latest, lost_steps, resumed
 ROUNDS = 25
 WARM_UP = "warm-up "
 KILL_EVERY = 30.0
-OURS = ("ours kill", "ours pods launcher", "ours zygote kill", "ours stop", "ours sleep", "ours gil")
+OURS = (
+    *("ours kill", "ours pods launcher", "ours zygote kill", "ours stop", "ours sleep", "ours gil"),
+    *("ours mismatch", "ours pods mismatch"),
+)
 HANGS = {
     "stop": "SIGSTOP in a collective",
     "sleep": "a rank asleep in its loss function",
     "gil": "the GIL held in C",
+    "mismatch": "collectives that do not match",
 }
 VICTIM = 1
 
@@ -43,7 +47,7 @@ class Trial:
     seconds: float  # to the next step
     resumed: bool
     lost: int = 0
-    detected: float = math.nan  # until the victim that hung was ended
+    detected: float = math.nan  # until the victim that hung was ended, or let go
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +153,7 @@ def hurt(job: c.Job, fault: str, patience: float) -> Trial:
         try:
             job.wait_for(over, "a step after the fault", seconds=patience)
         except c.TrialFailedError:
-            return Trial(seconds=patience, resumed=False, detected=ended(seen, fault_time))
+            return Trial(seconds=patience, resumed=False, detected=detection(job, fault, seen, fault_time))
     finally:
         os.close(watch)
     found = resumed(job.trace.lines, fault=fault_time)
@@ -158,7 +162,7 @@ def hurt(job: c.Job, fault: str, patience: float) -> Trial:
         seconds=(found.time - fault_time) / 1e9,
         resumed=True,
         lost=lost_steps(job.trace.lines, fault=fault_time),
-        detected=ended(seen, fault_time),
+        detected=detection(job, fault, seen, fault_time),
     )
 
 
@@ -183,7 +187,11 @@ def obeyed(job: c.Job, order: str, since: int) -> int | None:
     return next((line.time for line in job.trace.lines if line.what == order and line.time > since), None)
 
 
-def ended(seen: Sequence[int], fault_time: int) -> float:
+def detection(job: c.Job, fault: str, seen: Sequence[int], fault_time: int) -> float:
+    """Ranks in collectives that do not match are not killed: they are told to leave."""
+    if fault == "mismatch":
+        freed = obeyed(job, "freed", fault_time)
+        seen = [freed] if freed else []
     return (seen[0] - fault_time) / 1e9 if seen else math.nan
 
 
@@ -227,7 +235,7 @@ def contests(effort: bench.Effort, book: Book) -> list[Contest]:
     five, two = ("kill",) * 5, ("kill",) * 2
     found = [
         Contest(key="ours", job=c.OneLauncher, faults=(*five, *HANGS)),
-        Contest(key="ours pods", job=c.ThreeLaunchers, faults=("launcher",) * 3),
+        Contest(key="ours pods", job=c.ThreeLaunchers, faults=("launcher", "mismatch") * 3),
         Contest(key="torchrun", job=c.Torchrun, faults=five),
         Contest(key="torchrun stock", job=c.StockTorchrun, faults=two, patience=15.0, warm_up=False),
     ]
@@ -347,11 +355,13 @@ def zygote_rows(book: Book) -> list[bench.Row]:
 def hang_rows(book: Book) -> list[bench.Row]:
     """recovery-5."""
     bound = max(1.0, 5 * statistics.median(book.of("ours step") or [0.0]))
-    return [row for kind, what in HANGS.items() for row in one_hang(book, kind, what, bound)]
+    rows = [row for kind, what in HANGS.items() for row in one_hang(book, "ours", kind, what, bound)]
+    three = max(1.0, 5 * statistics.median(book.of("ours pods step") or [0.0]))
+    return rows + one_hang(book, "ours pods", "mismatch", f"{HANGS['mismatch']}, three launchers", three)
 
 
-def one_hang(book: Book, kind: str, what: str, bound: float) -> list[bench.Row]:
-    seconds, detected = book.of(f"ours {kind} seconds"), book.of(f"ours {kind} detected")
+def one_hang(book: Book, key: str, kind: str, what: str, bound: float) -> list[bench.Row]:
+    seconds, detected = book.of(f"{key} {kind} seconds"), book.of(f"{key} {kind} detected")
     if not seconds or any(math.isnan(value) for value in detected):
         return [bench.absent("recovery-5", what, "not every one was detected" if seconds else "not in --quick")]
     after = [max(0.0, total - part) for total, part in zip(seconds, detected, strict=True)]
@@ -360,7 +370,7 @@ def one_hang(book: Book, kind: str, what: str, bound: float) -> list[bench.Row]:
     return [
         bench.row("recovery-5", f"{what}: ended after", detected, "s", target=f"<= {bound:.2f}"),
         bench.row("recovery-5", f"{what}: next step after that", after, "s", target="<= 0.5"),
-        against(book, "recovery-5", what, f"ours {kind}", peer, target=">= 40"),
+        against(book, "recovery-5", what, f"{key} {kind}", peer, target=">= 40"),
     ]
 
 

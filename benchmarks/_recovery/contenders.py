@@ -227,7 +227,8 @@ class ThreeLaunchers(OneLauncher):
             self._member(number)
 
     def revive(self) -> None:
-        self._member(2)
+        if len(self._processes) < self.full:
+            self._member(2)
 
     def lose_launcher(self) -> None:
         victim = self._processes.pop()

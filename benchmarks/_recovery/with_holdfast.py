@@ -1,14 +1,23 @@
 """Ours."""
 
+import contextlib
 import os
 
+import torch
 from workload import PER_RANK, Samples, Trace, loss_of, prepare
 
 import holdfast
+from holdfast.errors import PeerLostError
 
 
 def world_of(job: holdfast.Job) -> str:
     return f"{job.generation}.{job.attempt}.{job.world_size}"
+
+
+def mismatch(job: holdfast.Job) -> None:
+    """Wait in a collective that no other rank enters, until the attempt is over."""
+    with job.phase("vote"), contextlib.suppress(PeerLostError):
+        job._team.group.receive_(torch.empty(1), frm=0, tag=77)
 
 
 def main() -> None:
@@ -23,7 +32,7 @@ def main() -> None:
         Samples(), global_batch_size=size, micro_batch_size=PER_RANK, max_steps=int(os.environ["BENCH_STEPS"])
     ):
         trace.rank = job.rank
-        trace.begin(lambda: job.audit().ok)
+        trace.begin(lambda: job.audit().ok, lambda: mismatch(job))
         result = job.step(loss_of(model, tokens))
         if result.committed:
             trace.made(result.step, world_of(job))

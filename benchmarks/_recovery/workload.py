@@ -86,7 +86,7 @@ class Trace:
         self._began = 0
         self.rank = rank
 
-    def begin(self, audit: Callable[[], bool] = lambda: True) -> None:
+    def begin(self, audit: Callable[[], bool] = lambda: True, mismatch: Callable[[], None] = lambda: None) -> None:
         """A step begins; whoever was ordered to fails here, as if in its loss function."""
         self._began = time.monotonic_ns()
         order = self._folder / f"order-{self.rank}"
@@ -95,6 +95,9 @@ class Trace:
             order.unlink()
             self._write(kind, int(audit()) if kind == "audit" else 0, "-")
             _obey(kind)
+            if kind == "mismatch":
+                mismatch()
+                self._write("freed", 0, "-")
 
     def made(self, step: int, world: str) -> None:
         """The step is made, in this world."""
