@@ -402,6 +402,30 @@ JOB = Dashboard(
                 ),
             ],
         ),
+        Row(
+            title="GPUs",
+            panels=[
+                one(
+                    "Utilization",
+                    f"max by (pod, gpu) (holdfast_gpu_utilization_ratio{_THIS})",
+                    "{{pod}} {{gpu}}",
+                    unit="percentunit",
+                ),
+                one(
+                    "Memory in use",
+                    f"max by (pod, gpu) (holdfast_gpu_memory_used_bytes{_THIS})"
+                    f" / max by (pod, gpu) (holdfast_gpu_memory_bytes{_THIS})",
+                    "{{pod}} {{gpu}}",
+                    unit="percentunit",
+                ),
+                one(
+                    "Temperature",
+                    f"max by (pod, gpu) (holdfast_gpu_temperature_celsius{_THIS})",
+                    "{{pod}} {{gpu}}",
+                    unit="celsius",
+                ),
+            ],
+        ),
     ],
 )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -26,10 +26,13 @@ from holdfast_operator.remediation.metrics import RemediationMetrics
 from holdfast_operator.seen import Platform
 from holdfast_operator.status import Worker
 from holdfast_sidecar.clock import SystemClock
-from holdfast_sidecar.contract import Notice, format_time
+from holdfast_sidecar.contract import Notice, Pod, format_time
+from holdfast_sidecar.gpu import export
+from holdfast_sidecar.gpu.watch import GpuWatch
 from holdfast_sidecar.heartbeat import Heartbeat
 from holdfast_sidecar.metrics import Metrics as SidecarMetrics
 from holdfast_sidecar.server import Server, metrics_page
+from holdfast_sidecar.transport import Response, Transport
 
 CONTRACT = Path(__file__).parents[1] / "contract"
 ROOT = Path(__file__).parents[2]
@@ -70,12 +73,24 @@ class Sidecar:
         self.metrics.report(ok=True)
 
 
+class Exporter:
+    """The node's dcgm-exporter, as the sidecar asks it."""
+
+    def request(self, *_arguments: object, **_options: object) -> Response:
+        return Response(status=200, headers={}, body=(Path(__file__).parent / "dcgm.txt").read_bytes())
+
+
+POD = Pod(namespace="ml", name="gpt-w0", uid="u", node="node-1")
+
+
 def make_sidecar(folder: Path) -> Sidecar:
     """Everything that can happen to it has happened once, and no launcher has spoken."""
     folder.mkdir()
     clock = SystemClock()
     heartbeat = Heartbeat(folder, clock)
-    metrics = SidecarMetrics(clock, heartbeat.current)
+    gpus = GpuWatch(cast(Transport, Exporter()), POD, folder, clock, lambda low, _high: low, told=lambda: ["GPU-a"])
+    gpus.tick()
+    metrics = SidecarMetrics(clock, heartbeat.current, gpus=lambda: export.metrics(gpus.view(), clock.monotonic()))
     metrics.report(ok=True)
     metrics.report(ok=False)
     metrics.notice(Notice.from_report(golden("report.json")["notices"][0]))

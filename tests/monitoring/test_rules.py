@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from holdfast_sidecar.gpu.table import REPLACE_NODE, XID_RULES
 from holdfast_testbed.commands import run
 from holdfast_testbed.programs import program
 
@@ -76,3 +77,9 @@ def test_every_page_is_an_alerts_and_in_the_list() -> None:
     assert pages == ALERTS.keys()
     listed = re.findall(r"\]\((\w+)\.md\)", (RUNBOOKS / "README.md").read_text())
     assert sorted(listed) == sorted(ALERTS)
+
+
+def test_xids_that_raise_an_alert_are_those_for_which_the_sidecar_advises_another_node() -> None:
+    (listed,) = re.findall(r'xid=~"([0-9|]+)"', ALERTS["HoldfastGpuXid"]["expr"])
+    advised = {xid for rule in XID_RULES if rule.action == REPLACE_NODE for xid in rule.xids}
+    assert {int(xid) for xid in listed.split("|")} == advised
