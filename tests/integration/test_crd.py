@@ -382,6 +382,7 @@ def test_the_smallest_job_gets_every_default(trial: Jobs) -> None:
         "suspend": False,
         "startupDeadlineSeconds": 1200,
         "interruption": {"providers": ["AWS", "GCP", "Azure"], "checkpointDeadlineSeconds": 25},
+        "nodeRemediation": {"optOut": False},
     }
 
 
