@@ -149,6 +149,10 @@ class Trials:
         _progress("")
         return kept
 
+    def values(self, key: str) -> list[float]:
+        """What is there of a key."""
+        return self._kept.get(key, [])
+
     def keep(self, key: str, value: float) -> None:
         """Add one value."""
         self._kept.setdefault(key, []).append(value)

@@ -127,6 +127,10 @@ class Job(ABC):
                 return
             before = now
 
+    def warm(self) -> list[int]:
+        """The processes that stand by for a rank."""
+        return sorted(pid for pid in self._ours() if _comm(pid) == "holdfast-warm")
+
     def _others_ticks(self) -> dict[int, int]:
         """The CPU time of each process that is neither one that we started nor a rank."""
         self.trace.read()
@@ -176,6 +180,13 @@ class Job(ABC):
         return process
 
 
+def _comm(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
 def _die_with_us() -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
@@ -183,6 +194,7 @@ def _die_with_us() -> None:
 class OneLauncher(Job):
     """Ours: one launcher with two ranks."""
 
+    script = HERE / "with_holdfast.py"
     options: tuple[str, ...] = ()
 
     def begin(self) -> None:
@@ -197,7 +209,7 @@ class OneLauncher(Job):
         return [line["phases"] for line in lines if line["kind"] == "recovery"]
 
     def _launcher(self, name: str, *options: str, **environ: str) -> subprocess.Popen[bytes]:
-        script = str(HERE / "with_holdfast.py")
+        script = str(self.script)
         command = ["run", "--max-restarts", "1000", "--checkpoint-interval", "100", *options]
         return self.launch(
             name,
