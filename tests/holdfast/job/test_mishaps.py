@@ -177,6 +177,27 @@ def test_a_save_between_a_batch_and_its_step_that_loses_a_peer_brings_the_batch_
     assert run.job.audit().ok
 
 
+def test_a_commit_that_a_lost_peer_broke_off_is_made_after_the_next_step(
+    solo: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    run, made = solo(tmp_path, pair=Pair(1, 1), interval="4"), parts()
+    moves_on(run.launcher, monkeypatch)
+    run.job.manage(**made)
+    save, lost = Engine.save, []
+
+    def breaks(*arguments: Any) -> Any:
+        if not lost:
+            lost.append(run.job.committed_step)
+            raise PeerLostError("cut")
+        return save(*arguments)
+
+    monkeypatch.setattr(Engine, "save", breaks)
+    for batch in batches(run.job, 7):
+        run.job.step(loss(made, batch))
+    assert lost == [4]
+    assert [body["step"] for body in run.launcher.of("checkpoint")] == [5, 7], "the last one ends the loop"
+
+
 def test_a_claim_that_a_lost_peer_broke_off_is_made_in_the_next_attempt(
     solo: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:

@@ -32,6 +32,7 @@ class Committer:
         self._coordinator = False
         self._saved_at = time.monotonic()
         self._failed = 0
+        self._broken_off = False
 
     @property
     def has_folder(self) -> bool:
@@ -46,10 +47,12 @@ class Committer:
         """Whether every rank commits this step without being asked."""
         return self.has_folder and self._interval.due_at(step)
 
-    def interval_over(self) -> bool:
-        """Whether this rank, the coordinator, asks the others for a commit because it is time."""
+    def overdue(self) -> bool:
+        """Whether this rank asks the others for a commit: it is time, says the coordinator, or a lost peer broke the
+        last one off."""
         waited = time.monotonic() - self._saved_at
-        return self.has_folder and self._coordinator and self._interval.due_after(waited)
+        over = self._coordinator and self._interval.due_after(waited)
+        return self.has_folder and (over or self._broken_off)
 
     def behind(self, step: int) -> bool:
         """Whether the last step is not durable yet."""
@@ -58,8 +61,10 @@ class Committer:
     def commit(self, step: int, snapshot: Callable[[], Snapshot]) -> SaveResult:
         """Commit and tell; CheckpointError after too many failures in a row."""
         wanted, started = self._agent.requests(), time.monotonic()
-        by_interval = self.due_at(step) or self.interval_over()
+        by_interval = self.due_at(step) or self.overdue()
+        self._broken_off = True  # until all have made it
         result = self._save(snapshot)
+        self._broken_off = False
         ids = [*([INTERVAL_ID] if by_interval else []), *wanted.checkpoint, *wanted.quiesce]
         self._tell(step, result, ids, time.monotonic() - started)
         self._saved_at = time.monotonic()

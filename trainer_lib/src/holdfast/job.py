@@ -202,7 +202,7 @@ class Job:
             self._lineage,
             self._agent,
             self._meter,
-            wants_commit=self._committer.interval_over,
+            wants_commit=self._committer.overdue,
             max_grad_norm=max_grad_norm,
             scaler=scaler,
         )
