@@ -11,6 +11,8 @@ import torch
 
 from holdfast.constants import EXIT_PEER_LOST
 
+APART = Path(__file__).parent / "scripts" / "apart.py"
+
 
 def results(launcher: Any) -> list[dict[str, Any]]:
     assert launcher.finish() == [0] * len(launcher.processes), launcher.output()
@@ -117,6 +119,25 @@ def test_a_rank_that_leaves_the_loop_early_is_not_done(launcher: Any, tmp_path: 
     launcher.start(2, tmp_path / "tier", "--leave-at", "2")
     assert launcher.processes[1].wait(60) == 0
     assert launcher.of(1, "done") == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "apart", "mend"),
+    [
+        ("ends", "rank 0 has come to its end after step 3", "samples=0"),
+        ("saves", "rank 0 calls job.save() after step 3", "on every rank"),
+    ],
+)
+def test_ranks_that_part_say_where_and_what_mends_it(
+    launcher: Any, tmp_path: Path, mode: str, apart: str, mend: str
+) -> None:
+    launcher.script = APART
+    launcher.start(2, tmp_path / "tier", mode)
+    launcher.wait("one of them to find out", lambda: any(launcher.of(slot, "exception") for slot in (0, 1)))
+    told = [message for slot in (0, 1) for message in launcher.of(slot, "exception")]
+    assert {message["name"] for message in told} == {"UsageError"}
+    for words in (apart, "rank 1 goes on to step 4", mend):
+        assert words in told[0]["message"]
 
 
 def test_a_launcher_that_goes_away_takes_its_rank_along(launcher: Any, tmp_path: Path) -> None:

@@ -43,6 +43,8 @@ class Over:
 
     def __init__(self) -> None:
         self._said: list[str] = []
+        self.waited: Callable[[float], None] | None = None
+        """Asked in each slice of a wait, with the seconds that it has lasted; may raise."""
 
     def set(self, reason: str) -> None:
         """End the attempt for everyone who waits in it."""
@@ -61,6 +63,12 @@ class Over:
         """Raise PeerLostError if the attempt is over."""
         if self._said:
             raise PeerLostError(f"the attempt is over: {self._said[0]}")
+
+    def check_since(self, began: float) -> None:
+        """The same in a wait that began then."""
+        self.check()
+        if self.waited is not None:
+            self.waited(time.monotonic() - began)
 
 
 class Pending(Protocol):
@@ -81,6 +89,7 @@ class _GlooPending:
         self._over = over
 
     def wait(self) -> None:
+        began = time.monotonic()
         while True:
             finished = self._work.is_completed()
             try:
@@ -89,7 +98,7 @@ class _GlooPending:
             except RuntimeError as error:  # of an operation that failed, and of a slice that ended
                 if finished:
                     raise lost(error) from error
-            self._over.check()
+            self._over.check_since(began)
 
 
 class _NcclPending:
@@ -98,9 +107,10 @@ class _NcclPending:
         self._over = over
 
     def wait(self) -> None:
+        began = time.monotonic()
         try:
             while not self._work.landed():
-                self._over.check()
+                self._over.check_since(began)
         except RuntimeError as error:
             raise lost(error) from error
 
@@ -270,7 +280,7 @@ class Group:
         if self._nccl is not None:
             self._nccl.lost = True
         self._gloo = self._nccl = None
-        return _aside(_drop, held)
+        return aside(_drop, held)
 
     # Inside
 
@@ -313,7 +323,7 @@ class _Aside:
         self._over = over
         self._outcome: dict[str, Any] = {}
         self._done = threading.Event()
-        _aside(_run, action, self._outcome, self._done)
+        aside(_run, action, self._outcome, self._done)
 
     def wait(self) -> None:
         self.result()
@@ -333,7 +343,7 @@ class _Aside:
         return self._outcome.pop("value")
 
 
-def _aside(target: Callable[..., None], *args: Any) -> threading.Thread:
+def aside(target: Callable[..., None], *args: Any) -> threading.Thread:
     """A thread for what may block for ever in the library, which must not keep the process from ending."""
     thread = threading.Thread(target=target, args=args, name="holdfast-aside", daemon=True)
     thread.start()
@@ -377,10 +387,15 @@ class _Place:
     interface: str
 
     def store(self) -> Store:
-        """A client of this group's own: a client does one call at a time, and one that waits holds up all others."""
-        patience = timedelta(seconds=self.timeout)
-        client = TCPStore(self.host, self.port, is_master=False, wait_for_workers=False, timeout=patience)
-        return PrefixStore(self.prefix, client)
+        """A client of this group's own."""
+        return store_client(self.host, self.port, self.prefix, self.timeout)
+
+
+def store_client(host: str, port: int, prefix: str, timeout: float) -> Store:
+    """A client of its own: a client does one call at a time, and one that waits holds up all others."""
+    patience = timedelta(seconds=timeout)
+    client = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=patience)
+    return PrefixStore(prefix, client)
 
 
 def _meet(place: _Place) -> Any:

@@ -20,6 +20,7 @@ from holdfast import faults
 from holdfast.accounting import Ledger
 from holdfast.activity import Activity, Meter
 from holdfast.agreement import Agreed
+from holdfast.calls import Call
 from holdfast.checkpoint import rng
 from holdfast.checkpoint.engine import Engine
 from holdfast.checkpoint.names import CommitName
@@ -306,9 +307,8 @@ class Job:
 
     def save(self) -> bool:
         """Commit a checkpoint now; every rank must call it at the same step. False if it failed (it was said why)."""
-        self._parts()
         try:
-            return self._commit().committed
+            return self._commit_as(Call.SAVE).committed
         except PeerLostError as error:
             self._retry(error)
             return False
@@ -412,7 +412,7 @@ class Job:
             self._end_step(loader.batch_at(team.group.size))
 
     def _end_step(self, samples: int | None) -> StepResult:
-        stepper, _ = self._parts()
+        stepper, team = self._parts()
         try:
             made = stepper.finish(samples)
         except PeerLostError as error:
@@ -423,6 +423,7 @@ class Job:
             self._commit_if_due(made.agreed)
         except PeerLostError as error:
             self._retry(error)
+        team.calls.passed()
         if self._loader is None:  # nobody says what follows a step, nor that there was one
             self._meter.enter(Activity.APPLY, self.committed_step)
         return made.result
@@ -448,6 +449,12 @@ class Job:
             team.group.barrier()
         self._agent.send("quiesced", step=self.committed_step)
         self._leave("the last step of this attempt is made")
+
+    def _commit_as(self, call: Call) -> SaveResult:
+        """A commit that belongs to no step."""
+        _, team = self._parts()
+        with team.calls.during(call):
+            return self._commit()
 
     def _commit(self) -> SaveResult:
         self._parts()[0].check()
@@ -476,7 +483,7 @@ class Job:
         """The loop is over: its last step must be durable before anyone calls the job complete. False: look again."""
         try:
             while self._committer.behind(self.committed_step):
-                self._commit()
+                self._commit_as(Call.END)
         except PeerLostError as error:
             self._retry(error)
             return False

@@ -15,10 +15,11 @@ from torch._C._distributed_c10d import TCPStore
 
 from holdfast import marks, shards, transfer
 from holdfast.activity import Activity, Meter
+from holdfast.calls import Calls
 from holdfast.checkpoint.engine import Attempt, Engine, attempt_by_hand
 from holdfast.checkpoint.reader import Restored
 from holdfast.checkpoint.shard import Holding
-from holdfast.collectives import Group, Over
+from holdfast.collectives import Group, Over, store_client
 from holdfast.config import JobConfig
 from holdfast.environment import publish
 from holdfast.errors import DamagedError, ForeignClaimError, PeerLostError
@@ -45,6 +46,7 @@ class Team:
     group: Group
     over: Over
     attempt: Attempt
+    calls: Calls
     deal: Deal | None = None
     """Who has which shard of the model, if it is sharded."""
     peers: Group | None = None
@@ -139,13 +141,15 @@ class Lineup:
         group = self._connect(place, over)
         team = None
         try:
-            team = Team(place=place, group=group, over=over, attempt=self._attempt(place, group))
+            attempt, calls = self._attempt(place, group), self._calls(place)
+            team = Team(place=place, group=group, over=over, attempt=attempt, calls=calls)
             if self._engine is not None:
                 self._engine.enter(team.attempt, group)
             verdict, deal, claimed = self._agree(team)
             team = self._dealt(team, deal)
             self._follow(team, verdict, claimed=claimed)
             self._stepper.attach(group, team.pair, peers=team.peers, mates=team.mates)
+            over.waited = calls.waited
         except BaseException:
             (team or group).abandon()
             raise
@@ -164,6 +168,13 @@ class Lineup:
             over=over,
             timeout=CONNECT_SECONDS,
             interface=self._interface,
+        )
+
+    def _calls(self, place: Place) -> Calls:
+        return Calls(
+            rank=place.rank,
+            step=lambda: self._lineage.step,
+            connect=lambda: store_client(place.host, place.port or 0, f"{place.name}/calls", CONNECT_SECONDS),
         )
 
     def _attempt(self, place: Place, group: Group) -> Attempt:

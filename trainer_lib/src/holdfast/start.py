@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -72,8 +73,15 @@ def init(
 
 def _close(job: Job, reporter: faults.Reporter, owner: int) -> None:
     """At the script's end, and not at that of a process that it forked: the connections are this one's."""
-    if os.getpid() == owner:
+    if os.getpid() != owner:
+        return
+    try:
         job.close(failed=lambda: reporter.failed)
+    except Exception as error:  # noqa: BLE001 - nobody is left to catch it, and the script must not seem to have ended well
+        reporter(type(error), error, error.__traceback__)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def _label(context: LogContext, job: Job, config: JobConfig) -> None:

@@ -1,0 +1,98 @@
+"""Ranks in different calls of the job find each other out; ranks in the same ones never do."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import pytest
+
+from holdfast.calls import LONG_SECONDS, Call, Calls
+from holdfast.errors import UsageError
+
+
+@dataclass
+class Store:
+    """The store of one attempt."""
+
+    values: dict[str, str] = field(default_factory=dict)
+    asked: int = 0
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        assert not expected
+        self.asked += 1
+        return self.values.setdefault(key, desired).encode()
+
+
+class Dead:
+    """A store whose host is gone."""
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        raise RuntimeError("Connection reset by peer")
+
+
+def world(store: Store | Dead, size: int = 2) -> list[Calls]:
+    return [Calls(rank=rank, step=lambda: 10, connect=lambda: store) for rank in range(size)]
+
+
+def wait_long(rank: Calls, store: Store) -> None:
+    """Until its word is written down and it has read what stands there."""
+    asked, deadline = store.asked, time.monotonic() + 30
+    rank.waited(LONG_SECONDS)
+    while store.asked == asked and time.monotonic() < deadline:
+        time.sleep(0.001)
+    for _ in range(20):
+        rank.waited(LONG_SECONDS)
+        time.sleep(0.001)
+
+
+def test_nobody_asks_while_waits_are_short() -> None:
+    store = Store()
+    world(store)[0].waited(LONG_SECONDS / 2)
+    assert not store.asked
+
+
+def test_ranks_that_wait_in_the_same_call_go_on_waiting() -> None:
+    store = Store()
+    ranks = world(store, 3)
+    for call in Call:
+        for rank in ranks:
+            with rank.during(call):
+                wait_long(rank, store)
+    assert store.asked == len(Call) * len(ranks)
+
+
+@pytest.mark.parametrize(
+    ("call", "said", "mend"),
+    [
+        (Call.SAVE, "rank 1 calls job.save() after step 10", "call job.save() on every rank at the same step"),
+        (Call.END, "rank 1 has come to its end after step 10", "call job.step(loss, samples=0) on a rank whose data"),
+    ],
+)
+def test_the_second_to_wait_says_what_both_do_and_the_mend(call: Call, said: str, mend: str) -> None:
+    store = Store()
+    goes_on, other = world(store)
+    with other.during(call):
+        wait_long(other, store)
+        with pytest.raises(UsageError, match="rank 0 goes on to step 11") as raised:
+            wait_long(goes_on, store)
+    assert said in str(raised.value)
+    assert mend in str(raised.value)
+
+
+def test_an_earlier_call_is_never_taken_for_a_later_one() -> None:
+    store = Store()
+    ahead, behind = world(store)
+    with ahead.during(Call.SAVE):
+        wait_long(ahead, store)
+    with behind.during(Call.SAVE):
+        pass
+    for rank in (ahead, behind):
+        wait_long(rank, store)
+
+
+def test_a_store_that_is_gone_is_not_the_scripts_fault() -> None:
+    (rank,) = world(Dead(), 1)
+    for _ in range(3):
+        rank.waited(LONG_SECONDS)
+        time.sleep(0.01)
