@@ -237,7 +237,7 @@ def test_a_gpu_that_the_exporter_shows_no_more_is_told_after_a_minute(watch):
     others = Sample(gpus=(), present=frozenset({"GPU-of-another"}))
     assert watch.sample(others) == []
     (finding,) = watch.sample(others, after=60)
-    assert (finding.kind, finding.action) == ("Vanished", "ReplaceNode")
+    assert (finding.kind, finding.action) == ("Vanished", "Ignore")
     assert watch.sample(others, after=60) == []
     assert watch.see() == []
     assert watch.sample(others) == []

@@ -128,7 +128,7 @@ def _unseen(track: Track, sample: Sample, now: float) -> tuple[Track, list[Findi
             index=track.index,
             kind=table.VANISHED_KIND,
             cause=table.INFRASTRUCTURE,
-            action=table.REPLACE_NODE,
+            action=table.IGNORE,  # an exporter may drop a GPU that trains on; one that is lost shows by its XID
             words=words,
         )
     ]

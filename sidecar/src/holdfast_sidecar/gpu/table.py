@@ -2,8 +2,8 @@
 
 The XIDs and what to do about each are NVIDIA's ("Analyzing Xid Errors with the Xid Catalog", Ampere and newer),
 translated: a restart of the application is `InPlace`; a reset of the GPU or of the machine is `ReplaceNode`, since no
-pod can do either. `Ignore` says that training may go on. Advice is all that these actions are: what is done, the
-job's rules say.
+pod can do either. `Ignore` says that training may go on. These actions are advice: the operator follows it
+where none of the job's rules matches.
 """
 
 from dataclasses import dataclass
