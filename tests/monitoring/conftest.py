@@ -60,8 +60,8 @@ class Sidecar:
         books = status["accounting"]
         now = format_time(datetime.now(UTC))
         books["wallSeconds"] += self.step
-        books["seconds"]["productive"] += 0.9 * self.step
-        books["seconds"]["checkpoint"] += 0.1 * self.step
+        books["seconds"]["productive"] += 0.97 * self.step
+        books["seconds"]["checkpoint"] += 0.03 * self.step
         books["steps"] = self.step
         for recovery in books["recoveries"]:
             recovery |= {"count": self.step, "sum": 0.15 * self.step}
