@@ -201,6 +201,15 @@ def test_a_scraper_that_sends_nothing_is_let_go(server, wait):
         wait(lambda: get_quietly(server.port), "a free place")
 
 
+@pytest.mark.parametrize(("error", "said"), [(BrokenPipeError(), False), (TimeoutError(), False), (KeyError(), True)])
+def test_a_scraper_that_hangs_up_is_not_logged_and_a_fault_of_ours_is(server, caplog, error, said):
+    try:
+        raise error
+    except (OSError, KeyError):
+        server.server.handle_error(None, None)
+    assert bool(caplog.records) == said
+
+
 def get_quietly(port: int) -> bool:
     try:
         return get(port, "/ok")[0] == 200

@@ -1,10 +1,10 @@
 """`/metrics`, `/healthz`, `/readyz` over plain HTTP, for Prometheus and the kubelet. No request changes anything."""
 
-import contextlib
 import http
 import logging
 import socket
 import socketserver
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -114,5 +114,5 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A scraper that hung up is none of our faults; anything else is said."""
-        with contextlib.suppress(ConnectionError, TimeoutError):
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             _log.warning("a request to the metrics port failed", exc_info=True)
