@@ -37,6 +37,7 @@ def log() -> Log:
 
 
 def test_a_line_is_about_its_job_and_generation(log: Log) -> None:
+    logs.set_generation(2)
     with logs.about("ml/gpt"):
         logs.set_generation(3)
         log.logger.info("published %d members", 2)

@@ -38,8 +38,9 @@ def about(job: str, generation: int | None = None) -> Iterator[None]:
 
 
 def set_generation(generation: int | None) -> None:
-    """The generation became known (inside ``about``)."""
-    _generation.set(generation)
+    """The generation became known; outside ``about`` nobody would take it back."""
+    if _job.get() is not None:
+        _generation.set(generation)
 
 
 def hide_secrets(text: str) -> str:
