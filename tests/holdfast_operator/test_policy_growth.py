@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -113,6 +114,18 @@ def test_another_job_that_waits_gets_the_room_back(grown: Any, make_sim: Make) -
     for _ in range(40):
         tick()
     assert len(other.running()) == 6
+
+
+def test_an_old_jobs_gang_is_given_room_only_once_it_has_waited_for_a_while(grown: Any, make_sim: Make) -> None:
+    other = make_sim(name="bert", replicas=6, minimum=6)
+    other.nodes, other.leases = grown.nodes, grown.leases
+    other.now = grown.now
+    other.body["metadata"]["creationTimestamp"] = (grown.now - timedelta(days=1)).isoformat()
+    grown.peers, other.peers = [other], [grown]
+    other.settle()
+    grown.run(50)
+    assert grown.document["directives"]["drain"] == []
+    grown.run(60, until=lambda: len(grown.document["directives"]["drain"]) == 2)
 
 
 @pytest.mark.parametrize(("replicas", "expected"), [(1, 3), (3, 4), (4, 4)])

@@ -233,6 +233,7 @@ def rival_of(body: Json) -> Rival | None:
         key=job_key(body),
         uid=str(body["metadata"].get("uid", "")),
         created=created,
+        since=parse_time(gang.get("since")) or created,
         lifted=bool(gang.get("liftedAt")),
         pods=waiting,
         pod_spec=pod_spec,

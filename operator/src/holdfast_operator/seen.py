@@ -248,6 +248,7 @@ class Rival:
     key: str
     uid: str
     created: datetime
+    since: datetime  # its gang waits
     lifted: bool
     pods: int
     pod_spec: Json = field(hash=False)

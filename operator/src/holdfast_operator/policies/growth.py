@@ -61,7 +61,7 @@ def _youngest(draft: Draft, count: int) -> list[Worker]:
 def _wanted_elsewhere(draft: Draft) -> bool:
     """Another job's gang has waited for a while. Every gang waits for a moment when it starts."""
     waiting = (rival for rival in draft.seen.rivals if not rival.lifted)
-    return any(draft.now - rival.created > c.GANG_BIND for rival in waiting)
+    return any(draft.now - rival.since > c.GANG_BIND for rival in waiting)
 
 
 def _given_back(draft: Draft) -> Draft:
