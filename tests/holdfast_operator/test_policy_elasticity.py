@@ -94,6 +94,10 @@ def test_with_wait_a_lost_worker_that_comes_back_takes_its_place_again(make_sim:
     sim.heal_node(node, rebooted=False)
     sim.run(60, until=trains(sim, 3))
     assert sim.world_names() == ["gpt-w0", "gpt-w1", "gpt-w2"]
+    assert sim.status.restart_count == 1
+    sim.end("gpt-w0", 137)
+    sim.run(90, until=lambda: sim.world_names() == ["gpt-w1", "gpt-w2", "gpt-w3"])
+    assert sim.status.restart_count == 2, "each loss counts once"
 
 
 def test_with_wait_a_worker_that_is_proved_gone_is_replaced(make_sim: Make) -> None:

@@ -108,6 +108,27 @@ def test_a_worker_on_a_silent_node_holds_the_suspension_up_for_nobody(trained: A
     trained.run(90, until=lambda: len(trained.world_names()) == 3)
 
 
+@pytest.mark.parametrize("policy", ["Wait", "Replace"])
+def test_a_worker_that_comes_back_after_its_loss_was_counted_leaves_as_well(make_sim: Make, policy: str) -> None:
+    sim = make_sim(nodes=3, elasticity={"minReplicas": 3, "onFailure": policy})
+    sim.run(60, until=lambda: sim.status.status == "Training")
+    node = sim.node_of("gpt-w1")
+    for name in sim.nodes:
+        sim.nodes[name]["status"]["allocatable"]["cpu"] = "1"
+    sim.kill_node(node)
+    sim.run(60)
+    suspended(sim)
+    assert not sim.running(), "its node is cut off, so nobody waits for it"
+    assert sim.plan().requeue_after is not None, "its reports wake nobody"
+    sim.heal_node(node, rebooted=False)
+    sim.tick(2)
+    assert sim.document["directives"]["drain"] == ["uid-gpt-w1"]
+    sim.obey_drain()
+    sim.run(60, until=lambda: sim.status.holds("Suspended"))
+    assert not sim.running(), "it gives its room back"
+    assert sim.status.restart_count == 1
+
+
 def test_a_change_of_mind_before_all_have_left_replaces_who_left(trained: Any) -> None:
     suspend(trained)
     trained.end("gpt-w0", 75)

@@ -41,7 +41,9 @@ def _judge(draft: Draft, worker: Worker, pod: PodView | None) -> Draft:
     if worker.phase is Phase.WANTED and _hangs(draft, pod):
         return _hung(draft, worker, pod)
     if worker.phase is Phase.LOST and _returned(draft, worker, pod):
-        return draft.changed_worker(worker, phase=Phase.WANTED, since=draft.now, cause="", reason="", message="")
+        return draft.changed_worker(
+            worker, phase=Phase.WANTED, since=draft.now, cause="", reason="", message="", counted=False
+        )
     return draft
 
 
@@ -107,9 +109,11 @@ def _hung(draft: Draft, worker: Worker, pod: PodView) -> Draft:
 
 
 def _returned(draft: Draft, worker: Worker, pod: PodView) -> bool:
+    """Once its loss is counted, another takes its place; but not with ``Wait``, nor while the job is suspended."""
     own = draft.seen.report(pod.uid)
     alive = own is not None and own.ready and own.fresh(draft.now) and not _hangs(draft, pod)
-    return alive and not pod.leaving and not worker.counted and not causes.node_dead(draft.node(worker), draft.now)
+    replaced = worker.counted and draft.spec.on_failure != c.WAIT and not draft.spec.suspend
+    return alive and not pod.leaving and not replaced and not causes.node_dead(draft.node(worker), draft.now)
 
 
 def _blamed(worker: Worker, verdict: causes.Verdict) -> Worker:

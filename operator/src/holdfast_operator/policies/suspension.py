@@ -27,7 +27,8 @@ def apply(draft: Draft) -> Draft:
     draft = draft.but(backoff_until=None, stalled_since=None, trouble=None, gang=Gang(), start_time=None)
     for worker in draft.status.in_phase(Phase.WANTED):
         draft = order_away(draft, worker, c.SUSPENDED, "the job is suspended")
-    return draft
+    # Who is lost may come back (``loss``), then it leaves like the others; reports wake nobody.
+    return draft.wake_in(c.POLL_STUCK) if draft.status.in_phase(Phase.LOST) else draft
 
 
 def _resumed(draft: Draft) -> Draft:
