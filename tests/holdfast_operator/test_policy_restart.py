@@ -253,6 +253,38 @@ def test_without_a_rule_the_sidecars_advice_is_followed(make_sim: Make) -> None:
     assert [entry.node for entry in sim.status.avoided] == [bad]
 
 
+def advised_without_room(make_sim: Make, *, minimum: int, **recovery: Any) -> Any:
+    sim = make_sim(replicas=3, minimum=minimum, nodes=3, recovery=recovery)
+    for name in sim.nodes:
+        sim.nodes[name]["status"]["allocatable"]["cpu"] = "1"
+    sim.obeys = True
+    sim.run(60, until=lambda: sim.status.status == "Training")
+    sim.pods["uid-gpt-w1"]["gpu"] = [gpu_error(action="ReplaceNode")]
+    sim.run(60)
+    return sim
+
+
+def test_the_sidecars_advice_takes_no_worker_away_that_no_other_node_has_room_for(make_sim: Make) -> None:
+    sim = advised_without_room(make_sim, minimum=3)
+    assert sim.world_names() == ["gpt-w0", "gpt-w1", "gpt-w2"]
+    assert decided(sim) == ["InPlaceByDefault"]
+    assert "GPU 0: XID 79, but the node is used all the same" in told(sim, "InPlaceByDefault")[0]
+    assert not sim.status.avoided
+
+
+def test_the_sidecars_advice_is_followed_where_the_job_may_go_on_with_fewer(make_sim: Make) -> None:
+    sim = advised_without_room(make_sim, minimum=2)
+    assert sim.world_names() == ["gpt-w0", "gpt-w2"]
+    assert decided(sim) == ["ReplaceNodeByDefault"]
+
+
+def test_a_rule_is_followed_whether_there_is_room_or_not(make_sim: Make) -> None:
+    rules = [rule("ReplaceNode", onGpuErrors={"xids": [79]})]
+    sim = advised_without_room(make_sim, minimum=3, rules=rules)
+    assert decided(sim) == ["ReplaceNodeByRule"]
+    assert sim.status.avoided
+
+
 def test_a_rule_may_set_aside_the_sidecars_advice_and_says_so_once(make_sim: Make) -> None:
     sim = training(make_sim, rules=[rule("Ignore", onGpuErrors={"xids": [79]})])
     sim.pods["uid-gpt-w1"]["gpu"] = [gpu_error(action="ReplaceNode")]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from holdfast_operator import constants as c
+from holdfast_operator.capacity import Room
 from holdfast_operator.policies.draft import Draft
 from holdfast_operator.policies.facts import Facts
 from holdfast_operator.policies.rules import first_match, gpu_error
@@ -70,9 +71,26 @@ def _first(draft: Draft, incident: Incident, facts: Facts, worker: Worker | None
     error = advised(facts)
     if error is not None:
         why = f"no rule matches; {error.message or error.kind}"
+        if error.action == c.REPLACE_NODE and not _can_leave(draft, incident, worker):
+            action, rest = _default(draft, incident, worker)
+            why = f"{why}, but the node is used all the same, since no other one has room; {rest}"
+            return Decision(action=action, how=BY_DEFAULT, why=why, cause=error.cause or incident.cause)
         return Decision(action=error.action, how=BY_DEFAULT, why=why, cause=error.cause or incident.cause)
     action, why = _default(draft, incident, worker)
     return Decision(action=action, how=BY_DEFAULT, why=f"no rule matches; {why}", cause=incident.cause)
+
+
+def _can_leave(draft: Draft, incident: Incident, worker: Worker | None) -> bool:
+    """All of the job's workers on the node find another one, or those elsewhere may go on without them."""
+    node = incident.node or (worker.node if worker is not None else "")
+    wanted = draft.status.in_phase(Phase.WANTED)
+    moved = sum(1 for other in wanted if other.node == node) + (worker is None or worker.phase is not Phase.WANTED)
+    elsewhere = sum(1 for other in wanted if other.node not in ("", node))
+    elsewhere -= elsewhere % draft.spec.replica_step
+    if draft.spec.shrinkable and elsewhere >= max(draft.spec.min_replicas, 1):
+        return True
+    room = Room(draft.seen.nodes, draft.seen.usage, draft.now)
+    return room.place(draft.spec.pod_spec, moved, (*(entry.node for entry in draft.status.avoided), node)) == moved
 
 
 def _default(draft: Draft, incident: Incident, worker: Worker | None) -> tuple[str, str]:
