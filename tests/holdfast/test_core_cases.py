@@ -76,6 +76,14 @@ def test_the_wait_ends_though_the_lowest_index_is_the_lost_one() -> None:
     assert sim.run(10, lambda: sim.trains_with("w1", "w2"))
 
 
+def test_the_wait_for_a_replacement_ends_though_a_member_that_never_accepts_is_asked_again_meanwhile() -> None:
+    sim = training(shrink_after=10.0)
+    sim.deaf = {"w2"}
+    sim.kill_rank("w1")
+    assert not sim.run(9, lambda: sim.trains_with("w0", "w1"))
+    assert sim.run(15, lambda: sim.trains_with("w0", "w1"))
+
+
 def test_growth_loses_no_step() -> None:
     sim = training()
     sim.crash("w2")

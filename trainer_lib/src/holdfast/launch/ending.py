@@ -112,7 +112,8 @@ def close_attempt(turn: Turn, reason: str) -> None:
     """The attempt is over here, for whatever reason: its ranks must leave it."""
     if turn.attempt is not None:
         world = turn.attempt.world
-        turn.set(attempt=None, last=world.pair, last_world=world, confirmed=None, confirmations=frozenset())
+        turn.set(attempt=None, last=world.pair, last_world=world, ended_at=turn.now)
+        turn.set(confirmed=None, confirmations=frozenset())
     turn.stop_ranks(reason)
 
 

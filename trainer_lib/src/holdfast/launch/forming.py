@@ -142,8 +142,9 @@ def _my_turn(turn: Turn, membership: Membership, usable: tuple[Member, ...]) -> 
 
 
 def _replacement_may_come(turn: Turn, membership: Membership, chosen: tuple[Member, ...]) -> bool:
-    """Whether a shrink is to wait: only the proposer asks, so nothing that is safe becomes unsafe by it."""
-    rules, last, since = membership.rules, turn.state.last_world, turn.state.idle_since
+    """Whether a shrink is to wait: only the proposer asks, so nothing that is safe becomes unsafe by it. Proposals
+    that come to nothing do not prolong the wait."""
+    rules, last, since = membership.rules, turn.state.last_world, turn.state.ended_at
     if last is None or last.uids <= _uids(chosen) or len(chosen) >= rules.replicas:
         return False
     return since is not None and turn.now < since + rules.shrink_after

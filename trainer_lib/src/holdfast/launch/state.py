@@ -113,6 +113,7 @@ class State:
     idle_since: float | None = None
     last: Pair | None = None
     last_world: World | None = None
+    ended_at: float | None = None  # since when it is the last one
     failed: Pair | None = None
     failure: Failure | None = None
     incidents: tuple[Incident, ...] = ()
