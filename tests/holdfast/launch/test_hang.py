@@ -26,11 +26,13 @@ SCRIPT = Path(__file__).parent / "scripts" / "steps.py"
 DEADLINE = 40.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Process:
     slot: int
     number: int
     popen: subprocess.Popen[bytes]
+    pair: Pair = field(default_factory=lambda: Pair(1, 1))
+    greeted: bool = True
 
     @property
     def pid(self) -> int:
@@ -213,6 +215,27 @@ def test_a_rank_that_left_its_attempt_while_its_stacks_were_taken_is_spared(
     asyncio.run(scene())
     assert asked == [0, 1]
     assert world.verdicts == []
+
+
+@pytest.mark.parametrize("greeted", [True, False])
+def test_a_rank_that_entered_its_next_attempt_while_its_stacks_were_taken_is_spared_in_that(
+    world: World, monkeypatch: pytest.MonkeyPatch, greeted: bool
+) -> None:
+    async def come_meanwhile(_: Sequence[stacks.Source]) -> list[stacks.Story]:
+        world.ranks[1].pair, world.ranks[1].greeted = Pair(1, 2), greeted
+        return []
+
+    monkeypatch.setattr(stacks, "gather", come_meanwhile)
+
+    async def scene() -> None:
+        world.start("wait", "sleep")
+        await world.look_until(lambda: not world.watch.idle)
+        assert world.watch._ending is not None
+        await world.watch._ending
+
+    asyncio.run(scene())
+    assert "rank 1 has been busy for " in world.story
+    assert world.killed == ([] if greeted else [11])  # one that was only placed there still hangs
 
 
 def test_boards_of_the_dead_go(world: World) -> None:

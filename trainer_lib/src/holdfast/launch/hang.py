@@ -38,6 +38,14 @@ class Watched(Protocol):
     def pid(self) -> int:
         """The leader of its process group."""
 
+    @property
+    def pair(self) -> Pair | None:
+        """The attempt that it is in, or was placed in last."""
+
+    @property
+    def greeted(self) -> bool:
+        """Whether it entered that attempt."""
+
 
 class Hung(Protocol):
     """Who acts on a verdict."""
@@ -94,7 +102,7 @@ class HangWatch:
         verdicts = self._watchdog.judge(seen, now)
         if verdicts:
             sources = [self._source(rank, readings.get(rank.slot)) for rank in ranks]
-            self._ending = asyncio.get_running_loop().create_task(self._end(verdicts, sources, scene.pair))
+            self._ending = asyncio.get_running_loop().create_task(self._end(verdicts, sources, ranks, scene.pair))
         return self._watchdog.stalls(seen, now)
 
     def _source(self, rank: Watched, reading: Reading | None) -> Source:
@@ -106,11 +114,14 @@ class HangWatch:
             file=self.boards.stacks(rank.slot),
         )
 
-    async def _end(self, verdicts: Sequence[Verdict], sources: Sequence[Source], pair: Pair) -> None:
+    async def _end(
+        self, verdicts: Sequence[Verdict], sources: Sequence[Source], ranks: Sequence[Watched], pair: Pair
+    ) -> None:
         """End them, also those that went on: our signal may have broken into a call that does not expect one."""
         stories = await stacks.gather(sources)
+        elsewhere = {rank.slot for rank in ranks if rank.greeted and rank.pair != pair}  # in another attempt by now
         for verdict in verdicts:
-            if verdict.slot is None:
+            if verdict.slot is None or verdict.slot in elsewhere:
                 self._tell(verdict, stories, pair)
             elif not self._left(verdict):
                 self._tell(verdict, stories, pair)
