@@ -260,6 +260,42 @@ def test_who_waits_for_its_next_world_hangs_only_in_silence_and_only_when_it_is_
     assert verdict.message.startswith("rank 2 has shown no sign of life for ")
 
 
+def test_there_is_no_hurry_when_all_left_and_nobody_here_would_keep_the_state(scene: Scene) -> None:
+    scene.wait(0.5)
+    scene.left = dict.fromkeys(scene.readings, scene.now)
+    scene.awaited = False
+    assert scene.wait(8.4) == ()  # all compile again, say, and one elsewhere ran out of memory
+    assert len(scene.wait(0.3)) == 3
+
+
+def test_who_left_alone_may_hold_the_last_state_and_a_new_process_beside_it_has_none(scene: Scene) -> None:
+    scene.watchdog.settings = HangSettings(startup=4)
+    scene.left[1] = scene.now
+    scene.begin(0, step=20)
+    del scene.readings[2]
+    scene.enter(A.SYNC, 0)
+    assert scene.wait(4.0) == ()
+    assert [verdict.rank for verdict in scene.wait(0.2)] == [1]
+
+
+def test_a_rank_that_waits_for_its_next_world_keeps_the_state(scene: Scene) -> None:
+    scene.left = dict.fromkeys(scene.readings, scene.now)
+    scene.enter(A.PARKED, 2)
+    assert {verdict.rank for verdict in scene.wait(1.1)} == {0, 1}
+
+
+def test_who_left_after_a_step_and_is_silent_has_a_steps_deadline_from_its_last_sign_of_life(scene: Scene) -> None:
+    scene.train(60, 1.0)
+    scene.enter(A.SYNC, 0, 2)
+    scene.enter(A.APPLY, 1)
+    scene.left[1] = scene.now
+    assert scene.wait(20) == ()
+    scene.stopped.add(1)
+    assert scene.wait(4.4) == ()
+    (verdict,) = scene.wait(0.3)
+    assert verdict.message.startswith("rank 1 has shown no sign of life for 4.")
+
+
 def test_there_is_no_hurry_when_nobody_would_be_left(scene: Scene) -> None:
     assert scene.wait(8.4) == ()  # all compile again, say
     assert len(scene.wait(0.3)) == 3

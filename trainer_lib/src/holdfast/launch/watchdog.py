@@ -15,7 +15,7 @@ it acts on its own ranks only, so that of all launchers one acts.
 - A rank that said that it left its attempt has the deadline of what it does from then on; in the next world others
   wait for it. One that waits for that world only has to show signs of life.
 - When a verdict would leave no rank of the world with its state, there is no hurry: whatever slows down all alike is
-  rather a long step than a hang.
+  rather a long step than a hang. Of ranks that left, only those here are known, so that one of them must be left.
 - Of several that are late, those without a sign of life are to blame: the others may wait for them in a
   collective of the script's own.
 - A second hang at the same step may be a step that takes so long: the deadline grows until a step is made.
@@ -372,22 +372,39 @@ class Watchdog:
     # Those who left their attempt, and do not come to the next one
 
     def _astray(self, seen: Observed, now: float) -> tuple[Verdict, ...]:
-        found = [self._stray(stray, seen, now) for stray in seen.strays]
-        return tuple(verdict for verdict in found if verdict is not None)
+        spent = [(stray, *self._spent(stray, seen, now)) for stray in seen.strays if _must_come(stray)]
+        late = [(stray, seconds, limit) for stray, seconds, limit in spent if seconds > limit]
+        if not self._state_is_kept(seen, {stray.slot for stray, _, _ in late}, now):
+            # What the strays of other launchers do is unknown: theirs may be as long at it.
+            startup = self.settings.startup
+            patient = [(stray, took, max(limit, min(limit * _NO_HURRY, startup))) for stray, took, limit in late]
+            late = [(stray, seconds, limit) for stray, seconds, limit in patient if seconds > limit]
+        return tuple(self._stray(stray, (seconds, limit), now) for stray, seconds, limit in late)
 
-    def _stray(self, stray: Stray, seen: Observed, now: float) -> Verdict | None:
-        sight, reading = Sight(slot=stray.slot, rank=stray.rank, reading=stray.reading), stray.reading
-        parked, forms = reading.activity is Activity.PARKED, reading.activity is Activity.SYNC
-        if reading.activity is Activity.DONE or (parked and not stray.awaited):
-            return None
-        by_beat = parked or (forms and self._silent(sight, now))
+    def _spent(self, stray: Stray, seen: Observed, now: float) -> tuple[float, float]:
+        """How long it has kept others waiting, and how long it may."""
+        sight, reading, by_beat = _sight(stray), stray.reading, self._stray_by_beat(stray, now)
+        forms = reading.activity is Activity.SYNC
         limit = self.settings.startup if forms and not by_beat else self._limit(sight, seen.world_size, now)
-        seconds = self._pauses.awake(max(stray.left_at, reading.beat if by_beat else reading.since), now)
-        if seconds <= limit:
-            return None
+        return self._pauses.awake(max(stray.left_at, reading.beat if by_beat else reading.since), now), limit
+
+    def _state_is_kept(self, seen: Observed, late: set[int], now: float) -> bool:
+        """Whether a rank here that made steps, and is not late itself, waits for the others with what it has."""
+        here = (*seen.sights, *(_sight(stray) for stray in seen.strays))
+        waiting = [sight for sight in here if sight.slot not in late and sight.reading.activity.waiting]
+        return any(sight.reading.made > 0 and not self._silent(sight, now) for sight in waiting)
+
+    def _stray_by_beat(self, stray: Stray, now: float) -> bool:
+        """Whether only its signs of life count: what forms or applies has much time as long as it shows some."""
+        activity = stray.reading.activity
+        silent = self._silent(_sight(stray), now)
+        return activity is Activity.PARKED or (silent and activity in (Activity.SYNC, Activity.APPLY))
+
+    def _stray(self, stray: Stray, spent: tuple[float, float], now: float) -> Verdict:
+        by_beat = self._stray_by_beat(stray, now)
         did = "has shown no sign of life" if by_beat else "left its attempt and has been busy"
         waits = "the others wait for it to form the world" if stray.awaited else "the next world will wait for it"
-        return self._blame(sight, (seconds, limit), did, waits)
+        return self._blame(_sight(stray), spent, did, waits)
 
     # Those who wait for each other
 
@@ -453,6 +470,15 @@ class Watchdog:
             repeats=self._repeats,
             kills=kills,
         )
+
+
+def _sight(stray: Stray) -> Sight:
+    return Sight(slot=stray.slot, rank=stray.rank, reading=stray.reading)
+
+
+def _must_come(stray: Stray) -> bool:
+    activity = stray.reading.activity
+    return activity is not Activity.DONE and (activity is not Activity.PARKED or stray.awaited)
 
 
 def _all_elsewhere(seen: Observed, *, silent: bool) -> bool:
