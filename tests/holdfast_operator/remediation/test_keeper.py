@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from holdfast_operator.cache import Cache
-from holdfast_operator.errors import BlockedError, CloudError, ClusterError, ConflictError
+from holdfast_operator.errors import BlockedError, CloudError, ClusterError, ConflictError, RejectedError
 from holdfast_operator.remediation.act import event_of
 from holdfast_operator.remediation.keeper import Keeper
 from holdfast_operator.remediation.metrics import RemediationMetrics
@@ -292,6 +293,65 @@ def test_a_job_that_opted_out_keeps_its_worker_and_the_node_under_it(world: Worl
     world.cluster.pods["gpt-w0"]["status"]["phase"] = "Succeeded"
     world.run()
     assert "n0" not in world.cluster.nodes, "it has ended by itself"
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_a_node_whose_mode_is_raised_to_replace_is_drained_first(world: World, repeated: bool) -> None:
+    alerts = (*world.rules.alerts, AlertRule(alert="Warm", action=Mode.CORDON))
+    world.rules = replace(world.rules, alerts=alerts, mode=Mode.CORDON if repeated else Mode.REPLACE)
+    world.restart()
+    world.jobs.append(job(opt_out=True))
+    worker(world)
+    world.cluster.add_pod("web", "n0")
+    world.alert("n0", "Dead" if repeated else "Warm")
+    world.run()
+    world.run(1)
+    assert world.cluster.writes == ["n0 Cordon unschedulable=True"]
+    world.rules = replace(world.rules, mode=Mode.REPLACE)
+    world.restart()
+    world.alert("n0", "Dead")
+    for _ in range(4):
+        world.run(1)
+    assert world.cluster.writes[1:] == ["n0 Replace unschedulable=as it was", "evict web"]
+    assert "gpt-w0" in world.cluster.pods
+
+
+def test_a_node_that_came_back_into_use_is_not_terminated(world: World) -> None:
+    world.cloud.refuses = "instance i-1 is in no Auto Scaling group"
+    world.alert("n0", "Dead")
+    world.run()
+    world.run(1)
+    assert world.reasons()[-1] == "ReplaceFailed"
+    world.cluster.nodes["n0"]["spec"]["unschedulable"] = False
+    world.cluster.touch("n0")
+    world.cluster.add_pod("web", "n0")
+    world.cloud.refuses = ""
+    for _ in range(4):
+        world.run(1)
+    assert set(world.cluster.nodes) == {"n0", "n1", "n2"}
+    assert list(world.cluster.pods) == ["web"]
+    assert world.reasons()[-1] == "Overruled"
+
+
+def test_one_refused_eviction_stops_no_other_and_is_told(world: World, monkeypatch: Any) -> None:
+    world.cluster.add_pod("a", "n0")
+    world.cluster.add_pod("b", "n0")
+    world.alert("n0")
+    world.run()
+    evict = world.cluster.evict
+
+    def refuse(namespace: str, name: str, uid: str) -> None:
+        if name == "a":
+            raise RejectedError("the eviction of a", "Rejected", "a webhook says no")
+        evict(namespace, name, uid)
+
+    monkeypatch.setattr(world.cluster, "evict", refuse)
+    for _ in range(3):
+        assert world.run(1) == 2.0
+    assert list(world.cluster.pods) == ["a"]
+    assert world.reasons() == ["NodeCordoned", "NodeDraining"]
+    assert "a webhook says no" in world.cluster.events[-1]["note"]
+    assert world.metric('holdfast_node_actions_total{action="Evict",result="failed"} 3.0')
 
 
 def test_a_restart_loses_nothing_that_was_begun(world: World) -> None:

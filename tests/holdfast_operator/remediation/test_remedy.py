@@ -229,6 +229,34 @@ def test_a_replacement_that_was_begun_is_asked_for_again_whatever_the_alert_says
     assert [type(action) for action in made.actions if not isinstance(action, SetMark)] == [Terminate]
 
 
+@pytest.mark.parametrize(
+    ("change", "setting", "reason"),
+    [
+        ({"unschedulable": False}, Mode.REPLACE, "Overruled"),
+        ({}, Mode.DRAIN, "NodeDraining"),
+        ({}, Mode.CORDON, "NodeCordoned"),
+        ({"pods": (pod(patience=2 * MINUTE),)}, Mode.REPLACE, "NodeDraining"),
+    ],
+)
+def test_a_replacement_that_was_begun_ends_where_the_node_is_in_use_again(
+    change: dict[str, Any], setting: Mode, reason: str
+) -> None:
+    node = marked(mode=Mode.REPLACE, pods=[pod(patience=2 * MINUTE)], terminating_since=NOW)
+    made = plan(replace(node, **change), alerts=[alert(mode=Mode.REPLACE)], mode=setting, now=NOW + 60 * MINUTE)
+    (action,) = made.actions
+    assert isinstance(action, SetMark), "a pod that came has its job's time for a checkpoint"
+    assert (action.mark.terminating_since, reasons(made)) == (None, [reason])
+
+
+@pytest.mark.parametrize("begun", [None, NOW])
+def test_pods_that_were_not_read_are_not_taken_for_gone(begun: datetime | None) -> None:
+    node = replace(marked(mode=Mode.REPLACE, terminating_since=begun), pods=None)
+    made = plan(node, alerts=[alert(mode=Mode.REPLACE)], mode=Mode.REPLACE)
+    assert made.actions == ()
+    assert reasons(made) == ["NodeReplaced" if begun else "NodeDraining"]
+    assert reasons(plan(node, alerts=[alert()], now=NOW + timedelta(hours=1))) == ["NodeDraining"]
+
+
 def test_a_dead_nodes_pods_are_not_waited_for() -> None:
     node = replace(marked(mode=Mode.REPLACE, pods=[pod(deleting=True)]), ready=False)
     made = plan(node, alerts=[alert(mode=Mode.REPLACE)], mode=Mode.REPLACE)
@@ -357,8 +385,9 @@ def test_what_no_plan_ever_does(
         if isinstance(action, Release | Terminate):
             assert action.machine.mark is not None
         if isinstance(action, Terminate):
-            stays = [one for one in action.machine.pods if one.stay is Stay.OPTED_OUT and not one.deleting]
-            assert not stays or action.machine.mark.terminating_since, "never under a job that opted out"
+            assert action.machine.left == (), "never under a pod, least of all of a job that opted out"
+            assert action.machine.unschedulable
+            assert chosen.mode is Mode.REPLACE
     assert all(isinstance(decision.reason, str) and decision.message for decision in made.decisions)
 
 

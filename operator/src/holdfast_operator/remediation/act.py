@@ -52,12 +52,16 @@ class Actor:
         if plan.history != known and plan.actions:
             self._cluster.apply_config_map(self._namespace, c.REMEDIATION_HISTORY, {"history": _lines(plan.history)})
         failed: dict[str, ClusterError | CloudError] = {}
+        refused: dict[str, ClusterError] = {}
         for action in plan.actions:
             if action.machine.name not in failed:
-                self._try(action, failed)
+                self._try(action, failed, refused)
         for decision in plan.decisions:
             error = failed.get(decision.node)
-            if error is None:
+            if error is None and decision.node in refused:
+                words = f"{decision.message}; an eviction failed: {refused[decision.node]}"
+                self._tell(replace(decision, message=words, warning=True), now)
+            elif error is None:
                 self._tell(decision, now)
             elif isinstance(error, CloudError):
                 self._tell(replace(decision, reason="ReplaceFailed", message=str(error)), now)
@@ -69,7 +73,9 @@ class Actor:
         """Nodes that are no longer of interest: the next word about them is new."""
         self._told = {node: words for node, words in self._told.items() if node in nodes}
 
-    def _try(self, action: Action, failed: dict[str, ClusterError | CloudError]) -> None:
+    def _try(
+        self, action: Action, failed: dict[str, ClusterError | CloudError], refused: dict[str, ClusterError]
+    ) -> None:
         name, what = action.machine.name, type(action).__name__
         try:
             self._do(action)
@@ -80,7 +86,11 @@ class Actor:
             self._metrics.acted(what, "blocked")
         except (CloudError, ClusterError) as error:
             self._metrics.acted(what, "conflict" if isinstance(error, ConflictError) else "failed")
-            failed[name] = error
+            if isinstance(action, Evict) and isinstance(error, ClusterError):
+                # One pod that stays holds up no other's way out; the next pass asks again.
+                refused.setdefault(name, error)
+            else:
+                failed[name] = error
 
     def _do(self, action: Action) -> None:
         match action:

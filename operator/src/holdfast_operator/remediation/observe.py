@@ -56,8 +56,9 @@ class Observer:
         if body is None:
             return None
         machine = machine_of(body)
-        if machine.mark is None or machine.mark.mode < Mode.DRAIN:
+        if machine.mark is None:
             return machine
+        # Whatever its mode: this pass may raise it, and goes by these pods then.
         pods = tuple(filter(None, map(self._occupant, self._cluster.pods_on(name))))
         return replace(machine, pods=tuple(sorted(pods, key=lambda pod: (pod.namespace, pod.name))))
 

@@ -51,7 +51,7 @@ class Occupant:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A node. ``pods`` are known of marked ones only."""
+    """A node. ``pods`` are known of marked ones only; None: not read, which is not the same as none."""
 
     name: str
     uid: str
@@ -62,7 +62,12 @@ class Machine:
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
     mark: Mark | None = None
     marked: bool = False
-    pods: tuple[Occupant, ...] = ()
+    pods: tuple[Occupant, ...] | None = None
+
+    @property
+    def left(self) -> tuple[Occupant, ...] | None:
+        """The pods to wait for. The kubelet of a dead node ends none that are marked for deletion there."""
+        return None if self.pods is None else tuple(pod for pod in self.pods if self.ready or not pod.deleting)
 
     @property
     def control_plane(self) -> bool:
@@ -138,7 +143,8 @@ class Decision:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Write ``history`` first, then do ``actions`` in order; one that fails stops the others of its node."""
+    """Write ``history`` first, then do ``actions`` in order; one that fails stops the others of its node, but for
+    an eviction."""
 
     actions: tuple[Action, ...]
     decisions: tuple[Decision, ...]
@@ -304,7 +310,8 @@ def _tend(desk: _Desk, machine: Machine) -> None:
     desk.wake_in(POLL_MARKED)
     if mark.terminating_since is not None:
         desk.say(machine, "NodeReplaced", f"{mark.message}; its machine is being replaced", warning=True)
-        desk.actions.append(Terminate(machine=machine))
+        if machine.left == ():
+            desk.actions.append(Terminate(machine=machine))
         desk.wake_in(POLL_CLOUD)
     elif mark.overruled:
         desk.say(
@@ -328,14 +335,21 @@ def _brought_up_to_date(desk: _Desk, machine: Machine, mark: Mark) -> Mark:
     mode = max(mark.mode, wanted)
     clear = None if alerts else (mark.clear_since or desk.now)
     drains = mode >= Mode.DRAIN and clear is None
+    overruled = mark.overruled or not machine.unschedulable
+    # A replacement that was begun ends where somebody un-cordoned the node, where it is allowed no more, and where
+    # pods are back: those are drained from the start.
+    ends = overruled or min(mode, desk.sight.rules.mode) < Mode.REPLACE or bool(machine.left)
+    terminating = None if ends else mark.terminating_since
+    began = mark.draining_since if terminating == mark.terminating_since else None
     return replace(
         mark,
         mode=mode,
         message=_words(firing) if firing and mode > mark.mode else mark.message,
         alerts=alerts,
         clear_since=clear,
-        draining_since=(mark.draining_since or desk.now) if drains else None,
-        overruled=mark.overruled or not machine.unschedulable,
+        draining_since=(began or desk.now) if drains else None,
+        terminating_since=terminating,
+        overruled=overruled,
     )
 
 
@@ -366,20 +380,19 @@ def _drain(desk: _Desk, machine: Machine, mark: Mark) -> None:
     started = mark.draining_since or desk.now
     late = desk.now - started >= desk.sight.rules.drain_deadline
     force = late and desk.sight.rules.force
-    # The kubelet of a dead node ends no pod; what is marked for deletion there would be waited for in vain.
-    left = [pod for pod in machine.pods if machine.ready or not pod.deleting]
-    going = [pod for pod in left if pod.stay is Stay.EVICTABLE or (force and pod.stay is Stay.UNMANAGED)]
+    left = machine.left
+    going = [pod for pod in left or () if pod.stay is Stay.EVICTABLE or (force and pod.stay is Stay.UNMANAGED)]
     for pod in going:
         if not pod.deleting and desk.now - started >= pod.patience:
             desk.actions.append(Evict(machine=machine, pod=pod, force=force))
-    if not left:
+    if left == ():
         _drained(desk, machine, mark)
         return
     desk.wake_in(POLL_DRAIN if going else POLL_MARKED)
-    if not going:
+    if left and not going:
         words = f"waits for {_listed(f'{pod} ({pod.stay})' for pod in left)}"
         desk.say(machine, "DrainWaits", f"{mark.message}; {words}", warning=True)
-    elif late and not force:
+    elif left and late and not force:
         words = f"still there past the deadline: {_listed(map(str, left))}"
         desk.say(machine, "DrainIncomplete", f"{mark.message}; {words}", warning=True)
     else:
