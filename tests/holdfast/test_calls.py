@@ -72,7 +72,7 @@ def test_ranks_that_wait_in_the_same_call_go_on_waiting() -> None:
 def test_the_second_to_wait_says_what_both_do_and_the_mend(call: Call, said: str, mend: str) -> None:
     store = Store()
     goes_on, other = world(store)
-    with other.during(call):
+    with goes_on.during(Call.STEP), other.during(call):
         wait_long(other, store)
         with pytest.raises(UsageError, match="rank 0 goes on to step 11") as raised:
             wait_long(goes_on, store)
@@ -88,7 +88,19 @@ def test_an_earlier_call_is_never_taken_for_a_later_one() -> None:
     with behind.during(Call.SAVE):
         pass
     for rank in (ahead, behind):
-        wait_long(rank, store)
+        with rank.during(Call.STEP):
+            wait_long(rank, store)
+
+
+def test_who_waits_for_a_mate_in_its_forward_or_evaluation_says_nothing_of_the_call_that_follows() -> None:
+    store = Store()
+    ranks = world(store)
+    for call in Call:
+        for rank in ranks:
+            rank.waited(LONG_SECONDS)
+            with rank.during(call):
+                wait_long(rank, store)
+    assert store.asked == len(Call) * len(ranks)
 
 
 def test_a_store_that_is_gone_is_not_the_scripts_fault() -> None:

@@ -2,8 +2,9 @@
 
 All of them are collective, and ranks that are in different ones wait for each other. Every rank numbers its calls in
 an attempt. Who has waited for long in one writes down, in the attempt's store, what the call of that number is; who
-finds another one written there raises. While nobody waits for long, nothing is asked. The store is spoken to from a
-thread of its own: it may be what everyone waits for.
+finds another one written there raises. While nobody waits for long, nothing is asked. Nor is it between the calls: a
+sharded model makes its mates wait in forward and backward too, an evaluation's among them, and what follows is not
+known there. The store is spoken to from a thread of its own: it may be what everyone waits for.
 """
 
 from __future__ import annotations
@@ -76,35 +77,31 @@ class Calls:
     step: Callable[[], int]
     connect: Callable[[], Store]
     _number: int = 0
-    _call: Call = Call.STEP
+    _call: Call | None = None  # between two of them
     _asked: int | None = None
     _answers: list[bytes] = field(default_factory=list)
     _store: Store | None = None
 
     @contextmanager
     def during(self, call: Call) -> Iterator[None]:
-        """This rank is in another call than a step."""
+        """This rank is in this call; after it in none."""
         self._call = call
         try:
             yield
         finally:
-            self.passed()
-
-    def passed(self) -> None:
-        """The call is over; what follows is a step until something else is said."""
-        self._number += 1
-        self._call = Call.STEP
+            self._number += 1
+            self._call = None
 
     def waited(self, seconds: float) -> None:
         """In each slice of a wait. UsageError if another rank waits in another call."""
-        if seconds < LONG_SECONDS:
+        if self._call is None or seconds < LONG_SECONDS:
             return
+        own = Said(rank=self.rank, call=self._call, step=self.step())
         if self._asked != self._number:
-            own = Said(rank=self.rank, call=self._call, step=self.step())
             self._asked, self._answers = self._number, []
             aside(self._ask, str(self._number), own.to_json(), self._answers)
         elif self._answers:
-            self._compare(Said.from_json(self._answers.pop()))
+            _compare(own, Said.from_json(self._answers.pop()))
 
     def _ask(self, key: str, own: str, answers: list[bytes]) -> None:
         try:
@@ -113,10 +110,9 @@ class Calls:
         except RuntimeError:
             _log.debug("the attempt's store does not answer", exc_info=True)
 
-    def _compare(self, first: Said) -> None:
-        if first.call is self._call:
-            return
-        own = Said(rank=self.rank, call=self._call, step=self.step())
+
+def _compare(own: Said, first: Said) -> None:
+    if first.call is not own.call:
         raise UsageError(f"{own}, and {first}: {_mend({own.call, first.call})}")
 
 

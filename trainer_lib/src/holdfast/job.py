@@ -413,17 +413,17 @@ class Job:
 
     def _end_step(self, samples: int | None) -> StepResult:
         stepper, team = self._parts()
-        try:
-            made = stepper.finish(samples)
-        except PeerLostError as error:
-            return self._retry(error)
-        if not made.result.committed:
-            self._ledger.step(step=self.committed_step, committed=False)
-        try:
-            self._commit_if_due(made.agreed)
-        except PeerLostError as error:
-            self._retry(error)
-        team.calls.passed()
+        with team.calls.during(Call.STEP):
+            try:
+                made = stepper.finish(samples)
+            except PeerLostError as error:
+                return self._retry(error)
+            if not made.result.committed:
+                self._ledger.step(step=self.committed_step, committed=False)
+            try:
+                self._commit_if_due(made.agreed)
+            except PeerLostError as error:
+                self._retry(error)
         if self._loader is None:  # nobody says what follows a step, nor that there was one
             self._meter.enter(Activity.APPLY, self.committed_step)
         return made.result
