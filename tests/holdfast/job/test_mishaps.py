@@ -15,6 +15,7 @@ from holdfast.checkpoint.claims import list_claims
 from holdfast.checkpoint.engine import Engine
 from holdfast.collectives import Group, Over
 from holdfast.errors import PeerLostError
+from holdfast.lineage import Lineage
 from holdfast.place import Place
 from holdfast.worlds import Pair
 
@@ -145,6 +146,41 @@ def test_a_step_that_is_applied_from_a_doubt_tells_its_loss(solo: Make, monkeypa
     assert calm
     assert [(result.step, result.reason) for result in results] == [(n, "Committed") for n in (1, 2, 3, 4, 5)]
     assert all(result.loss is not None and result.grad_norm is not None for result in results)
+    assert run.job.audit().ok
+
+
+@pytest.mark.parametrize(
+    ("after", "commits"),
+    [
+        (True, [4, 6]),  # a peer that had the vote lost its save with the old world: its next call is a step
+        (False, [3, 6]),  # everyone begins the next batch, and saves
+    ],
+)
+def test_a_save_after_a_step_that_ended_in_another_world_is_made_after_the_next_one(
+    solo: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Any, after: bool, commits: list[int]
+) -> None:
+    run, made = solo(tmp_path, pair=Pair(1, 1)), parts()
+    moves_on(run.launcher, monkeypatch)
+    run.job.manage(**made)
+    stepped, lost = Lineage.stepped, []
+
+    def breaks(lineage: Lineage, pair: Pair) -> None:
+        if run.job.committed_step == 2 and not lost:
+            lost.append(True)
+            raise PeerLostError("cut")
+        stepped(lineage, pair)
+
+    monkeypatch.setattr(Lineage, "stepped", breaks)
+    told = []
+    for batch in batches(run.job, 6):
+        if not after and run.job.committed_step == 3:
+            told.append(run.job.save())
+        result = run.job.step(loss(made, batch))
+        if after and run.job.committed_step == 3:
+            told.append(run.job.save())
+        assert result.committed
+    assert (lost, told) == ([True], [not after])
+    assert [body["step"] for body in run.launcher.of("checkpoint")] == commits
     assert run.job.audit().ok
 
 

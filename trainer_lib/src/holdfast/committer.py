@@ -76,6 +76,10 @@ class Committer:
             self._count_failed(step, result.message)
         return result
 
+    def put_off(self) -> None:
+        """Ask for a commit with the next step, as after one that was broken off."""
+        self._broken_off = True
+
     def answer_rest(self, step: int) -> None:
         """What was asked after the last commit is answered by it, since no step was made since."""
         wanted = self._agent.requests()

@@ -94,6 +94,7 @@ class Job:
         self._micro: MicroBatch | None = None
         self._last_micro = True
         self._stale = False  # another world lined up since the script got its batch
+        self._late = False  # so did one since: a save before the next batch is of the world that is gone
         self._worlds = 0  # lined up so far: what was planned for an earlier one is stale
         self._callbacks: list[Callable[[Job], None]] = []
         self._looping = False
@@ -306,11 +307,20 @@ class Job:
         return self._end_step(batch)
 
     def save(self) -> bool:
-        """Commit a checkpoint now; every rank must call it at the same step. False if it failed (it was said why)."""
+        """Commit a checkpoint now; every rank must call it at the same step. False if it failed (it was said why).
+
+        What a lost peer broke off, or would have, is made after the next step.
+        """
+        if self._late:
+            # A peer may have had this step's end before the loss: its save broke off, and its next call is a step.
+            self._late = False
+            self._committer.put_off()
+            return False
         try:
             return self._commit_as(Call.SAVE).committed
         except PeerLostError as error:
             self._retry(error)
+            self._late = self._stale  # this one was it, unless its batch's step is still to come
             return False
 
     def close(self, *, failed: Callable[[], bool] = lambda: False) -> None:
@@ -376,6 +386,7 @@ class Job:
             raise AssertionError("not in a world")
         self._lineup.leave(self._team, reason)
         self._line_up(self._lineup)
+        self._late = self._loader is not None  # without one nobody says where the script's loop begins anew
 
     # Stepping
 
@@ -400,7 +411,7 @@ class Job:
         )
         for part in parts:
             micro = loader.fetch(part, position)
-            self._micro, self._last_micro, self._stale = micro, part is parts[-1], False
+            self._micro, self._last_micro, self._stale, self._late = micro, part is parts[-1], False, False
             self._meter.enter(Activity.COMPUTE)
             yield micro.data
             if self._worlds != world:
@@ -487,6 +498,7 @@ class Job:
         except PeerLostError as error:
             self._retry(error)
             return False
+        self._late = False
         self._committer.answer_rest(self.committed_step)
         self._say_done()
         return True
