@@ -16,6 +16,7 @@ from holdfast import CheckpointError, DataError, NonFiniteError, StateError, Usa
 from holdfast.checkpoint.claims import write_claim
 from holdfast.elastic import Elasticity
 from holdfast.rank_agent import Requests
+from holdfast.stepping import let_go
 from holdfast.worlds import Claim, Pair
 
 Make = Callable[..., Any]
@@ -382,3 +383,15 @@ def test_the_end_of_a_process_commits_unless_the_script_failed(
     ended = subprocess.run([sys.executable, str(OWN_LOADER), *words], env=environ, capture_output=True, text=True)
     assert ended.returncode == code, ended.stderr
     assert len(list(tmp_path.glob("step-3.*/MANIFEST.json"))) == commits
+
+
+def test_a_loss_whose_step_was_given_up_holds_no_graph() -> None:
+    """Its activations would stay while the step is tried again, and a large model has no memory for both."""
+    weight = torch.nn.Parameter(torch.ones(2))
+    loss = (weight * 3).sum()
+    let_go(loss)
+    assert loss.grad_fn is None
+    assert float(loss) == 6.0
+    view = (weight * 3)[:1].view(())
+    let_go(view)
+    assert float(view.detach()) == 3.0

@@ -11,7 +11,8 @@ averages stay until `clear`, through a change of group too, for a rank in doubt 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -52,7 +53,6 @@ class Reducer:
         *,
         optimizer: torch.optim.Optimizer | None = None,
         bucket_bytes: int = BUCKET_BYTES,
-        leaves_backward: bool = False,
     ) -> None:
         every = tuple(dict.fromkeys(parameters))  # a parameter that is shared counts once
         self.parameters = tuple(parameter for parameter in every if parameter.requires_grad)
@@ -62,7 +62,7 @@ class Reducer:
         self._kinds = self._kinds_now()
         self._optimizer = optimizer
         self._bucket_bytes = bucket_bytes
-        self._leaves_backward = leaves_backward
+        self._leaves_backward = False
         self._plan_buckets()
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(partial(self._arrived, index))  # type: ignore[no-untyped-call]
@@ -97,6 +97,15 @@ class Reducer:
         self._check_unchanged()
         self._prepare()
         self._armed = last
+
+    @contextmanager
+    def leaving(self) -> Iterator[None]:
+        """A backward in here ends with the attempt, in PeerLostError; one of the script's own never does."""
+        self._leaves_backward = True
+        try:
+            yield
+        finally:
+            self._leaves_backward = False
 
     def finish(self, ballot: Sequence[float]) -> list[float]:
         """Average what is left, and the ballot's maximum; PeerLostError: this rank is not prepared.

@@ -39,7 +39,7 @@ from holdfast.lineup import Lineup, Team
 from holdfast.place import Place
 from holdfast.rank_agent import Agent, Parting
 from holdfast.sharding import Sharding, check_sharded
-from holdfast.stepping import Stepper, StepResult
+from holdfast.stepping import Stepper, StepResult, let_go
 
 _log = logging.getLogger("holdfast.job")
 Module = TypeVar("Module", bound=torch.nn.Module)
@@ -286,6 +286,7 @@ class Job:
                 return StepResult(committed=False, step=self.committed_step, reason="Retried")
             raise UsageError("job.step(loss) was called without a batch of job.batches: call it once for each batch")
         if team.over.is_set():
+            let_go(loss)
             return self._retry(PeerLostError(team.over.reason))
         try:
             return self._step(loss, micro, 1.0 if samples is None else float(samples))
@@ -298,10 +299,14 @@ class Job:
         stepper, team = self._parts()
         batch = None if self._loader is None else self._loader.batch_at(team.group.size)
         weight = micro.samples / batch if micro and batch else own
+        over = ""
         try:
             stepper.add(loss, weight, micro.seen if micro else None, last=micro is None or self._last_micro)
         except PeerLostError as error:
-            return self._retry(error)
+            over = str(error)  # the error itself holds the frames, and with them the graph
+        if over:
+            let_go(loss)
+            return self._retry(PeerLostError(over))
         if micro is not None and not self._last_micro:
             return StepResult(committed=False, step=self.committed_step, reason="Accumulating")
         return self._end_step(batch)

@@ -10,6 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -100,8 +101,7 @@ class Stepper:
         self._scaler = scaler
         self._sharding = lineage.sharding
         self._mates: Group | None = None
-        # FSDP2 has hooks of its own in backward, which would be left half way.
-        self._reducer = Reducer(lineage.trained(), leaves_backward=self._sharding is None)
+        self._reducer = Reducer(lineage.trained())
         self._structure = Structure(lineage.objects)
         self._statistics = Statistics(lineage.modules())
         self._undo = Undo(lineage.modules(), scaler)
@@ -136,7 +136,9 @@ class Stepper:
                 self._sharding.watch()
             self._reducer.arm(last=last)
             weighted = loss * weight
-            (weighted if self._scaler is None else self._scaler.scale(weighted)).backward()
+            # FSDP2 has hooks of its own in backward, which would be left half way.
+            with self._reducer.leaving() if self._sharding is None else nullcontext():
+                (weighted if self._scaler is None else self._scaler.scale(weighted)).backward()
             self._batch.loss += float(loss.detach()) * weight
         self._batch.weight += weight
         if seen is not None:
@@ -311,3 +313,9 @@ class Stepper:
                 "or look for the cause in the data from that step on"
             )
         return StepResult(committed=False, step=lineage.step, loss=agreed.loss, reason="NonFinite")
+
+
+def let_go(loss: torch.Tensor) -> None:
+    """Free what its backward did not: a script that still holds it would find no memory to try the step again."""
+    with suppress(RuntimeError):  # of a view, which cannot be detached in place
+        loss.detach_()
