@@ -409,6 +409,20 @@ def test_a_drain_that_the_operator_ordered_is_no_incident() -> None:
     assert sim.pods["w0"].state.incidents == ()
 
 
+@pytest.mark.parametrize("hears", ["w1", "w2"])
+def test_a_member_that_is_gone_after_the_agreed_commit_of_a_drain_is_not_lost(hears: str) -> None:
+    """Its launcher may hear of the commit, and say that it left, before our own rank has told us."""
+    sim = training(replace_lost=False)
+    pod = sim.pods[hears]
+    sim.feed(sim.pods["w2"], events.DrainAsked(id="d", reason="scaled down", cause=None))
+    if hears != "w2":
+        sim.feed(pod, events.Received(sender="w2", message=sim.pods["w2"].state.hello))
+    gone = replace(sim.pods["w0"].state.hello, world=None, left=Pair(1, 1))
+    sim.feed(pod, events.Received(sender="w0", message=gone))
+    assert sim.run(15, lambda: sim.trains_with("w0", "w1"))
+    assert [one.state.incidents for one in sim.pods.values()] == [(), (), ()]
+
+
 @pytest.mark.parametrize("order", ["w0 w1 w2", "w2 w1 w0", "w1 w0 w2"])
 @pytest.mark.parametrize("rounds_between", [0, 1])
 def test_all_that_are_told_to_leave_commit_their_last_step_and_go(order: str, rounds_between: int) -> None:

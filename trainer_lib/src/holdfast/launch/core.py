@@ -336,7 +336,8 @@ def _compare(turn: Turn, sender: str, hello: Hello) -> None:
     pair = attempt.world.pair
     if hello.failed == pair and hello.failure is not None and not hello.draining:
         turn.fail(hello.failure)
-    elif hello.draining and hello.left is not None and hello.left >= pair:
+    elif hello.left is not None and hello.left >= pair and (hello.draining or ending.drains(turn, attempt)):
+        # Whoever heard first that the agreed commit is made may be told to have gone before our own rank says so.
         turn.set_attempt(quiesced_at=attempt.quiesced_at or turn.now)
     elif (highest(hello.accepted, _next(hello.left)) or pair) > pair and turn.state.pending is None:
         turn.fail(_moved_on(attempt.world.members, sender))

@@ -309,7 +309,8 @@ def _drain_failure(turn: Turn, attempt: Attempt) -> Failure | None:
     return None
 
 
-def _drains(turn: Turn, attempt: Attempt) -> bool:
+def drains(turn: Turn, attempt: Attempt) -> bool:
+    """Whether somebody is on the way out of this attempt."""
     said = [peer.hello for uid in attempt.world.uids if (peer := turn.state.peers.get(uid))]
     return turn.state.drain is not None or any(hello is not None and hello.draining for hello in said)
 
@@ -319,7 +320,7 @@ def settle_quiesced(turn: Turn) -> None:
     attempt = turn.attempt
     if attempt is None or attempt.quiesced_at is None or turn.state.pending is not None:
         return
-    if _drains(turn, attempt):
+    if drains(turn, attempt):
         drained = _drain_failure(turn, attempt)
         if drained is not None:
             adopt_incident(turn, _drained(attempt, replace(drained, step=attempt.step), turn.now))
