@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast_sidecar.gpu import table
@@ -260,6 +260,7 @@ def test_an_exporter_that_shows_nothing_at_all_has_a_fault_of_its_own(watch):
         max_size=20,
     )
 )
+@example([{"DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": 0.0}, {"DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": 0.5}])
 def test_whatever_an_exporter_shows_is_judged(samples: list[dict[str, float]]):
     known = Known()
     for number, values in enumerate(samples):

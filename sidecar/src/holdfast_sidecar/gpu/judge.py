@@ -9,6 +9,7 @@
 - Of a GPU whose readings have stood still for minutes nothing is believed.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -220,7 +221,7 @@ def _apply_count(rule: CountRule, track: Track, new: float, now: float) -> tuple
     if not high or not new or again:
         return track, []
     words = f"{total:.0f} {rule.words} within {rule.seconds / 60:.0f} min"
-    count = int(total if rule.at_least > 1 else new)
+    count = math.ceil(total if rule.at_least > 1 else new)
     return track, [
         Finding(
             uuid=track.uuid,
