@@ -925,6 +925,22 @@ def _world(world: World | None) -> policy.World | None:
     return policy.World(pair=pair, publication=world.publication, members=members)
 
 
+_SETTINGS: dict[str, Any] = {
+    "minReplicas": 1,
+    "replicaStep": 1,
+    "onFailure": "Shrink",
+    "replicas": 1,
+    "processesPerWorker": 1,
+    "heartbeatSeconds": 0.25,
+    "deadAfterSeconds": 1.0,
+    "firstAttemptWaitSeconds": 30.0,
+    "startupDeadlineSeconds": 300.0,
+    "checkpoint": {"interval": "50", "keepLast": 3, "resume": "Always", "deadlineSeconds": 25.0},
+    "budgets": [],
+    "backoff": {"initialSeconds": 1.0, "maxSeconds": 60.0},
+}
+
+
 def _wire(status: policy.Membership, job: str) -> dict[str, Any]:
     def pair(value: policy.Pair | None) -> dict[str, int] | None:
         return None if value is None else {"generation": value.generation, "attempt": value.attempt}
@@ -972,19 +988,6 @@ def _wire(status: policy.Membership, job: str) -> dict[str, Any]:
         "acknowledged": [],
         "restarts": {},
         "directives": {"checkpoint": None, "drain": []},
-        "settings": {
-            "minReplicas": 1,
-            "replicaStep": 1,
-            "onFailure": "Shrink",
-            "replicas": 1,
-            "processesPerWorker": 1,
-            "heartbeatSeconds": 0.25,
-            "deadAfterSeconds": 1.0,
-            "firstAttemptWaitSeconds": 30.0,
-            "startupDeadlineSeconds": 300.0,
-            "checkpoint": {"interval": "50", "keepLast": 3, "resume": "Always", "deadlineSeconds": 25.0},
-            "budgets": [],
-            "backoff": {"initialSeconds": 1.0, "maxSeconds": 60.0},
-        },
+        "settings": dict(_SETTINGS),
         "jobKey": "ab",
     }
