@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from holdfast_operator import constants as c
-from holdfast_operator.capacity import Room
 from holdfast_operator.policies.draft import Draft
 from holdfast_operator.policies.facts import Facts
 from holdfast_operator.policies.rules import first_match, gpu_error
@@ -89,8 +88,7 @@ def _can_leave(draft: Draft, incident: Incident, worker: Worker | None) -> bool:
     elsewhere -= elsewhere % draft.spec.replica_step
     if draft.spec.shrinkable and elsewhere >= max(draft.spec.min_replicas, 1):
         return True
-    room = Room(draft.seen.nodes, draft.seen.usage, draft.now)
-    return room.place(draft.spec.pod_spec, moved, (*(entry.node for entry in draft.status.avoided), node)) == moved
+    return draft.fits_without(node, moved)
 
 
 def _default(draft: Draft, incident: Incident, worker: Worker | None) -> tuple[str, str]:

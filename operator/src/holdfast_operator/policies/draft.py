@@ -8,6 +8,7 @@ from typing import Any
 
 from holdfast_operator.actions import Action, Decided, Event, Recovered
 from holdfast_operator.api import JobSpec
+from holdfast_operator.capacity import Room
 from holdfast_operator.policies.words import Words
 from holdfast_operator.seen import NodeView, Observed, PodView
 from holdfast_operator.status import Status, Worker
@@ -81,6 +82,11 @@ class Draft:
     def node(self, worker: Worker) -> NodeView | None:
         """The worker's node."""
         return self.seen.node(worker.node)
+
+    def fits_without(self, node: str, pods: int = 1) -> bool:
+        """Whether so many of the job's pods find room on other nodes than this one and those that it avoids."""
+        avoid = (*(entry.node for entry in self.status.avoided), node)
+        return Room(self.seen.nodes, self.seen.usage, self.now).place(self.spec.pod_spec, pods, avoid) == pods
 
     def changed_worker(self, worker: Worker, **changes: Any) -> Draft:
         """A copy with these fields of one worker changed."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from holdfast_operator import constants as c
-from holdfast_operator.capacity import Room
 from holdfast_operator.policies import causes
 from holdfast_operator.policies.avoid import avoiding
 from holdfast_operator.policies.draft import Draft
@@ -68,7 +67,7 @@ def _going(draft: Draft, worker: Worker, pod: PodView) -> _Going | None:
     if node is not None and node.mark is not None and node.mark.drains:
         words = f"node {node.name} of {pod.name} is taken out of service: {node.mark.message}"
         return _Going(verdict=_interrupted("NodeRemediation", words), shun_node=True)
-    if node is not None and node.unschedulable and _fits_elsewhere(draft, pod):
+    if node is not None and node.unschedulable and draft.fits_without(pod.node):
         words = f"node {node.name} of {pod.name} is cordoned, another one has room"
         return _Going(verdict=_interrupted("NodeCordoned", words), shun_node=False)
     return None
@@ -100,9 +99,3 @@ def _recommendations(draft: Draft) -> list[tuple[str, Notice]]:
         for notice in report.notices
         if notice.advises
     ]
-
-
-def _fits_elsewhere(draft: Draft, pod: PodView) -> bool:
-    room = Room(draft.seen.nodes, draft.seen.usage, draft.now)
-    avoid = (*(entry.node for entry in draft.status.avoided), pod.node)
-    return room.place(draft.spec.pod_spec, 1, avoid) == 1

@@ -11,7 +11,6 @@ from datetime import timedelta
 
 from holdfast_operator import constants as c
 from holdfast_operator.actions import Decided
-from holdfast_operator.capacity import Room
 from holdfast_operator.policies.avoid import avoiding
 from holdfast_operator.policies.draft import Draft
 from holdfast_operator.status import Incident, Worker
@@ -47,7 +46,7 @@ def _avoid(draft: Draft, offender: Offender, span: timedelta) -> Draft:
     count = len(offender.times)
     times = "1 time" if count == 1 else f"{count} times"
     message = f"node {offender.node} failed this job {times}"
-    if not _room_without(draft, offender.node):
+    if not draft.fits_without(offender.node):  # one avoided node too many would leave the job without a place
         told = f"{message}; it is used all the same, since no other node has room for a worker"
         return _said(draft, KEPT, told)
     told = f"{message}; no worker is placed there for {span.total_seconds() / 3600:.1f} h"
@@ -57,13 +56,6 @@ def _avoid(draft: Draft, offender: Offender, span: timedelta) -> Draft:
 def _said(draft: Draft, reason: str, message: str) -> Draft:
     word = Decided(cause=c.CAUSE_INFRASTRUCTURE, action="AvoidNode", reason=reason)
     return draft.decide(word).tell(reason, message, warning=True)
-
-
-def _room_without(draft: Draft, node: str) -> bool:
-    """A node too many that is avoided would leave the job without a place."""
-    room = Room(draft.seen.nodes, draft.seen.usage, draft.now)
-    avoid = (*(entry.node for entry in draft.status.avoided), node)
-    return room.place(draft.spec.pod_spec, 1, avoid) == 1
 
 
 def _known(draft: Draft, node: str) -> Offender:
