@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.fencing import Commit, Resume, binding, foreign, order, readable
+from holdfast.checkpoint.fencing import Commit, Resume, binding, foreign, inherits, order, readable
 from holdfast.worlds import Claim, Pair
 
 JOB = "job-b"
@@ -157,3 +157,25 @@ def test_whatever_lands_late_only_one_line_is_readable(
     lines = [line for found, line in written if readable(found, claims, job_uid=JOB).ok]
     longest = max(lines, key=len, default=())
     assert all(longest[: len(line)] == line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("synced", "claimed", "trained", "may", "why"),
+    [
+        (Pair(2, 3), [2, None], [Pair(2, 3), Pair(2, 3), None], True, "a survivor knows of its generation's claim"),
+        (Pair(2, 3), [None], [Pair(2, 3)], False, "the claim of its generation failed, or is unknown"),
+        (Pair(1, 3), [1], [Pair(1, 3)], False, "the generation is new"),
+        (
+            Pair(2, 3),
+            [2],
+            [Pair(2, 3), Pair(2, 4)],
+            False,
+            "an attempt between may have committed, and its ranks died",
+        ),
+        (None, [], [Pair(2, 3)], False, "nobody has a state in memory"),
+    ],
+)
+def test_who_goes_on_under_the_claim_of_its_generation(
+    synced: Pair | None, claimed: list[int | None], trained: list[Pair | None], may: bool, why: str
+) -> None:
+    assert inherits(Pair(2, 5), synced=synced, claimed=claimed, trained=trained) is may, why

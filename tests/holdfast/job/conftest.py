@@ -48,6 +48,7 @@ class Recorder:
     wanted: Requests = field(default_factory=Requests)
     parting: Callable[[], Parting] = Parting
     reached: int = 0
+    trained: Pair | None = None
     pair: Pair | None = None  # None: the folder says which attempt is next
     given: bool = False
     over: Over = field(default_factory=Over)
@@ -156,6 +157,8 @@ class Launcher:
     def __init__(self, folder: Path) -> None:
         self.path = folder / "agent.sock"
         self.said: dict[int, list[dict[str, Any]]] = {}
+        self.trained: dict[int, dict[str, int]] = {}
+        """The highest attempt that a slot had ranks in before."""
         self._changed = threading.Condition()
         self._writers: dict[int, socket.socket] = {}
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -188,7 +191,7 @@ class Launcher:
     def _heard(self, slot: int, message: dict[str, Any]) -> None:
         if message["type"] == "hello":
             pair = {name: message[name] for name in ("generation", "attempt")}
-            self.tell(slot, type="welcome", claims=[], settings={}, **pair)
+            self.tell(slot, type="welcome", claims=[], settings={}, trained=self.trained.get(slot), **pair)
         with self._changed:
             self.said.setdefault(slot, []).append(message)
             self._changed.notify_all()

@@ -70,6 +70,22 @@ def test_a_newcomer_gets_its_state_from_memory_and_ranks_may_change(launcher: An
     assert launcher.of(3, "claim") == [], "the attempt goes on under the generation's claim"
 
 
+def test_an_attempt_below_one_that_trained_elsewhere_claims_anew(launcher: Any, tmp_path: Path) -> None:
+    launcher.start(3, tmp_path / "tier", "--steps", STEPS, "--pause", "0.01")
+    trains(launcher, 0, 1, 2, beyond=5)
+    kill(launcher, 0)
+    left(launcher, 1, 2)
+    launcher.leave(1, 1, 2)
+    launcher.trained = {
+        3: {"generation": 1, "attempt": 2}
+    }  # attempt 2 was without slots 1 and 2, and may have committed
+    launcher.form(3, [3, 1, 2])
+    assert_whole(launcher, 1, 2, 3)
+    (claim,) = launcher.of(3, "claim")
+    assert claim["claim"]["fromPair"] == {"generation": 1, "attempt": 1}
+    assert claim["claim"]["fromStep"] == launcher.of(3, "restored")[0]["step"]
+
+
 def test_a_second_loss_while_the_state_travels_leaves_the_survivor_whole(launcher: Any, tmp_path: Path) -> None:
     launcher.start(2, tmp_path / "tier", "--steps", STEPS, "--pause", "0.01")
     trains(launcher, 0, 1, beyond=5)

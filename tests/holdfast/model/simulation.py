@@ -38,6 +38,7 @@ class Process:
     standing: marks.Standing = field(default_factory=marks.Standing)
     line: Lineage = ()
     origin: Pair | None = None
+    claimed: int | None = None
     hung: bool = False
 
     def apply(self) -> None:
@@ -95,6 +96,7 @@ class Pod:
     alive: bool = True
     frozen: bool = False
     leaving: bool = False
+    trained: Pair | None = None
     exit_code: int | None = None
     proved: bool = False
     training: Training | None = None
@@ -283,6 +285,7 @@ class Simulation:
             case events.OpenStore():
                 pod.local.append(events.StoreOpened(pair=action.pair, master=Master(host=pod.uid, port=1)))
             case events.StartRanks():
+                pod.trained = action.trained
                 self._start_ranks(pod, action.world)
             case events.StopRanks():
                 pod.local.append(events.RanksEnded(pair=action.pair))
@@ -460,8 +463,14 @@ class Simulation:
         pair = training.world.pair
         processes = [self._process(member.pod_uid) for member in training.world.members]
         verdict = marks.resolve([process.standing for process in processes])
-        best = None if verdict.donor is None else processes[verdict.donor].standing.synced
-        inherits = best is not None and best.generation == pair.generation
+        inherits = fencing.inherits(
+            pair,
+            synced=None if verdict.donor is None else processes[verdict.donor].standing.synced,
+            claimed=[processes[rank].claimed for rank in verdict.survivors],
+            trained=[self.pods[member.pod_uid].trained for member in training.world.members],
+        )
+        for process in processes:
+            process.claimed = pair.generation if inherits else None
         if not inherits:
             if self._foreign(training):
                 return
@@ -543,6 +552,8 @@ class Simulation:
         self.claims[pair] = claim
         self.bases[pair] = base
         training.claim = claim
+        for uid in training.world.uids:
+            self._process(uid).claimed = pair.generation
         self.check_line()
 
     def _check_again(self, training: Training) -> None:

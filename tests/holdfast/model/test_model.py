@@ -103,3 +103,37 @@ def test_what_a_zombie_writes_late_is_never_read() -> None:
 def test_without_claims_the_zombies_commit_is_readable() -> None:
     with pytest.raises(ViolationError, match=r"two lines can be read|zombie"):
         late_write(ignore_claims=True)
+
+
+def dead_majority(**weakened: Any) -> Simulation:
+    """w0 is cut off and the other three go on; their ranks die or freeze with a commit under way, and w0 is back."""
+    sim = Simulation(4, replace_lost=False, **weakened)
+    assert sim.run(20, lambda: sim.trains_with("w0", "w1", "w2", "w3"))
+    sim.operator_up = False
+    sim.cut(["w0"], ["w1", "w2", "w3"])
+    assert sim.run(
+        20, lambda: sim.trains_with("w1", "w2", "w3") and (t := sim.training_now()) is not None and bool(t.in_flight)
+    )
+    doomed = sim.training_now()
+    assert doomed is not None
+    sim.freeze("w3")
+    sim.kill_rank("w1")
+    sim.kill_rank("w2")
+    sim.heal()
+    sim.freeze("w3")
+    assert sim.run(20, lambda: sim.trains_with("w0", "w1", "w2") and sim.committed() > 0)
+    sim.land(doomed)
+    return sim
+
+
+def test_who_goes_on_from_below_a_dead_majority_claims_anew() -> None:
+    sim = dead_majority()
+    doomed = sim.commits[-1].commit
+    assert "fenced by claim" in fencing.readable(doomed, sim.claims.values(), job_uid=sim.job).reason
+
+
+def test_under_the_old_claim_the_dead_majoritys_commit_would_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    inherits = fencing.inherits
+    monkeypatch.setattr(fencing, "inherits", lambda pair, **told: inherits(pair, **{**told, "trained": []}))
+    with pytest.raises(ViolationError, match="two lines can be read"):
+        dead_majority()

@@ -64,7 +64,7 @@ class Ranks:
                 self._store.set(f"{one['prefix']}/over", "")
             elif one["prefix"] == prefix:
                 said[one["rank"]] = one
-        return said
+        return dict(sorted(said.items()))  # not in the order in which they happened to speak
 
     def _next(self, said: dict[int, Any]) -> dict[str, Any]:
         try:

@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import TCPStore
 from holdfast import marks, shards, transfer
 from holdfast.activity import Activity, Meter
 from holdfast.calls import Calls
+from holdfast.checkpoint import fencing
 from holdfast.checkpoint.engine import Attempt, Engine, attempt_by_hand
 from holdfast.checkpoint.reader import Restored
 from holdfast.checkpoint.shard import Holding
@@ -193,14 +194,20 @@ class Lineup:
         sharding = self._lineage.sharding
         shard = None if sharding is None else sharding.shard
         lineage = self._lineage
+        trained = self._agent.trained
         own = {"standing": lineage.standing.to_json(), "claimed": lineage.claimed, "saved": lineage.saved_step}
-        told = team.group.gather({**own, "shard": shard})
+        before = {"trained": None if trained is None else trained.to_json()}
+        told = team.group.gather({**own, **before, "shard": shard})
         standings = [Standing.from_json(value["standing"]) for value in told]
         held = [value["shard"] for value in told]
         verdict, deal = self._resolve(standings, held)
-        claimed = any(told[rank]["claimed"] == team.pair.generation for rank in verdict.survivors)
+        claimed = fencing.inherits(
+            team.pair,
+            synced=None if verdict.donor is None else standings[verdict.donor].synced,
+            claimed=[told[rank]["claimed"] for rank in verdict.survivors],
+            trained=[Pair.maybe(value["trained"]) for value in told],
+        )
         if verdict.donor is not None and self._engine is not None and not claimed:
-            # Within a generation no commit is above the best memory (protocol, rule 2), and nobody needs to look.
             newest = self._engine.newest()
             verdict, deal = self._resolve(standings, held, None if newest is None else newest.pair)
         if team.group.rank in verdict.survivors:  # a commit that a lost peer broke off may be known to some only
@@ -210,6 +217,8 @@ class Lineup:
 
     def _follow(self, team: Team, verdict: Verdict, *, claimed: bool) -> None:
         """Make the state that goes on everyone's."""
+        # Before anyone is synchronised: a claim that is due and fails is due again in the next attempt.
+        self._lineage.claimed = team.pair.generation if claimed else None
         if verdict.donor is None:
             self._from_checkpoint(team)
         else:
@@ -268,9 +277,7 @@ class Lineup:
             lineage.take_memory(*received, rank=group.rank)
             lineage.standing = self._synchronised(team, verdict)
         self._say_restored("memory", lineage.origin)
-        if claimed:
-            lineage.claimed = team.pair.generation
-        elif self._engine is not None:
+        if not claimed and self._engine is not None:
             self._claim(team, self._engine)
 
     def _take_shard(self, team: Team) -> None:

@@ -58,6 +58,7 @@ class Agent(Protocol):
     connected: bool
     parting: Callable[[], Parting]
     reached: int  # the highest step that the job committed, as far as the launcher knows
+    trained: Pair | None  # the highest attempt before this one that had ranks under this launcher, dead ones too
 
     def send(self, kind: str, **body: Any) -> None:
         """Tell something."""
@@ -99,6 +100,7 @@ class NoAgent:
     connected = False
     parting: Callable[[], Parting] = Parting
     reached = 0
+    trained: Pair | None = None
 
     def __init__(self, place: Place) -> None:
         self._place: Place | None = place
@@ -155,6 +157,7 @@ class RankAgent:
     def __init__(self, path: Path, *, slot: int | None, place: Place | None) -> None:
         self.parting: Callable[[], Parting] = Parting
         self.reached = 0
+        self.trained: Pair | None = None
         self._slot = slot
         self._sending = threading.Lock()
         self._state = threading.Condition()  # guards what follows
@@ -350,6 +353,7 @@ class RankAgent:
                 return  # to an attempt that is over
             self._claims = claims
             self.reached = int(message.get("reached") or 0)
+            self.trained = Pair.maybe(message.get("trained"))
             self._state.notify_all()
 
     def _want(self, kind: str, request: str) -> None:

@@ -98,6 +98,21 @@ def order(
     return sorted(kept, key=lambda commit: (commit.step, commit.pair), reverse=True)
 
 
+def inherits(
+    pair: Pair, *, synced: Pair | None, claimed: Iterable[int | None], trained: Iterable[Pair | None]
+) -> bool:
+    """Whether the attempt `pair` may commit under the claim that its generation has, and writes none of its own.
+
+    It goes on from the memory of `synced`. `claimed` are the generations whose claim its survivors know to be
+    durable, `trained` the highest attempts that its launchers had ranks in before. One above `synced` may have voted
+    with ranks that are dead by now, and its commit may stand or still land: only a new claim keeps that from being
+    read. Of attempts that are not among them none committed: any two worlds of one generation share a launcher.
+    """
+    if synced is None or pair.generation not in claimed:
+        return False
+    return all(before is None or before <= synced for before in trained)
+
+
 def foreign(
     claims: Iterable[Claim], *, known: Iterable[Claim], job_uid: str, pair: Pair, publication: str
 ) -> tuple[Claim, ...]:

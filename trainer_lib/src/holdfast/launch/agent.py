@@ -435,8 +435,8 @@ class Agent:
                 self._control.send(to, messages.to_json(message))
             case e.OpenStore(pair=pair):
                 self._open_store(pair)
-            case e.StartRanks(world=world, master=master):
-                self._start_ranks(world, master)
+            case e.StartRanks(world=world, master=master, trained=trained):
+                self._start_ranks(world, master, trained)
             case e.StopRanks(pair=pair, reason=reason, grace=grace):
                 self._local.stop(pair, reason, self._grace(grace))
             case e.QuiesceRanks(pair=pair, id=wish, reason=reason, commit=commit):
@@ -456,9 +456,9 @@ class Agent:
             return
         self.feed(e.StoreOpened(pair=pair, master=master))
 
-    def _start_ranks(self, world: messages.World, master: messages.Master) -> None:
+    def _start_ranks(self, world: messages.World, master: messages.Master, trained: Pair | None) -> None:
         if self._state.membership is not None:
-            self._local.start(world, master, self._state.membership)
+            self._local.start(world, master, self._state.membership, trained)
 
     def _grace(self, wanted: float) -> float:
         """A script without Holdfast's loop may have a SIGTERM handler of its own; the loop needs no warning."""

@@ -428,7 +428,7 @@ def _phase(turn: Turn, waiting: forming.Waiting) -> forming.Waiting:
 
 def check_invariants(before: State, after: State, actions: list[Action]) -> None:
     """What no step may break."""
-    for name in ("accepted", "started"):
+    for name in ("accepted", "started", "trained"):
         old, new = getattr(before, name), getattr(after, name)
         if old is not None and (new is None or new < old):
             raise AssertionError(f"{name} fell from {old} to {new}")

@@ -221,10 +221,14 @@ class OpenStore:
 
 @dataclass(frozen=True, kw_only=True)
 class StartRanks:
-    """Fill this launcher's places in the world, first with the ranks that were kept. None votes in an older one."""
+    """Fill this launcher's places in the world, first with the ranks that were kept. None votes in an older one.
+
+    `trained` is the highest attempt before this one that had ranks here, in this or an earlier life of the launcher.
+    """
 
     world: World
     master: Master
+    trained: Pair | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -479,12 +479,13 @@ def enter(turn: Turn, start: Start) -> None:
     turn.set(
         attempt=Attempt(world=world, master=start.master, since=turn.now, started_sent=turn.now),
         ranks=world.pair,
+        trained=world.pair,
         stopping=False,
         idle_since=None,
         confirmed=None,
         confirmations=frozenset(),
     )
-    turn.do(StartRanks(world=world, master=start.master))
+    turn.do(StartRanks(world=world, master=start.master, trained=state.trained))
 
 
 def _uids(members: Iterable[Member]) -> frozenset[str]:

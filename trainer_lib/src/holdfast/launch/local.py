@@ -96,20 +96,21 @@ class LocalRanks:
         self._unanswered: dict[str, float] = {}
         self._timers: list[asyncio.TimerHandle] = []
         self._membership: Membership | None = None
+        self._trained: Pair | None = None
         self.progress = Progress()
         self.supervisor: Supervisor
 
     # What the core wants
 
-    def start(self, world: World, master: Master, membership: Membership) -> None:
-        """Start this launcher's ranks of a world."""
+    def start(self, world: World, master: Master, membership: Membership, trained: Pair | None) -> None:
+        """Start this launcher's ranks of a world; `trained` is the highest attempt that had ranks here before."""
         self._restored = 0
         self._reported = set()
         self._quiesced = self._stopping = False
         self._may_stand_by = True
         self._wishes = []
         self._cancel_timers()
-        self._membership = membership
+        self._membership, self._trained = membership, trained
         self.supervisor.start(world, master, membership)
         if not self.supervisor.speaks_holdfast:
             wait = min(_PLAIN_AFTER_SECONDS, membership.rules.startup_deadline / 2)
@@ -235,6 +236,7 @@ class LocalRanks:
             "claims": [claims[pair].to_json() for pair in sorted(claims)],
             "settings": membership.document.get("settings", {}),
             "reached": self._chronicle.accounts.highest,
+            "trained": None if self._trained is None else self._trained.to_json(),
         }
         rank.send(welcome)
         for wish in self._wishes:

@@ -29,10 +29,12 @@ def remembered(run_dir: Path, identity: Identity) -> State:
         if before.get("podUID") != identity.pod_uid:
             return fresh
         incident = _unexplained(before, identity, path.stat().st_mtime)
+        started = Pair.maybe(before.get("started"))
         return State(
             me=identity.pod_uid,
             accepted=Pair.maybe(before.get("accepted")),
-            started=Pair.maybe(before.get("started")),
+            started=started,
+            trained=started,
             incidents=() if incident is None else (incident,),
         )
     except (DocumentError, OSError) as error:

@@ -90,7 +90,7 @@ class Drain:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """One launcher. What may never fall: `accepted`, `started`, and the newness of `membership`."""
+    """One launcher. What may never fall: `accepted`, `started`, `trained`, and the newness of `membership`."""
 
     me: str
     ready: bool = False
@@ -101,6 +101,7 @@ class State:
     accepted: Pair | None = None
     accepted_world: World | None = None
     started: Pair | None = None
+    trained: Pair | None = None  # the highest attempt that had ranks here
     peers: Mapping[str, Peer] = field(default_factory=dict)
     attempt: Attempt | None = None
     ranks: Pair | None = None
