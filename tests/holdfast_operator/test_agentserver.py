@@ -142,7 +142,7 @@ def test_no_newer_membership_is_no_content_after_the_hold(api: Api) -> None:
     assert api.call("GET", "/v1/membership?after=4") == (204, None)
 
 
-@pytest.mark.parametrize("token", [None, "", "nonsense", "x" * 9000])
+@pytest.mark.parametrize("token", [None, "", "nonsense", "x" * 9000, "pod:uid-w0\xff"])
 def test_without_a_good_token_nothing_is_said(api: Api, token: str | None) -> None:
     status, _ = api.call("GET", "/v1/membership", token=token)
     assert status in (400, 401)  # 400: the header itself is too long

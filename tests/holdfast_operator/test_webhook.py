@@ -40,8 +40,13 @@ def woken() -> list[str]:
 
 
 @pytest.fixture
-def hub(woken: list[str]) -> AgentHub:
-    hub = AgentHub(lambda _token: POD, woken.append, clock=lambda: NOON)
+def repeated() -> list[None]:
+    return []
+
+
+@pytest.fixture
+def hub(woken: list[str], repeated: list[None]) -> AgentHub:
+    hub = AgentHub(lambda _token: POD, woken.append, clock=lambda: NOON, on_repeat=lambda: repeated.append(None))
     hub.bind("uid-w0", "job-1")
     return hub
 
@@ -61,7 +66,9 @@ def test_a_report_is_kept_with_its_time_and_wakes_its_job(hub: AgentHub, woken: 
     assert woken == ["job-1"]
 
 
-def test_a_repeated_report_changes_nothing(hub: AgentHub, woken: list[str]) -> None:
+def test_a_repeated_report_changes_nothing_and_is_counted(
+    hub: AgentHub, woken: list[str], repeated: list[None]
+) -> None:
     hub.record(POD, report(number=2))
     hub.record(POD, report(number=2, launcher={"phase": "Failed"}))
     hub.record(POD, report(number=1, launcher={"phase": "Failed"}))
@@ -69,16 +76,18 @@ def test_a_repeated_report_changes_nothing(hub: AgentHub, woken: list[str]) -> N
     assert latest is not None
     assert latest.body["launcher"]["phase"] == "Running"
     assert woken == ["job-1"]
+    assert len(repeated) == 2
 
 
 def test_a_restarted_sidecar_counts_from_the_start_and_its_predecessor_is_not_heard_again(
-    hub: AgentHub,
+    hub: AgentHub, repeated: list[None]
 ) -> None:
     hub.record(POD, report(number=9, start_id="a"))
     hub.record(POD, report(number=1, start_id="b"))
     assert kept(hub) == ("b", 1)
     hub.record(POD, report(number=10, start_id="a"))
     assert kept(hub) == ("b", 1)
+    assert len(repeated) == 1
 
 
 def test_progress_alone_is_kept_but_wakes_nobody(hub: AgentHub, woken: list[str]) -> None:
@@ -178,6 +187,7 @@ POINTS_AT_POD = POINTS_AT_SIDECAR + b', "pod": {"uid": "u"}'
         (b'{"version": "1"}', "version str is not known"),
         (b'{"version": 1}', "sidecar.startId"),
         (b'{"version": 1, "sidecar": {"startId": "a", "number": true}}', "sidecar.number"),
+        (b'{"version": 1, "sidecar": {"startId": "' + b"a" * 500_000 + b'", "number": 1}}', "longer than 128"),
         (POINTS_AT_SIDECAR + b', "pod": []}', "pod.uid"),
         (POINTS_AT_POD + b', "launcher": 5}', "neither null nor an object"),
         (POINTS_AT_POD + b', "launcher": {"version": 3}}', "launcher.version is not 1"),
@@ -194,6 +204,14 @@ def test_a_loss_that_is_not_a_number_becomes_null() -> None:
     raw = report(launcher={"loss": float("nan")})
     assert b"NaN" in raw
     assert parse_report(raw)["launcher"]["loss"] is None
+
+
+def test_half_a_letter_is_replaced_so_that_the_status_can_hold_it() -> None:
+    """The API server would keep another letter than was written, and each pass would write it anew."""
+    raw = report(launcher={"message": "half a smile: \ud83d", "phase": "\U0001f600 and \u2026"})
+    launcher = parse_report(raw)["launcher"]
+    assert launcher["message"] == "half a smile: ?"
+    assert launcher["phase"] == "\U0001f600 and \u2026"
 
 
 def test_unknown_fields_are_kept_and_harmless(hub: AgentHub) -> None:

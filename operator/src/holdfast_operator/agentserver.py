@@ -283,7 +283,8 @@ class _Site:
     def _token(self, request: web.BaseRequest) -> str:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         token = token.strip()
-        if scheme.lower() != "bearer" or not token or len(token) > self._limits.token_bytes:
+        usable = token.isascii() and 0 < len(token) <= self._limits.token_bytes
+        if scheme.lower() != "bearer" or not usable:
             raise AgentRequestError(401, "a bearer token is needed")
         return token
 

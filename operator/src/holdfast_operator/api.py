@@ -14,6 +14,7 @@ from typing import Any
 
 from holdfast_operator import constants as c
 from holdfast_operator.errors import UnreadableError
+from holdfast_operator.podspec import check as _check_pod_spec
 from holdfast_operator.reading import choice as _choice
 from holdfast_operator.reading import integer as _integer
 from holdfast_operator.reading import items as _list
@@ -261,6 +262,7 @@ def _template(value: Any) -> Json:
         path = f"spec.workers.template.spec.containers[{number}]"
         if not isinstance(_mapping(container, path).get("name"), str):
             raise UnreadableError(f"{path}.name is missing")
+    _check_pod_spec(pod, "spec.workers.template.spec")
     _mapping(template.get("metadata") or {}, "spec.workers.template.metadata")
     return template
 

@@ -35,20 +35,37 @@ _SUFFIX = {
     "Pi": Decimal(2**50),
     "Ei": Decimal(2**60),
 }
+# The API server takes no larger one, and rounds what is finer than the smallest up to it.
+_LARGEST, _SMALLEST = Decimal(2**63 - 1), _SUFFIX["n"]
+# What is longer is weighed by the scheduler only: templates of other jobs must not cost this pass anything.
+_WEIGHED_TEXT, _WEIGHED_EXPRESSIONS = 64, 256
 
 
 def quantity(text: Any) -> Decimal:
-    """A Kubernetes quantity; what cannot be read counts as 0."""
+    """A Kubernetes quantity; what cannot be read, and what is below 0, counts as 0."""
     value = str(text)
+    if len(value) > _WEIGHED_TEXT:
+        return Decimal(0)
     for length in (2, 1, 0):
         number, suffix = (value[:-length], value[-length:]) if length else (value, "")
         if suffix not in _SUFFIX:
             continue
         try:
-            return Decimal(number) * _SUFFIX[suffix]
+            found = Decimal(number)
         except InvalidOperation:
             continue
+        return _bounded(found, suffix)
     return Decimal(0)
+
+
+def _bounded(number: Decimal, suffix: str) -> Decimal:
+    if not number.is_finite() or number <= 0:
+        return Decimal(0)
+    if number.adjusted() > _LARGEST.adjusted():
+        return _LARGEST
+    if number.adjusted() < -_LARGEST.adjusted():
+        return _SMALLEST
+    return min(_LARGEST, max(_SMALLEST, number * _SUFFIX[suffix]))
 
 
 def requests(pod_spec: Json) -> Amounts:
@@ -98,24 +115,24 @@ class Room:
 
     def place(self, pod_spec: Json, count: int, avoid: Sequence[str] = ()) -> int:
         """Put up to ``count`` such pods; returns how many found a place."""
-        asked = requests(pod_spec)
+        asked = {key: value for key, value in requests(pod_spec).items() if value > 0}
+        allowed = [node.name for node in self._nodes if node.name not in avoid and admits(node, pod_spec)]
         placed = 0
         while placed < count:
-            node = self._best(pod_spec, asked, avoid)
+            node = self._best(allowed, asked)
             if node is None:
                 break
             self._take(node, asked)
             placed += 1
         return placed
 
-    def _best(self, pod_spec: Json, asked: Amounts, avoid: Sequence[str]) -> str | None:
-        allowed = [node for node in self._nodes if node.name not in avoid and admits(node, pod_spec)]
-        fitting = [node.name for node in allowed if self._fits(node.name, asked)]
+    def _best(self, allowed: Sequence[str], asked: Amounts) -> str | None:
+        fitting = [name for name in allowed if self._fits(name, asked)]
         return min(fitting, key=lambda name: (self._left[name].get("cpu", Decimal(0)), name), default=None)
 
     def _fits(self, node: str, asked: Amounts) -> bool:
         left = self._left[node]
-        return all(value <= left.get(key, Decimal(0)) for key, value in asked.items() if value > 0)
+        return all(value <= left.get(key, Decimal(0)) for key, value in asked.items())
 
     def _take(self, node: str, amounts: Amounts) -> None:
         left = self._left[node]
@@ -125,7 +142,7 @@ class Room:
 
 def too_big(pod_spec: Json, nodes: Iterable[NodeView]) -> str:
     """Why not even an empty node could hold one such pod; empty if one could."""
-    asked = requests(pod_spec)
+    asked = {key: value for key, value in requests(pod_spec).items() if value > 0}
     known = list(nodes)
     if not known:
         return ""
@@ -152,10 +169,15 @@ def admits(node: NodeView, pod_spec: Json) -> bool:
         "requiredDuringSchedulingIgnoredDuringExecution"
     ) or {}
     terms = required.get("nodeSelectorTerms") or []
-    if terms and not any(_term(node, term) for term in terms):
+    if terms and _weighed(terms) and not any(_term(node, term) for term in terms):
         return False
     tolerations = pod_spec.get("tolerations") or []
     return all(_tolerated(taint, tolerations) for taint in node.taints)
+
+
+def _weighed(terms: Sequence[Json]) -> bool:
+    expressions = (len(term.get(key) or ()) + 1 for term in terms for key in ("matchExpressions", "matchFields"))
+    return len(terms) <= _WEIGHED_EXPRESSIONS and sum(expressions) <= 2 * _WEIGHED_EXPRESSIONS
 
 
 def _term(node: NodeView, term: Json) -> bool:

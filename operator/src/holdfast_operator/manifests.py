@@ -6,7 +6,6 @@ never rewritten.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 from collections.abc import Mapping
@@ -110,7 +109,7 @@ def pod(job: Job, spec: JobSpec, worker: Worker, platform: Platform) -> Manifest
 
 
 def _pod_spec(job: Job, spec: JobSpec, worker: Worker, platform: Platform) -> Manifest:
-    result: Manifest = copy.deepcopy(dict(spec.pod_spec))
+    result: Manifest = dict(spec.pod_spec)  # what is added goes into new lists: the template is shared by all pods
     trainer = trainer_container(result)
     result["containers"] = [
         _trainer(container, job, spec) if container.get("name") == trainer else container
@@ -206,7 +205,7 @@ def _volumes(job: Job, spec: JobSpec, pod_spec: Manifest) -> list[Manifest]:
         {"name": c.VOLUME_RUN, "emptyDir": {"medium": "Memory", "sizeLimit": "16Mi"}},
         {"name": c.VOLUME_AGENT, "projected": {"sources": _agent_sources(job)}},
     ]
-    if any(mount["name"] == c.VOLUME_SHM for mount in container["volumeMounts"]):
+    if any(mount.get("name") == c.VOLUME_SHM for mount in container["volumeMounts"]):
         volumes.append({"name": c.VOLUME_SHM, "emptyDir": {"medium": "Memory"}})
     if spec.checkpoint.claim_name:
         claim = {"claimName": spec.checkpoint.claim_name}
@@ -244,7 +243,9 @@ def _avoiding(affinity: Manifest, nodes: tuple[str, ...]) -> Manifest:
 
 
 def _mounts_shm(container: Manifest) -> bool:
-    return any(mount.get("mountPath", "").rstrip("/") == c.SHM_DIR for mount in container.get("volumeMounts") or [])
+    return any(
+        (mount.get("mountPath") or "").rstrip("/") == c.SHM_DIR for mount in container.get("volumeMounts") or []
+    )
 
 
 def _identity_env() -> list[Manifest]:

@@ -69,6 +69,11 @@ class Metrics:
         self._requests = self._counter(
             "agent_requests", "Requests on the agents' API, by route and status code.", ["route", "code"]
         )
+        self._repeated = self._counter(
+            "agent_reports_repeated",
+            "Reports that were answered and not taken, as they or later ones were before.",
+            [],
+        )
         self._polls = self._gauge("agent_polls_held", "Long polls that are held now.")
         self._bundle_expiry = self._gauge("ca_expiry_seconds", "Unix time at which the CA in use expires.")
         self._workers = self._gauge("job_workers", "Workers that the job asks for.", ["namespace", "job"])
@@ -144,6 +149,10 @@ class Metrics:
     def agent_request(self, route: str, code: int) -> None:
         """An answer on the agents' API."""
         self._requests.labels(route, str(code)).inc()
+
+    def report_repeated(self) -> None:
+        """A report that was taken before came again."""
+        self._repeated.inc()
 
     def polls_held(self, held: int) -> None:
         """Long polls held now."""

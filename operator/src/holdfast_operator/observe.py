@@ -16,6 +16,8 @@ from holdfast_operator import constants as c
 from holdfast_operator.api import Job, parse_job, parse_time
 from holdfast_operator.cache import Cache, job_key, owner_of
 from holdfast_operator.cluster import Cluster
+from holdfast_operator.errors import UnreadableError
+from holdfast_operator.podspec import check
 from holdfast_operator.policies.unreadable import REASON as UNREADABLE
 from holdfast_operator.seen import (
     NodeView,
@@ -209,24 +211,24 @@ def _doubtful(status: Status, nodes: Mapping[str, NodeView], reports: tuple[Repo
 
 def rival_of(body: Json) -> Rival | None:
     """A job whose gang has no place yet and may get one. Read sparsely: this runs over all jobs."""
-    status = body.get("status") or {}
+    status = _part(body, "status")
     ended = any(
         condition.get("status") == "True"
         and (condition.get("type") in (c.COMPLETE, c.FAILED) or condition.get("reason") == UNREADABLE)
-        for condition in status.get("conditions") or ()
+        for condition in _objects(status, "conditions")
     )
-    workers = (body.get("spec") or {}).get("workers") or {}
+    workers = _part(_part(body, "spec"), "workers")
     out = ended or (body.get("spec") or {}).get("suspend") or body["metadata"].get("deletionTimestamp")
     if out or not isinstance(workers.get("replicas"), int):
         return None
-    listed = (status.get("placement") or {}).get("workers") or ()
+    listed = _objects(_part(status, "placement"), "workers")
     gated = [worker for worker in listed if worker.get("phase") == Phase.WANTED and worker.get("gated")]
     waiting = sum(1 for worker in gated if not worker.get("node")) if listed else workers["replicas"]
     created = parse_time(body["metadata"].get("creationTimestamp"))
-    pod_spec = (workers.get("template") or {}).get("spec")
-    if not waiting or created is None or not isinstance(pod_spec, Mapping):
+    pod_spec = _part(_part(workers, "template"), "spec")
+    if not waiting or created is None or not _readable(pod_spec):
         return None
-    gang = status.get("gang") or {}
+    gang = _part(status, "gang")
     if not gang.get("liftedAt") and _cannot_lift(status):
         return None
     return Rival(
@@ -246,5 +248,24 @@ def _cannot_lift(status: Json) -> bool:
 
     Unschedulable is what is left of an earlier try; whoever finds no room now keeps its turn.
     """
-    trouble = (status.get("placement") or {}).get("trouble") or {}
+    trouble = _part(_part(status, "placement"), "trouble")
     return bool(trouble) and trouble.get("reason") != "Unschedulable"
+
+
+def _readable(pod_spec: Json) -> bool:
+    """Another job's template is weighed in this pass, maybe before that job's own pass could judge it."""
+    try:
+        check(pod_spec, "")
+    except UnreadableError:
+        return False
+    return bool(pod_spec)
+
+
+def _part(value: Json, key: str) -> Json:
+    found = value.get(key)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _objects(value: Json, key: str) -> list[Json]:
+    found = value.get(key)
+    return [item for item in found if isinstance(item, Mapping)] if isinstance(found, list) else []

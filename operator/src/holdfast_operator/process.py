@@ -83,7 +83,9 @@ def assemble(settings: Settings, api: client.ApiClient) -> Parts:
     tls = TlsKeeper(store, settings.agents_names, on_bundle=lambda: _wake_all(cache, queue))
     tls.refresh()
     metrics.ca_expires(tls.authority_expires.timestamp())
-    hub = AgentHub(TokenReviews(reviewer(client.AuthenticationV1Api(api))), feed.report)
+    hub = AgentHub(
+        TokenReviews(reviewer(client.AuthenticationV1Api(api))), feed.report, on_repeat=metrics.report_repeated
+    )
     observer = Observer(
         cluster=cluster,
         cache=cache,

@@ -5,7 +5,7 @@ Nothing here reads a cluster or a clock; ``observe.py`` does, and fills ``Observ
 
 from __future__ import annotations
 
-import json
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -13,6 +13,7 @@ from typing import Any
 
 from holdfast_operator import constants as c
 from holdfast_operator.api import Job, Json, Pair, parse_pair, parse_time, trainer_container
+from holdfast_operator.reading import loads
 from holdfast_operator.remediation.marks import Mark, mark_of
 from holdfast_operator.status import Checkpoint, Status
 
@@ -390,14 +391,14 @@ def _exit(terminated: Json) -> Exit | None:
         reason=reason if reason == "OOMKilled" else str(left.get("reason") or reason),
         cause=str(left.get("cause") or ""),
         message=str(left.get("message") or ""),
-        traceback=tuple(map(str, left.get("traceback") or ())),
+        traceback=tuple(map(str, traceback)) if isinstance(traceback := left.get("traceback"), list) else (),
         final=bool(left.get("final")),
     )
 
 
 def _termination_log(message: str) -> Json | None:
     try:
-        left = json.loads(message)
+        left = loads(message.encode(errors="replace"))
     except ValueError:
         return None
     known = isinstance(left, dict) and left.get("version") == c.PROTOCOL_VERSION
@@ -607,7 +608,9 @@ def _pair(value: Any) -> Pair | None:
 
 
 def _float(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    """A number that a status can hold: JSON has none that is not finite."""
+    exact = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return float(value) if exact else None
 
 
 def _text(value: Any) -> str | None:

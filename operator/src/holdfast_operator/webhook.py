@@ -20,11 +20,13 @@ from typing import Any
 
 from holdfast_operator.constants import PROTOCOL_VERSION
 from holdfast_operator.errors import AgentRequestError
+from holdfast_operator.reading import loads
 
 logger = logging.getLogger(__name__)
 
 SILENT_LAUNCHER_SECONDS = 5.0
 REMEMBERED_STARTS = 8
+START_ID_LENGTH = 128
 # These change with every training step. They are kept, but do not wake a reconciliation.
 _VOLATILE_LAUNCHER_FIELDS = frozenset(
     {"committedStep", "committedAt", "ranks", "loss", "throughput", "stepSeconds", "gradientNorm", "accounting"}
@@ -71,7 +73,8 @@ class AgentHub:
 
     ``authenticate`` maps a bearer token to a pod, or None; it may block, and raises
     ``AuthenticationUnavailableError`` when it cannot tell.
-    ``on_report`` gets the UID of a job one of whose pods said something new that a decision may depend on.
+    ``on_report`` gets the UID of a job one of whose pods said something new that a decision may depend on;
+    ``on_repeat`` is called for a report that was answered and not taken, as it or a later one was taken before.
     """
 
     def __init__(
@@ -80,10 +83,12 @@ class AgentHub:
         on_report: Callable[[str], None],
         *,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        on_repeat: Callable[[], None] = lambda: None,
     ) -> None:
         self.authenticate = authenticate
         self._on_report = on_report
         self._clock = clock
+        self._on_repeat = on_repeat
         self._lock = threading.Lock()
         self._pods: dict[str, _Pod] = {}
         self._publications: dict[str, Publication] = {}
@@ -184,6 +189,7 @@ class AgentHub:
         if last is not None and (
             start_id in pod.past_starts or (start_id == last.start_id and number <= last.number)
         ):
+            self._on_repeat()
             return False
         if last is not None and start_id != last.start_id:
             pod.past_starts = [*pod.past_starts, last.start_id][-REMEMBERED_STARTS:]
@@ -219,9 +225,8 @@ def _decisive(body: Mapping[str, Any]) -> object:
 def parse_report(raw: bytes) -> dict[str, Any]:
     """``report.json`` with the fields that routing needs checked. Raises ``AgentRequestError``."""
     try:
-        # A loss may be NaN. JSON has no such number, and none may reach the resource's status.
-        body = json.loads(raw, parse_constant=lambda _name: None)
-    except (ValueError, RecursionError) as error:
+        body = loads(raw)
+    except ValueError as error:
         raise AgentRequestError(400, "the report is not JSON") from error
     if not isinstance(body, dict):
         raise AgentRequestError(400, "the report is not a JSON object")
@@ -239,6 +244,8 @@ def _check_shape(body: Mapping[str, Any]) -> None:
     sidecar, pod, launcher = body.get("sidecar"), body.get("pod"), body.get("launcher")
     if not isinstance(sidecar, dict) or not isinstance(sidecar.get("startId"), str):
         raise AgentRequestError(400, "sidecar.startId is missing")
+    if len(sidecar["startId"]) > START_ID_LENGTH:
+        raise AgentRequestError(400, f"sidecar.startId is longer than {START_ID_LENGTH} characters")
     if not isinstance(sidecar.get("number"), int) or isinstance(sidecar["number"], bool):
         raise AgentRequestError(400, "sidecar.number is missing")
     if not isinstance(pod, dict) or not isinstance(pod.get("uid"), str):

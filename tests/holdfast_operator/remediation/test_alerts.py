@@ -136,6 +136,13 @@ def test_what_no_rule_names_is_counted_and_wakes_nobody(box: Box) -> None:
     assert (box.woken, box.counts) == (0, {"unmatched": 1})
 
 
+def test_half_a_letter_in_a_summary_is_replaced(box: Box) -> None:
+    """It goes into a node's annotation, where the API server would keep another one than was written."""
+    box.send(told(summary="half a smile: \ud83d"))
+    (alert,) = box.inbox.alerts()
+    assert alert.summary == "half a smile: ?"
+
+
 def test_a_summary_is_one_short_line(box: Box) -> None:
     box.send(told(summary="line\n" * 500))
     (alert,) = box.inbox.alerts()

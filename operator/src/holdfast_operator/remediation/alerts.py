@@ -12,6 +12,7 @@ from typing import Any
 
 from holdfast_operator.api import parse_time
 from holdfast_operator.errors import AgentRequestError
+from holdfast_operator.reading import loads
 from holdfast_operator.remediation.rules import Mode, Rules
 
 Json = Mapping[str, Any]
@@ -47,8 +48,8 @@ class Parsed:
 def parse_body(raw: bytes, rules: Rules, node_named: Callable[[str], str | None], now: datetime) -> Parsed:
     """The alerts of a body. Raises ``AgentRequestError`` if it is none of Alertmanager's."""
     try:
-        body = json.loads(raw, parse_constant=lambda _name: None)
-    except (ValueError, RecursionError) as error:
+        body = loads(raw)
+    except ValueError as error:
         raise AgentRequestError(400, "the body is not JSON") from error
     if not isinstance(body, dict) or body.get("version") != VERSION or not isinstance(body.get("alerts"), list):
         raise AgentRequestError(400, f"the body is not of Alertmanager's webhook, version {VERSION}")
