@@ -4,7 +4,7 @@ Each contender trains the same transformer of 3.7 million parameters with one th
 outside at random instants, or are ordered and happen in the script's loss function; a step counts when its script
 wrote the line that says so. Two workers, but for the loss of a launcher, where ours and torchft have three, since two
 launchers never shrink by themselves. Each rank keeps its share of samples then, as torchft has it. `--goodput` runs
-nothing but the long comparison with a kill every 30 s.
+nothing but the long comparison with a kill every 30 s, `--resumes` a hundred faults of ours and nothing else.
 """
 
 from __future__ import annotations
@@ -305,6 +305,35 @@ def steps_in(kind: type[c.Job], window: float, *, disturbed: bool) -> int:
         return job.trace.step - first
 
 
+# Whether it resumes at all
+
+
+def resumes(effort: bench.Effort, book: Book) -> None:
+    """Faults of all kinds in ours, alone; it is no matter what else the machine does meanwhile."""
+    sessions = [
+        Contest(key="ours", job=c.OneLauncher, faults=("kill", "kill", *HANGS) * 2),
+        Contest(key="ours pods", job=c.ThreeLaunchers, faults=("launcher", "launcher", "mismatch", "launcher") * 2),
+    ]
+    for book.round in range(effort.pick(quick=1, default=5, full=ROUNDS)):
+        for contest in sessions:
+            session(contest, contest.faults, book)
+
+
+def resumed_row(book: Book) -> bench.Row:
+    """recovery-2."""
+    ours = [100 * value for key in OURS for value in book.of(f"{key} resumed")]
+    stock = [100 * value for value in book.of("torchrun stock kill resumed")]
+    return bench.row(
+        "recovery-2",
+        "resumed after a fault, of all of ours",
+        [statistics.fmean(ours)],
+        f"% of {len(ours)}",
+        target=">= 100",
+        peer=statistics.fmean(stock) if stock else None,
+        peer_name=f"stock torchrun, of {len(stock)}" if stock else "stock torchrun: in the default run",
+    )
+
+
 # Rows
 
 
@@ -313,21 +342,11 @@ def kill_rows(book: Book) -> list[bench.Row]:
     ours, theirs = book.of("ours kill seconds"), book.of("torchrun kill seconds")
     peer, name = statistics.median(theirs), "torchrun, sharing off"
     what = "rank SIGKILLed, two ranks under one launcher → next step"
-    resumed_ours = [100 * value for key in OURS for value in book.of(f"{key} resumed")]
-    stock = [100 * value for value in book.of("torchrun stock kill resumed")]
     return [
         bench.row("recovery-1", f"{what}, median", ours, "s", target="<= 0.5", peer=peer, peer_name=name),
         bench.row("recovery-1", f"{what}, p90", ours, "s", target="<= 1.0", at=0.9, peer=peer, peer_name=name),
         against(book, "recovery-1", what, "ours kill", ("torchrun kill", name), target=">= 8"),
-        bench.row(
-            "recovery-2",
-            "resumed after a fault, of all of ours",
-            [statistics.fmean(resumed_ours)],
-            f"% of {len(resumed_ours)}",
-            target=">= 100",
-            peer=statistics.fmean(stock) if stock else None,
-            peer_name=f"stock torchrun, of {len(stock)}" if stock else "stock torchrun: not in --quick",
-        ),
+        resumed_row(book),
     ]
 
 
@@ -378,6 +397,7 @@ def kept_rows(book: Book) -> list[bench.Row]:
     """recovery-7."""
     lost = [value for key in OURS for value in book.of(f"{key} lost")]
     wrong = [1.0 - value for value in book.of("ours audit")]
+    theirs = book.of("torchrun kill lost")
     return [
         bench.row(
             "recovery-7",
@@ -386,8 +406,8 @@ def kept_rows(book: Book) -> list[bench.Row]:
             "steps",
             target="<= 0",
             at=1.0,
-            peer=max(book.of("torchrun kill lost")),
-            peer_name="torchrun, a checkpoint every step",
+            peer=max(theirs, default=None),
+            peer_name="torchrun, a checkpoint every step" if theirs else "torchrun: in the default run",
         ),
         bench.row("recovery-7", "sessions that missed a sample or saw one twice", [sum(wrong)], "", target="<= 0")
         if wrong
@@ -418,9 +438,15 @@ def against(book: Book, bar: str, what: str, ours: str, peer: tuple[str, str], *
 
 def main() -> int:
     """All rows."""
-    flags = {"--goodput": "only steps made with a kill every 30 s, against those without one"}
+    flags = {
+        "--goodput": "only steps made with a kill every 30 s, against those without one",
+        "--resumes": "only whether ours resumes, after a hundred faults",
+    }
     effort = bench.arguments(__doc__ or "", flags)
     book = Book(effort)
+    if "--resumes" in effort.flags:
+        resumes(effort, book)
+        return bench.finish("recovery-resumes", [resumed_row(book), *kept_rows(book)], effort)
     if effort.flags:
         goodput(effort, book)
         return bench.finish("recovery-goodput", goodput_rows(book), effort)
