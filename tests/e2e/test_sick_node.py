@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from holdfast_testbed.cluster import Cluster
-from holdfast_testbed.drill.faults import OPERATOR_NAMESPACE, Drill, Stage
+from holdfast_testbed.drill.faults import OPERATOR_NAMESPACE, Drill, Stage, leader
 from holdfast_testbed.drill.install import install_chart
 from holdfast_testbed.drill.judge import Promise, losses_and_causes
 from holdfast_testbed.monitoring import alertmanager, prometheus
@@ -113,9 +113,7 @@ def guides_config(cluster: Cluster, folder: Path) -> dict[str, Any]:
 
 def operator_address(cluster: Cluster) -> str:
     """The pod's own: cluster IPs cannot be reached from outside."""
-    selector = ("-l", "app.kubernetes.io/name=holdfast", "--field-selector=status.phase=Running")
-    path = ("-o", "jsonpath={.items[0].status.podIP}")
-    return cluster.kubectl("-n", OPERATOR_NAMESPACE, "get", "pods", *selector, *path).strip()
+    return str(leader(cluster)["status"]["podIP"])
 
 
 @contextmanager
@@ -177,9 +175,7 @@ def world_of_three(stage: Stage, outcome: Any) -> bool:
 
 
 def operator_node(cluster: Cluster) -> str:
-    selector = ("-l", "app.kubernetes.io/name=holdfast", "--field-selector=status.phase=Running")
-    path = ("-o", "jsonpath={.items[0].spec.nodeName}")
-    return cluster.kubectl("-n", OPERATOR_NAMESPACE, "get", "pods", *selector, *path).strip()
+    return str(leader(cluster)["spec"]["nodeName"])
 
 
 def told(cluster: Cluster, node: str) -> str:

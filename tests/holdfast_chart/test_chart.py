@@ -12,6 +12,7 @@ import yaml
 
 from holdfast_operator import manifests
 from holdfast_operator.api import parse_job
+from holdfast_operator.constants import LEASE_NAME
 from holdfast_operator.seen import Platform
 from holdfast_operator.status import Worker
 from holdfast_testbed.commands import run
@@ -51,10 +52,36 @@ def test_lint_finds_nothing() -> None:
     assert "0 chart(s) failed" in run([program("helm"), "lint", "--strict", CHART])
 
 
-def test_two_operators_never_run_at_once() -> None:
+def test_two_operators_stand_on_two_nodes_where_they_can() -> None:
     spec = one(render(), "Deployment")["spec"]
+    assert spec["replicas"] == 2
+    (preferred,) = spec["template"]["spec"]["affinity"]["podAntiAffinity"].popitem()[1]
+    term = preferred["podAffinityTerm"]
+    assert term["topologyKey"] == "kubernetes.io/hostname"
+    assert term["labelSelector"]["matchLabels"].items() <= spec["template"]["metadata"]["labels"].items()
+
+
+def test_an_affinity_of_ones_own_takes_the_place_of_ours() -> None:
+    documents = render("affinity.nodeAffinity.x=y", "replicas=1")
+    spec = one(documents, "Deployment")["spec"]
     assert spec["replicas"] == 1
-    assert spec["strategy"] == {"type": "Recreate"}
+    assert spec["template"]["spec"]["affinity"] == {"nodeAffinity": {"x": "y"}}
+
+
+def test_the_lease_is_written_in_the_operators_namespace_and_by_its_name_only() -> None:
+    documents = render()
+    granted = [rule for rule in one(documents, "Role", "holdfast")["rules"] if "leases" in rule["resources"]]
+    assert [rule["verbs"] for rule in granted] == [["get", "update"], ["create"]]
+    assert granted[0]["resourceNames"] == [LEASE_NAME]
+    elsewhere = [rule for document in documents if document["kind"] == "ClusterRole" for rule in document["rules"]]
+    assert not any("leases" in rule["resources"] for rule in elsewhere)
+
+
+def test_each_replica_is_told_its_own_name_and_address() -> None:
+    told = [variable for variable in container(render())["env"] if "valueFrom" in variable]
+    fields = {variable["name"]: variable["valueFrom"]["fieldRef"]["fieldPath"] for variable in told}
+    assert fields["HOLDFAST_POD_NAME"] == "metadata.name"
+    assert fields["HOLDFAST_POD_IP"] == "status.podIP"
 
 
 def test_a_pause_of_a_minute_does_not_restart_the_operator() -> None:
@@ -241,7 +268,8 @@ def test_network_policies_can_be_turned_off_and_narrowed() -> None:
         ("nodeRemediation.cooldownSeconds=-1", "cooldownSeconds"),
         ("sidecr.image.tag=1", "sidecr"),
         ("image.tga=1", "additional properties"),
-        ("replicas=2", "replicas"),
+        ("replicas=0", "replicas"),
+        ("replica=2", "replica"),
         ("logLevel=LOUD", "logLevel"),
         ("image.pullPolicy=Sometimes", "pullPolicy"),
         ("agents.url=http://holdfast", "agents"),

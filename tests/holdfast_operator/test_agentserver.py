@@ -195,6 +195,14 @@ def test_a_standby_names_the_leader(api: Api) -> None:
     assert api.call("POST", "/v1/report", body=body())[0] == 200
 
 
+def test_a_standby_keeps_no_connection_or_its_client_would_never_come_to_the_leader(api: Api) -> None:
+    api.hub.stand_by()
+    connection = api.connect()
+    connection.request("GET", "/v1/membership")
+    assert connection.getresponse().getheader("Connection") == "close"
+    connection.close()
+
+
 def test_a_forgotten_job_ends_its_polls(start: Callable[..., Api]) -> None:
     api = start(Limits(hold_seconds=20))
     with ThreadPoolExecutor(1) as pool:

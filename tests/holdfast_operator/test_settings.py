@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from holdfast_operator.errors import SettingsError
@@ -15,6 +17,19 @@ def test_the_least_gives_the_services_own_address() -> None:
     assert settings.agents_url == "https://holdfast-operator.holdfast-system.svc:8443"
     assert "holdfast-operator.holdfast-system.svc" in settings.agents_names
     assert settings.watch_namespaces == ()
+
+
+def test_a_replica_is_reached_at_its_own_address_which_its_certificate_names() -> None:
+    for address, url in (("10.0.0.9", "https://10.0.0.9:8443"), ("fd00::9", "https://[fd00::9]:8443")):
+        settings = from_environment({**LEAST, "HOLDFAST_POD_IP": address})
+        assert settings.own_url == url
+        assert address in settings.agents_names
+    assert from_environment(LEAST).own_url == ""
+
+
+def test_two_processes_of_one_host_are_two_candidates() -> None:
+    assert from_environment(LEAST).identity.endswith(f"-{os.getpid()}")
+    assert from_environment({**LEAST, "HOLDFAST_POD_NAME": "holdfast-x"}).identity == "holdfast-x"
 
 
 def test_the_certificate_names_the_host_of_the_url() -> None:

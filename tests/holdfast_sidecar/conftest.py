@@ -256,6 +256,7 @@ class FakeOperator(ServerBase):
         self.revision = 0
         self.hold = 30.0
         self.status: int | None = None
+        self.leader = "https://other:8443"
         self.lose_answers = False
         self.hangs = False
         self.release = threading.Event()
@@ -283,7 +284,7 @@ class FakeOperator(ServerBase):
             handler.answer(401, b"{}")
             return True
         if self.status is not None:
-            handler.answer(self.status, b'{"version": 1, "leader": "https://other:8443"}')
+            handler.answer(self.status, json.dumps({"version": 1, "leader": self.leader}).encode())
             return True
         return False
 
@@ -458,6 +459,17 @@ def authority(tmp_path: Path) -> Authority:
 def operator(authority: Authority) -> Iterator[FakeOperator]:
     server = FakeOperator(authority)
     server.start()
+    yield server
+    server.release.set()
+    server.stop()
+
+
+@pytest.fixture
+def leader(authority: Authority, operator: FakeOperator) -> Iterator[FakeOperator]:
+    """Another replica, which leads; `operator` stands by and says so."""
+    server = FakeOperator(authority)
+    server.start()
+    operator.status, operator.leader = 503, server.url
     yield server
     server.release.set()
     server.stop()

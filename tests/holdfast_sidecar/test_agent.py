@@ -161,6 +161,56 @@ def test_a_failed_report_is_tried_again_after_its_pause_under_a_new_number(repor
     assert [report["sidecar"]["number"] for report in operator.reports] == [2]
 
 
+def test_a_standby_leads_to_the_leader(reporter, operator, leader, clock):
+    for _ in range(4):
+        clock.forward(5)
+        reporter.step()
+    assert len(operator.tries) == 1
+    assert [report["sidecar"]["number"] for report in leader.reports] == [2, 3, 4]
+
+
+def test_a_leader_that_died_leads_back_within_the_same_report(reporter, operator, leader, clock):
+    for _ in range(2):
+        clock.forward(5)
+        reporter.step()
+    leader.stop()
+    operator.status = None
+    clock.forward(5)
+    reporter.step()
+    assert [report["sidecar"]["number"] for report in operator.reports] == [3], "it leads now"
+
+
+def test_a_standby_that_still_names_the_dead_leader_is_one_refusal(reporter, operator, leader, clock, caplog):
+    leader.stop()
+    for _ in range(6):
+        clock.forward(5)
+        reporter.step()
+    assert len(operator.tries) == 6
+    assert [record.message for record in caplog.records if "do not reach" in record.message] == [
+        f"reports do not reach the operator: the operator is not serving now (503), its leader is {leader.url}"
+    ]
+
+
+@pytest.mark.parametrize(
+    "said", [None, "", "http://127.0.0.1:{port}", "https://localhost:{port}", "nonsense", "https://[::1", 7]
+)
+def test_only_an_address_over_tls_is_followed(reporter, operator, leader, clock, said):
+    operator.leader = said.format(port=leader.port) if isinstance(said, str) else said
+    for _ in range(3):
+        clock.forward(5)
+        reporter.step()
+    assert leader.tries == []
+    assert len(operator.tries) == 3
+
+
+def test_the_membership_is_fetched_from_the_leader(membership, operator, leader, run_dir):
+    leader.hold = 0.05
+    wanted = leader.membership(5)
+    membership.step()
+    membership.step()
+    assert stored(run_dir) == wanted
+
+
 def test_the_last_report_is_skipped_only_if_the_operator_knows_all_of_it(reporter, link, operator, run_dir):
     api = link[0]
     reporter.step()

@@ -138,6 +138,8 @@ class Operator:
             "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
             "KUBECONFIG": str(kubeconfig),
             "HOLDFAST_NAMESPACE": SYSTEM,
+            "HOLDFAST_POD_NAME": f"operator-{self.http_port}",
+            "HOLDFAST_POD_IP": "127.0.0.1",
             "HOLDFAST_HOST": "127.0.0.1",
             "HOLDFAST_AGENTS_PORT": str(self.agents_port),
             "HOLDFAST_HTTP_PORT": str(self.http_port),
@@ -172,6 +174,16 @@ class Operator:
         """SIGKILL and start anew."""
         self.kill()
         self.start()
+
+    def signal(self, number: int) -> None:
+        """Any signal."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def wait(self) -> int:
+        """Its exit status, once it has ended."""
+        assert self._process is not None
+        return self._process.wait(30)
 
     def log(self) -> str:
         """All that it wrote."""
@@ -210,9 +222,8 @@ class Operator:
             return False
 
     def _end(self, number: int) -> int:
-        assert self._process is not None
-        self._process.send_signal(number)
-        return self._process.wait(30)
+        self.signal(number)
+        return self.wait()
 
 
 class Kubelets(threading.Thread):

@@ -257,7 +257,10 @@ class _Site:
             raise AgentRequestError(405, "no such method here")
         standby, leader = self._hub.standby()
         if standby:
-            return _json(503, {"leader": leader})
+            response = _json(503, {"leader": leader})
+            # Who keeps the connection, as Alertmanager does, would come back here and never to the leader.
+            response.force_close()
+            return response
         if request.path == _ALERTS:
             return await self._alerted(request)
         try:

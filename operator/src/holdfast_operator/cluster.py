@@ -29,13 +29,15 @@ STRATEGIC = "application/strategic-merge-patch+json"
 APPLY = "application/apply-patch+yaml"
 
 _JOBS = f"/apis/{c.GROUP}/{c.API_VERSION}"
+_LEASES = "/apis/coordination.k8s.io/v1/namespaces"
 
 
 class Cluster:
     """What the operator asks of the API server. Thread-safe, as the client's pool is."""
 
-    def __init__(self, api: ApiClient) -> None:
+    def __init__(self, api: ApiClient, *, seconds: tuple[float, float] = REQUEST_SECONDS) -> None:
         self._api = api
+        self._seconds = seconds
 
     # Reads
 
@@ -61,7 +63,11 @@ class Cluster:
 
     def lease(self, node: str) -> JsonObject | None:
         """A node's lease, or None."""
-        return self._get(f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{quote(node, safe='')}")
+        return self._get(f"{_LEASES}/kube-node-lease/leases/{quote(node, safe='')}")
+
+    def own_lease(self, namespace: str) -> JsonObject | None:
+        """The Lease by which the operator's replicas agree, or None."""
+        return self._get(f"{_LEASES}/{namespace}/leases/{c.LEASE_NAME}")
 
     def pod_events(self, namespace: str, uid: str) -> list[Mapping[str, Any]]:
         """Events about a pod."""
@@ -169,6 +175,13 @@ class Cluster:
         path = f"/api/v1/namespaces/{namespace}/configmaps/{name}"
         self._call("PATCH", path, {"fieldManager": c.FIELD_MANAGER, "force": "true"}, manifest, APPLY)
 
+    def write_own_lease(self, body: JsonObject) -> JsonObject:
+        """Replace exactly the version that it names, else create it. ``ConflictError``: somebody was faster."""
+        path = f"{_LEASES}/{body['metadata']['namespace']}/leases"
+        if "resourceVersion" in body["metadata"]:
+            return self._call("PUT", f"{path}/{c.LEASE_NAME}", {"fieldManager": c.FIELD_MANAGER}, body)
+        return self._call("POST", path, {"fieldManager": c.FIELD_MANAGER}, body)
+
     # Transport
 
     def _patch_pod(self, namespace: str, name: str, body: JsonObject) -> None:
@@ -201,7 +214,7 @@ class Cluster:
             request = self._api.param_serialize(
                 method, path, query_params=asked, header_params=headers, body=body, auth_settings=["BearerToken"]
             )
-            response = self._api.call_api(*request, _request_timeout=REQUEST_SECONDS)
+            response = self._api.call_api(*request, _request_timeout=self._seconds)
             raw = response.read() or b"{}"  # type: ignore[no-untyped-call]
         except (ApiException, HTTPError) as error:
             raise ClusterError(f"{method} {path} failed: {type(error).__name__}: {error}") from None

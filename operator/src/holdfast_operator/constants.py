@@ -29,6 +29,11 @@ POD_SELECTOR = f"{LABEL_APP_MANAGED_BY}={MANAGED_BY},{LABEL_APP_COMPONENT}={COMP
 ANNOTATION_REMEDIATION = "holdfast.dev/remediation"
 REMEDIATION_HISTORY = "holdfast-remediation"
 
+# Who leads among the operator's replicas, and where agents reach it (docs/decisions/0062-own-lease.md).
+LEASE_NAME = "holdfast-operator"
+LEASE_SECONDS = 15
+ANNOTATION_AGENTS_URL = "holdfast.dev/agents-url"
+
 GANG_GATE = "holdfast.dev/gang"
 
 TRAINER_CONTAINER = "trainer"

@@ -85,6 +85,7 @@ class Metrics:
         self._spent = self._gauge(
             "job_restarts_in_window", "Incidents of the job within the window.", ["namespace", "job", "cause"]
         )
+        self._leader = self._gauge("leader", "1 if this process leads, 0 if it stands by.")
         self._gauge("build_info", "Version of this operator.", ["version"]).labels(version).set(1)
         self._known_from_the_start()
 
@@ -161,6 +162,10 @@ class Metrics:
     def ca_expires(self, timestamp: float) -> None:
         """When the CA in use expires."""
         self._bundle_expiry.set(timestamp)
+
+    def leads(self) -> None:
+        """This process leads from now on."""
+        self._leader.set(1)
 
     def render(self) -> bytes:
         """The exposition text."""

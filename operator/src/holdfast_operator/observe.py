@@ -52,7 +52,7 @@ class Memory:
 
 
 class Observer:
-    """Reads. ``started_at`` is this process's start: until a while after it, silence means nothing."""
+    """Reads. ``started_at``: when this process began to decide; until a while after it, silence means nothing."""
 
     def __init__(
         self,
@@ -72,6 +72,10 @@ class Observer:
         self._key_of_job = key_of_job
         self._nonce = nonce
         self._started_at = started_at
+
+    def begin(self, at: datetime) -> None:
+        """This process decides from now on: nobody has reported to it before."""
+        self._started_at = at
 
     def cached(self, key: str, memory: Memory, now: datetime) -> Observed | None:
         """What the caches know; None if there is no such job."""

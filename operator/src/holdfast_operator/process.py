@@ -1,5 +1,8 @@
 """One operator process, put together: threads, servers, and the order in which they start and stop.
 
+Of several replicas one leads, by a Lease; the others stand by with full caches and serve probes and metrics. A leader
+that loses the Lease ends at once, whatever its threads are at.
+
 A watch that cannot go on ends the process, and the kubelet starts it again. Until then agents, probes and metrics are
 served by threads of their own.
 """
@@ -7,9 +10,11 @@ served by threads of their own.
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -21,10 +26,12 @@ from holdfast_operator.agentserver import AgentServer
 from holdfast_operator.agentserver import Observer as AgentObserver
 from holdfast_operator.cache import Cache
 from holdfast_operator.cluster import Cluster
+from holdfast_operator.election import Terms
 from holdfast_operator.errors import ClusterError, ConflictError, OperatorError
 from holdfast_operator.feed import Feed
 from holdfast_operator.health import HealthServer
 from holdfast_operator.jobkey import ensure_operator_key, job_key
+from holdfast_operator.leader import Calls, ClusterLease, Elector, LeaseStore
 from holdfast_operator.metrics import Metrics
 from holdfast_operator.observe import Observer
 from holdfast_operator.ownsecrets import ClusterSecrets
@@ -47,9 +54,10 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-def api_client() -> client.ApiClient:
-    """From inside a cluster, else from KUBECONFIG."""
+def api_client(*, retries: bool | None = None) -> client.ApiClient:
+    """From inside a cluster, else from KUBECONFIG. ``retries=False``: a call is tried once, and ends in its time."""
     configuration = client.Configuration()
+    configuration.retries = retries
     try:
         config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
     except config.ConfigException:
@@ -66,14 +74,17 @@ class Parts:
     cluster: Cluster
     feed: Feed
     queue: KeyedQueue
+    hub: AgentHub
+    observer: Observer
     reconciler: Reconciler
     metrics: Metrics
     tls: TlsKeeper
     agents: AgentServer
     nodes: Keeper
+    lease: LeaseStore
 
 
-def assemble(settings: Settings, api: client.ApiClient) -> Parts:
+def assemble(settings: Settings, api: client.ApiClient, lease: LeaseStore) -> Parts:
     """Put the parts together. Reads the operator's own Secrets; starts nothing."""
     store = ClusterSecrets(client.CoreV1Api(api), settings.namespace)
     metrics, cache, cluster = Metrics(version=__version__), Cache(), Cluster(api)
@@ -86,6 +97,7 @@ def assemble(settings: Settings, api: client.ApiClient) -> Parts:
     hub = AgentHub(
         TokenReviews(reviewer(client.AuthenticationV1Api(api))), feed.report, on_repeat=metrics.report_repeated
     )
+    hub.stand_by()
     observer = Observer(
         cluster=cluster,
         cache=cache,
@@ -120,11 +132,14 @@ def assemble(settings: Settings, api: client.ApiClient) -> Parts:
         cluster=cluster,
         feed=feed,
         queue=queue,
+        hub=hub,
+        observer=observer,
         reconciler=reconciler,
         metrics=metrics,
         tls=tls,
         agents=agents,
         nodes=nodes,
+        lease=lease,
     )
 
 
@@ -146,14 +161,30 @@ def _wake_all(cache: Cache, queue: KeyedQueue) -> None:
 
 
 class Process:
-    """Starts and stops the parts. ``stop`` may be called at any time and more than once."""
+    """Starts and stops the parts. ``stop`` may be called at any time and more than once.
 
-    def __init__(self, parts: Parts) -> None:
+    ``lost`` is told why the Lease is lost, and ends the process.
+    """
+
+    def __init__(self, parts: Parts, lost: Callable[[str], None]) -> None:
         self._parts = parts
+        self._elector = Elector(
+            parts.lease,
+            Calls(elected=self._lead, ended=lost, follows=parts.hub.stand_by),
+            me=parts.settings.identity,
+            url=parts.settings.own_url,
+            terms=Terms(lease_seconds=parts.settings.lease_seconds),
+            now=now,
+        )
         self._stop = threading.Event()
         self._synced = threading.Event()
         self._threads: list[threading.Thread] = []
-        live = {"agents-api": parts.agents.alive, "workers": self._workers_live, "nodes": parts.nodes.alive}
+        live = {
+            "agents-api": parts.agents.alive,
+            "election": self._elector.alive,
+            "workers": self._workers_live,
+            "nodes": parts.nodes.alive,
+        }
         ready = {"synced": self._synced.is_set, "agents-api": parts.agents.alive}
         settings = parts.settings
         self.health = HealthServer(
@@ -166,16 +197,24 @@ class Process:
         return self._parts.feed
 
     def start(self) -> None:
-        """Serve agents and probes, take a full list, then work."""
+        """Serve probes, take a full list, then ask for the Lease; ``_lead`` follows once it is ours."""
         parts = self._parts
         parts.agents.start()
         self.health.start()
         parts.tls.start()
         parts.feed.relist(parts.cluster, parts.settings.watch_namespaces)
         self._synced.set()
+        self._thread(self._keep_fresh, "relist")
+        self._elector.start()
+
+    def _lead(self) -> None:
+        """Hear agents and work. Every job is in the queue since the full list."""
+        parts = self._parts
+        parts.observer.begin(now())
+        parts.hub.take_over()
+        parts.metrics.leads()
         for number in range(parts.settings.workers):
             self._thread(self._work, f"worker-{number}")
-        self._thread(self._keep_fresh, "relist")
         parts.nodes.start()
 
     def stop(self) -> None:
@@ -185,6 +224,9 @@ class Process:
         self._parts.nodes.stop()
         for thread in self._threads:
             thread.join(15.0)
+        self._parts.hub.stand_by()
+        idle = not any(thread.is_alive() for thread in self._threads)
+        self._elector.stop(give_back=idle)
         self._parts.agents.stop()
         self._parts.tls.stop()
         self.health.stop()
@@ -201,6 +243,10 @@ class Process:
         queue = self._parts.queue
         while (key := queue.get()) is not None:
             self._parts.metrics.queue_depth(queue.depth())
+            if not self._elector.leads():
+                # We slept through the end of our Lease: another one leads, and the elector is about to end us.
+                queue.done(key, failed=True)
+                continue
             with logs.about(key):
                 self._pass(key)
 
@@ -232,6 +278,12 @@ class Process:
                 logger.warning("the full list failed, what is known stays: %s", error)
 
 
+def _end(why: str) -> None:
+    """At once: what threads are at would be done beside the next leader."""
+    logger.error("the operator ends: %s", why)
+    os._exit(1)
+
+
 def main() -> int:
     """Run until a signal ends it (0) or watching is no longer possible (1)."""
     from holdfast_operator import handlers
@@ -241,7 +293,9 @@ def main() -> int:
     # Its INFO is a line for each event that a handler took.
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)
     logger.info("holdfast operator %s starts", __version__)
-    process = Process(assemble(settings, api_client()))
+    terms = Terms(lease_seconds=settings.lease_seconds)
+    lease = ClusterLease(Cluster(api_client(retries=False), seconds=terms.call_seconds), settings.namespace)
+    process = Process(assemble(settings, api_client(), lease), _end)
     try:
         process.start()
         handlers.serve(process.feed, settings.watch_namespaces)

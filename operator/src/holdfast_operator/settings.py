@@ -33,6 +33,8 @@ class Settings:
     metadata_url: str = ""
     dcgm_url: str = c.DCGM_URL
     identity: str = ""
+    own_url: str = ""
+    lease_seconds: int = c.LEASE_SECONDS
     workers: int = 8
     relist_seconds: float = 180.0
     kubeconfig: str = ""
@@ -48,11 +50,12 @@ def from_environment(environment: Mapping[str, str] | None = None) -> Settings:
     host = f"{service}.{namespace}.svc"
     url = env.get("HOLDFAST_AGENTS_URL") or f"https://{host}:{port}"
     names = [host, f"{service}.{namespace}.svc.cluster.local", f"{service}.{namespace}", service, _host_of(url)]
+    address = env.get("HOLDFAST_POD_IP", "")
     return Settings(
         sidecar_image=_needed(env, "HOLDFAST_SIDECAR_IMAGE"),
         namespace=namespace,
         agents_url=url,
-        agents_names=tuple(dict.fromkeys([*names, *_words(env, "HOLDFAST_AGENTS_NAMES")])),
+        agents_names=tuple(dict.fromkeys([*names, *filter(None, [address]), *_words(env, "HOLDFAST_AGENTS_NAMES")])),
         watch_namespaces=_words(env, "HOLDFAST_WATCH_NAMESPACES"),
         agents_port=port,
         http_port=_integer(env, "HOLDFAST_HTTP_PORT", c.PORT_HTTP),
@@ -62,7 +65,10 @@ def from_environment(environment: Mapping[str, str] | None = None) -> Settings:
         image_pull_secrets=_words(env, "HOLDFAST_IMAGE_PULL_SECRETS"),
         metadata_url=env.get("HOLDFAST_METADATA_URL", ""),
         dcgm_url=env.get("HOLDFAST_DCGM_URL", c.DCGM_URL),
-        identity=env.get("HOLDFAST_POD_NAME") or socket.gethostname(),
+        # A pod's name is one process's at a time; a host may have several.
+        identity=env.get("HOLDFAST_POD_NAME") or f"{socket.gethostname()}-{os.getpid()}",
+        own_url=f"https://{_in_url(address)}:{port}" if address else "",
+        lease_seconds=_integer(env, "HOLDFAST_LEASE_SECONDS", c.LEASE_SECONDS),
         workers=_integer(env, "HOLDFAST_WORKERS", 8),
         relist_seconds=float(_integer(env, "HOLDFAST_RELIST_SECONDS", 180)),
         kubeconfig=env.get("KUBECONFIG", ""),
@@ -93,6 +99,10 @@ def _integer(env: Mapping[str, str], name: str, default: int) -> int:
 
 def _words(env: Mapping[str, str], name: str) -> tuple[str, ...]:
     return tuple(word for word in env.get(name, "").replace(",", " ").split() if word)
+
+
+def _in_url(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
 
 
 def _host_of(url: str) -> str:

@@ -1,12 +1,14 @@
 """The operator's API for agents: reports out, membership in. The operator may be away for as long as it likes."""
 
 import http
+import ipaddress
 import logging
 import ssl
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from holdfast_sidecar import constants as c
 from holdfast_sidecar.backoff import backoff
@@ -58,18 +60,30 @@ class Trust:
 
 class OperatorApi:
     """One connection to the operator, with the pod's token on each request. The token rotates, so it is read anew
-    each time; it is never logged."""
+    each time; it is never logged.
 
-    def __init__(self, transport: Transport, token_file: Path) -> None:
+    A standby names the leader, and `turn` leads there; a failure there leads back to the operator's own name."""
+
+    def __init__(
+        self, transport: Transport, token_file: Path, turn: Callable[[tuple[str, int] | None], bool] = lambda _: False
+    ) -> None:
         self._transport = transport
         self._token_file = token_file
+        self._turn = turn
 
     def send(self, method: str, path: str, *, body: bytes | None, timeout: float) -> Response:
         """The operator's answer if it is 200 or 204, else `TransportError` with one line that says what is wrong."""
         headers = {"Authorization": f"Bearer {self._token()}", "Accept": "application/json"}
         if body is not None:
             headers["Content-Type"] = "application/json"
-        response = self._transport.request(method, path, headers=headers, body=body, timeout=timeout)
+        try:
+            response = self._transport.request(method, path, headers=headers, body=body, timeout=timeout)
+        except TransportError:
+            if not self._turn(None):
+                raise
+            response = self._transport.request(method, path, headers=headers, body=body, timeout=timeout)
+        if response.status == http.HTTPStatus.SERVICE_UNAVAILABLE:
+            self._turn(_address(_leader(response)))
         if response.status not in (http.HTTPStatus.OK, http.HTTPStatus.NO_CONTENT):
             raise TransportError(_refusal(response))
         return response
@@ -84,13 +98,28 @@ class OperatorApi:
         return token
 
 
+def _leader(response: Response) -> str:
+    """The URL that a standby names, empty where it names none."""
+    try:
+        leader = parse_document(response.body, "the answer").get("leader")
+    except ContractError:
+        return ""
+    return str(leader or "")
+
+
+def _address(url: str) -> tuple[str, int] | None:
+    """Where that is. Only of addresses: to look up a name could take as long as it likes."""
+    try:
+        parts = urlsplit(url)
+        host = str(ipaddress.ip_address(parts.hostname or ""))
+        return (host, parts.port or 443) if parts.scheme == "https" else None
+    except ValueError:
+        return None
+
+
 def _refusal(response: Response) -> str:
     if response.status == http.HTTPStatus.SERVICE_UNAVAILABLE:
-        try:
-            leader = parse_document(response.body, "the answer").get("leader")
-        except ContractError:
-            leader = None
-        return f"the operator is not serving now (503), its leader is {str(leader or 'not known')[:200]}"
+        return f"the operator is not serving now (503), its leader is {(_leader(response) or 'not known')[:200]}"
     return REFUSALS.get(response.status) or f"the operator answered {response.status}{_complaint(response)}"
 
 
@@ -306,7 +335,7 @@ def connect(
 ) -> tuple[OperatorApi, Connection]:
     """A connection to the operator and the API over it."""
     connection = Connection(url, monotonic, context=Trust(ca_file))
-    return OperatorApi(connection, token_file), connection
+    return OperatorApi(connection, token_file, connection.turn), connection
 
 
 def _kind(error: Exception) -> str:

@@ -116,8 +116,8 @@ class Connection:
         max_bytes: int = c.MAX_RESPONSE_BYTES,
     ) -> None:
         parts = urlsplit(url)
-        self._host = parts.hostname or ""
-        self._port = parts.port or (443 if context else 80)
+        self._home = (parts.hostname or "", parts.port or (443 if context else 80))
+        self._host, self._port = self._home
         self._prefix = parts.path.rstrip("/")
         self._monotonic = monotonic
         self._context = context
@@ -147,6 +147,16 @@ class Connection:
             return self._exchange(method, path, headers, body, deadline)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise _translated(error) from error
+
+    def turn(self, address: tuple[str, int] | None) -> bool:
+        """Send the next requests to this address, or with None to the one that was given at first; whether that is
+        another one than before."""
+        wanted = address or self._home
+        if wanted == (self._host, self._port):
+            return False
+        self.close()
+        self._host, self._port = wanted
+        return True
 
     def abort(self) -> None:
         """End the request in flight from another thread: it raises `TransportError`."""
@@ -187,6 +197,8 @@ class Connection:
 
     def _open(self, deadline: float) -> http.client.HTTPConnection:
         left = max(deadline - self._monotonic(), 0.001)
+        if (self._host, self._port) != self._home:
+            left = min(left, c.LEADER_CONNECT_SECONDS)
         raw = socket.create_connection((self._host, self._port), timeout=left)
         try:
             _watch(raw)

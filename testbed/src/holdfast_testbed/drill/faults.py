@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from holdfast_testbed.drill.judge import Outcome, Promise, first_new_step, lost_steps
 from holdfast_testbed.drill.sight import Incident, Pair
 from holdfast_testbed.drill.watch import PodSight, Watcher
+from holdfast_testbed.waiting import wait_for
 
 if TYPE_CHECKING:
     from holdfast_testbed.cluster import Cluster
@@ -59,11 +60,8 @@ class Stage:
         return next(p for p in children if not any(mark in f"{p.name} {' '.join(p.cmdline)}" for mark in ours))
 
     def operator(self) -> Process:
-        names = self.cluster.kubectl(
-            "-n", OPERATOR_NAMESPACE, "get", "pods", "-l", "app.kubernetes.io/name=holdfast",
-            "--field-selector=status.phase=Running", "-o", "name",
-        ).split()  # fmt: skip
-        processes = self.cluster.pod_processes(OPERATOR_NAMESPACE, names[0].removeprefix("pod/"))
+        """The one that leads."""
+        processes = self.cluster.pod_processes(OPERATOR_NAMESPACE, leader(self.cluster)["metadata"]["name"])
         return next(p for p in processes if "holdfast_operator" in " ".join(p.cmdline))
 
     def node_number(self, pod: PodSight) -> int:
@@ -138,6 +136,21 @@ def _new_incidents(watcher: Watcher, known: set[Pair]) -> tuple[Incident, ...]:
             return incidents
         time.sleep(0.2)
     return fresh()
+
+
+def leader(cluster: Cluster) -> dict[str, Any]:
+    """The pod of the operator that leads, and will for a while."""
+    found: dict[str, Any] = {}
+
+    def leads() -> bool:
+        lease = ("get", "lease", "holdfast-operator", "-o", "jsonpath={.spec.holderIdentity}")
+        holder = cluster.kubectl("-n", OPERATOR_NAMESPACE, *lease, check=False).strip()
+        shown = holder and cluster.kubectl("-n", OPERATOR_NAMESPACE, "get", "pod", holder, "-o", "json", check=False)
+        found.update(json.loads(shown) if shown else {})
+        return bool(shown) and "deletionTimestamp" not in found["metadata"]
+
+    wait_for(leads, what="one of the operators leads", seconds=60, every=0.5)
+    return found
 
 
 def kill_rank(stage: Stage) -> None:
@@ -258,12 +271,9 @@ def flip_one_bit(path: Path) -> None:
 
 
 def _workers_away_from_operator(stage: Stage) -> list[PodSight]:
-    """Workers whose node does not host the operator: its death is a drill of its own."""
-    hosts = stage.cluster.kubectl(
-        "-n", OPERATOR_NAMESPACE, "get", "pods", "-l", "app.kubernetes.io/name=holdfast",
-        "-o", "jsonpath={.items[*].spec.nodeName}",
-    ).split()  # fmt: skip
-    return [pod for pod in reversed(stage.workers()) if pod.node not in hosts]
+    """Workers whose node does not host the operator that leads: its death is a drill of its own."""
+    host = leader(stage.cluster)["spec"]["nodeName"]
+    return [pod for pod in reversed(stage.workers()) if pod.node != host]
 
 
 def drills(interval_steps: int) -> list[Drill]:

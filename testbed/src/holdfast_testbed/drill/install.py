@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from holdfast_testbed.cluster import Cluster
-from holdfast_testbed.drill.faults import OPERATOR_NAMESPACE
+from holdfast_testbed.drill.faults import OPERATOR_NAMESPACE, leader
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 CHART = REPOSITORY / "charts" / "holdfast"
@@ -15,12 +15,15 @@ OPERATOR_HOST = 200
 
 
 def install_chart(cluster: Cluster, *values: str) -> None:
-    """`helm upgrade --install` into a namespace that enforces the restricted standard; waits until it is ready."""
+    """`helm upgrade --install` into a namespace that enforces the restricted standard; until one of them leads."""
     cluster.ensure_namespace(OPERATOR_NAMESPACE)
     settings = [f"service.clusterIP={cluster.service_address(OPERATOR_HOST)}", *values]
     flags = [flag for value in settings for flag in ("--set", value)]
     where = ("--namespace", OPERATOR_NAMESPACE, "--wait", "--timeout", "120s")
     cluster.helm("upgrade", "--install", "holdfast", str(CHART), *where, *flags)
+    # Helm is content while replicas of before still run, one of which may lead.
+    cluster.kubectl("-n", OPERATOR_NAMESPACE, "rollout", "status", "deployment/holdfast", "--timeout=120s")
+    leader(cluster)
 
 
 def uninstall_chart(cluster: Cluster) -> None:
