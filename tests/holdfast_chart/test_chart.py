@@ -17,6 +17,7 @@ from holdfast_operator.seen import Platform
 from holdfast_operator.status import Worker
 from holdfast_testbed.commands import run
 from holdfast_testbed.errors import TestbedError
+from holdfast_testbed.flows import End, Flow, allowed
 from holdfast_testbed.programs import program
 
 pytestmark = pytest.mark.integration  # needs the Helm CLI
@@ -78,8 +79,9 @@ def test_the_lease_is_written_in_the_operators_namespace_and_by_its_name_only() 
 
 
 def test_each_replica_is_told_its_own_name_and_address() -> None:
-    told = [variable for variable in container(render())["env"] if "valueFrom" in variable]
-    fields = {variable["name"]: variable["valueFrom"]["fieldRef"]["fieldPath"] for variable in told}
+    fields = {
+        v["name"]: v["valueFrom"]["fieldRef"]["fieldPath"] for v in container(render())["env"] if "valueFrom" in v
+    }
     assert fields["HOLDFAST_POD_NAME"] == "metadata.name"
     assert fields["HOLDFAST_POD_IP"] == "status.podIP"
 
@@ -256,6 +258,43 @@ def test_network_policies_can_be_turned_off_and_narrowed() -> None:
         "holdfast-ingress",
     )
     assert narrowed["spec"]["ingress"][1]["from"] == [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]
+
+
+def test_who_reaches_the_operator_and_whom_it_reaches() -> None:
+    documents = render()
+    policies = [d for d in documents if d["kind"] == "NetworkPolicy"]
+    ports = {port["name"]: port["containerPort"] for port in container(documents)["ports"]}
+    template = one(documents, "Deployment")["spec"]["template"]
+    operator = End(namespace="holdfast-system", labels=template["metadata"]["labels"], ports=ports)
+    pod, host = End(namespace="ml", labels={"app": "x"}), End()
+    flows = {
+        "a sidecar's report": (pod, operator, 8443, True),
+        "a sidecar's report with the host's network": (host, operator, 8443, True),
+        "a scrape": (pod, operator, 8080, True),
+        "a scrape from outside": (host, operator, 8080, False),
+        "any other port": (pod, operator, 9000, False),
+        "the API server": (operator, host, 6443, True),
+        "anything else": (operator, host, 22, False),
+        "a worker": (operator, pod, 29400, False),
+        "another pod beside it": (pod, End(namespace="holdfast-system"), 9000, True),
+    }
+    found = {
+        name: allowed(policies, Flow(source=source, target=target, port=port))
+        for name, (source, target, port, _) in flows.items()
+    }
+    assert found == {name: flow[3] for name, flow in flows.items()}
+
+
+def test_without_policies_for_jobs_the_operator_has_no_right_to_make_any() -> None:
+    def right(documents: list[dict[str, Any]]) -> list[str]:
+        return [
+            verb for _k, rule in rules(documents) if "networkpolicies" in rule["resources"] for verb in rule["verbs"]
+        ]
+
+    assert right(render()) == ["get", "create", "patch"]
+    assert environment(render())["HOLDFAST_NETWORK_POLICIES"] == "true"
+    assert right(render("networkPolicy.jobs=false")) == []
+    assert environment(render("networkPolicy.jobs=false"))["HOLDFAST_NETWORK_POLICIES"] == "false"
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,8 @@ def test_a_pod_is_read_back_as_it_was_made(make_pod: Callable[..., Any]) -> None
 
 
 def test_children_belong_to_the_job_and_the_service_is_headless(observed: Observed) -> None:
-    service, config_map = children(observed.job, observed.platform)
+    policy, service, config_map = children(observed.job, observed.platform)
+    assert policy["metadata"]["ownerReferences"] == service["metadata"]["ownerReferences"]
     for child in (service, config_map):
         (owner,) = child["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["uid"], owner["controller"]) == ("FaultTolerantJob", "job-gpt", True)

@@ -243,6 +243,9 @@ def test_a_deleted_job_leaves_nothing(stage: Any) -> None:
             *core.list_namespaced_pod(stage.namespace, label_selector=selector).items,
             *core.list_namespaced_service(stage.namespace, label_selector=selector).items,
             *core.list_namespaced_config_map(stage.namespace, label_selector=selector).items,
+            *client.NetworkingV1Api(stage.api)
+            .list_namespaced_network_policy(stage.namespace, label_selector=selector)
+            .items,
         ]
         return [item.metadata.name for item in found]
 
@@ -508,6 +511,7 @@ SELDOM = {
     ("", "nodes", "get"): "a node that is not known yet",
     ("", "services", "create"): "asked beside patch when what is applied is not there; the audit shows patch",
     ("", "configmaps", "create"): "the same",
+    ("networking.k8s.io", "networkpolicies", "create"): "the same",
     ("", "events", "list"): "a pod that waits for its volumes",
     ("coordination.k8s.io", "leases", "get"): "a node that is not heard of",
 }

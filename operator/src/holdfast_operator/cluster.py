@@ -29,6 +29,11 @@ STRATEGIC = "application/strategic-merge-patch+json"
 APPLY = "application/apply-patch+yaml"
 
 _JOBS = f"/apis/{c.GROUP}/{c.API_VERSION}"
+_CHILDREN = {
+    "Service": ("/api/v1", "services"),
+    "ConfigMap": ("/api/v1", "configmaps"),
+    "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
+}
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces"
 
 
@@ -94,10 +99,10 @@ class Cluster:
         return self._call("PATCH", path, {"fieldManager": c.FIELD_MANAGER}, body, MERGE)
 
     def apply(self, manifest: JsonObject) -> None:
-        """Server-side apply of a Service or ConfigMap, with our own field manager."""
-        kinds = {"Service": "services", "ConfigMap": "configmaps"}
+        """Server-side apply of a job's child that is no pod, with our own field manager."""
         meta = manifest["metadata"]
-        path = f"/api/v1/namespaces/{meta['namespace']}/{kinds[manifest['kind']]}/{meta['name']}"
+        api, plural = _CHILDREN[manifest["kind"]]
+        path = f"{api}/namespaces/{meta['namespace']}/{plural}/{meta['name']}"
         found = self._get(path)
         if found is not None and not _same_owner(found, manifest):
             told = "an object of this name exists and belongs to somebody else: delete it, or rename the job"

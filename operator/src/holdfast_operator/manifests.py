@@ -62,6 +62,27 @@ def service(job: Job) -> Manifest:
     }
 
 
+def network_policy(job: Job) -> Manifest:
+    """Who reaches the workers: each other at any port, everybody else the metrics only.
+
+    TCPStore and gloo ask nobody who he is, at ports that the kernel chooses.
+    """
+    workers = {"matchLabels": {c.LABEL_JOB: job.name, c.LABEL_APP_COMPONENT: c.COMPONENT_WORKER}}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": _metadata(job, job.name, component="network"),
+        "spec": {
+            "podSelector": workers,
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {"from": [{"podSelector": workers}]},
+                {"ports": [{"port": c.PORT_SIDECAR, "protocol": "TCP"}]},
+            ],
+        },
+    }
+
+
 def config_map(job: Job, platform: Platform) -> Manifest:
     """The CA bundle by which sidecars know the operator."""
     return {
@@ -74,7 +95,8 @@ def config_map(job: Job, platform: Platform) -> Manifest:
 
 def children(job: Job, platform: Platform) -> tuple[Manifest, ...]:
     """What a job has besides its pods, in the order of need."""
-    return (service(job), config_map(job, platform))
+    closed = (network_policy(job),) if platform.network_policies else ()
+    return (*closed, service(job), config_map(job, platform))
 
 
 def digest(*values: Any) -> str:

@@ -152,6 +152,7 @@ def _platform(settings: Settings, tls: TlsKeeper) -> Platform:
         metadata_url=settings.metadata_url,
         dcgm_url=settings.dcgm_url,
         image_pull_secrets=settings.image_pull_secrets,
+        network_policies=settings.network_policies,
     )
 
 

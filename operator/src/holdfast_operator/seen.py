@@ -275,6 +275,7 @@ class Platform:
     metadata_url: str = ""
     dcgm_url: str = ""
     image_pull_secrets: tuple[str, ...] = ()
+    network_policies: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

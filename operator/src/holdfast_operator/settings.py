@@ -30,6 +30,7 @@ class Settings:
     log_level: str = "INFO"
     sidecar_pull_policy: str = "IfNotPresent"
     image_pull_secrets: tuple[str, ...] = ()
+    network_policies: bool = True
     metadata_url: str = ""
     dcgm_url: str = c.DCGM_URL
     identity: str = ""
@@ -63,6 +64,7 @@ def from_environment(environment: Mapping[str, str] | None = None) -> Settings:
         log_level=env.get("HOLDFAST_LOG_LEVEL", "INFO").upper(),
         sidecar_pull_policy=env.get("HOLDFAST_SIDECAR_PULL_POLICY", "IfNotPresent"),
         image_pull_secrets=_words(env, "HOLDFAST_IMAGE_PULL_SECRETS"),
+        network_policies=_boolean(env, "HOLDFAST_NETWORK_POLICIES", default=True),
         metadata_url=env.get("HOLDFAST_METADATA_URL", ""),
         dcgm_url=env.get("HOLDFAST_DCGM_URL", c.DCGM_URL),
         # A pod's name is one process's at a time; a host may have several.
@@ -95,6 +97,13 @@ def _integer(env: Mapping[str, str], name: str, default: int) -> int:
     if not value.isdigit():
         raise SettingsError(f"{name} must be a whole number, not {value!r}")
     return int(value)
+
+
+def _boolean(env: Mapping[str, str], name: str, *, default: bool) -> bool:
+    value = env.get(name) or str(default).lower()
+    if value not in ("true", "false"):
+        raise SettingsError(f"{name} must be true or false, not {value!r}")
+    return value == "true"
 
 
 def _words(env: Mapping[str, str], name: str) -> tuple[str, ...]:
