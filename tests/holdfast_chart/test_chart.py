@@ -285,6 +285,58 @@ def test_who_reaches_the_operator_and_whom_it_reaches() -> None:
     assert found == {name: flow[3] for name, flow in flows.items()}
 
 
+NAMESPACED = ("watchNamespaces={team-a,team-b}",)
+
+
+def test_watching_some_namespaces_takes_rights_there_and_no_more() -> None:
+    documents, everywhere = render(*NAMESPACED), render()
+    cluster = one(documents, "ClusterRole")
+    assert {(resource, *rule["verbs"]) for rule in cluster["rules"] for resource in rule["resources"]} == {
+        ("nodes", "get", "list", "watch"),
+        ("tokenreviews", "create"),
+    }
+    roles = {d["metadata"]["namespace"]: d for d in documents if d["kind"] == "Role"}
+    assert roles.keys() == {"holdfast-system", "kube-node-lease", "team-a", "team-b"}
+    assert roles["team-a"]["rules"] == roles["team-b"]["rules"]
+    both = [*cluster["rules"], *roles["team-a"]["rules"]]
+    assert sorted(map(str, both)) == sorted(map(str, one(everywhere, "ClusterRole")["rules"]))
+    assert environment(documents)["HOLDFAST_WATCH_NAMESPACES"] == "team-a,team-b"
+    assert "HOLDFAST_WATCH_NAMESPACES" not in environment(everywhere)
+
+
+def test_every_role_is_bound_to_the_operator() -> None:
+    documents = render(*NAMESPACED)
+    for kind in ("Role", "ClusterRole"):
+        roles = {(d["metadata"].get("namespace"), d["metadata"]["name"]) for d in documents if d["kind"] == kind}
+        bindings = [d for d in documents if d["kind"] == f"{kind}Binding"]
+        assert roles == {(d["metadata"].get("namespace"), d["roleRef"]["name"]) for d in bindings}
+        assert {d["roleRef"]["kind"] for d in bindings} == {kind}
+        (subject,) = {str(subject) for d in bindings for subject in d["subjects"]}
+        assert "holdfast-system" in subject
+
+
+def test_the_pod_monitor_looks_where_the_operator_does() -> None:
+    spec = one(render(*MONITORING, *NAMESPACED), "PodMonitor")["spec"]
+    assert spec["namespaceSelector"] == {"matchNames": ["team-a", "team-b"]}
+
+
+def test_two_installations_for_namespaces_of_their_own_share_no_object() -> None:
+    found = [
+        {(d["kind"], d["metadata"].get("namespace", ""), d["metadata"]["name"]) for d in documents}
+        for documents in (
+            render("watchNamespaces={team-a}", namespace="a"),
+            render("watchNamespaces={team-b}", namespace="b"),
+        )
+    ]
+    assert found[0] & found[1] == set()
+
+
+@pytest.mark.parametrize("values", [("nodeRemediation.mode=Drain",), ()])
+def test_nodes_are_not_remediated_on_the_word_of_some_namespaces(values: tuple[str, ...]) -> None:
+    with pytest.raises(TestbedError, match="watchNamespaces"):
+        render(*NAMESPACED, "nodeRemediation.token.secretName=alerts", *values)
+
+
 def test_without_policies_for_jobs_the_operator_has_no_right_to_make_any() -> None:
     def right(documents: list[dict[str, Any]]) -> list[str]:
         return [
@@ -308,6 +360,7 @@ def test_without_policies_for_jobs_the_operator_has_no_right_to_make_any() -> No
         ("sidecr.image.tag=1", "sidecr"),
         ("image.tga=1", "additional properties"),
         ("replicas=0", "replicas"),
+        ("watchNamespaces={Team_A}", "watchNamespaces"),
         ("replica=2", "replica"),
         ("logLevel=LOUD", "logLevel"),
         ("image.pullPolicy=Sometimes", "pullPolicy"),

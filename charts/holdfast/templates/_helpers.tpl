@@ -66,5 +66,8 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if and (eq $values.mode "Replace") (not $values.provider) -}}
 {{- fail "nodeRemediation.mode is Replace: set nodeRemediation.provider, or choose Drain" -}}
 {{- end -}}
+{{- if and .Values.watchNamespaces (or (ne $values.mode "Observe") $values.token.secretName) -}}
+{{- fail "nodeRemediation is about whole nodes, watchNamespaces about some namespaces: choose one of the two" -}}
+{{- end -}}
 {{- omit $values "token" | toJson -}}
 {{- end }}

@@ -1,0 +1,70 @@
+"""An installation for one namespace: it runs the jobs there under Roles of that namespace, and sees no others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes import client
+
+from holdfast_testbed.commands import run
+from holdfast_testbed.programs import program
+
+CHART = Path(__file__).resolve().parents[2] / "charts" / "holdfast"
+SYSTEM = "holdfast-namespaced"
+USER = f"system:serviceaccount:{SYSTEM}:holdfast"
+
+
+@pytest.fixture
+def granted(cluster: Any, namespace: str) -> Iterator[Path]:
+    """A kubeconfig with exactly the rights of a release that watches the test's namespace."""
+    flags = ("-n", SYSTEM, "--kube-version", "1.36.0", "--set", f"watchNamespaces={{{namespace}}}")
+    documents = yaml.safe_load_all(run([program("helm"), "template", "holdfast", CHART, *flags]))
+    kinds = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
+    chosen = [document for document in documents if document and document["kind"] in kinds]
+    for document in chosen:
+        document["metadata"]["labels"]["app.kubernetes.io/name"] = "holdfast-namespaced"
+    cluster.kubectl("create", "namespace", SYSTEM)
+    cluster.kubectl("apply", "-f", "-", input=yaml.safe_dump_all(chosen))
+    yield cluster.kubeconfig_for(service_account="holdfast", namespace=SYSTEM)
+    cluster.kubectl("delete", "-f", "-", input=yaml.safe_dump_all(chosen))
+    cluster.kubectl("delete", "namespace", SYSTEM, "--wait=false")
+
+
+@pytest.fixture
+def operator(granted: Path, namespace: str, tmp_path: Path, operator_class: Any) -> Iterator[Any]:
+    """It ends without complaint."""
+    made = operator_class(granted, tmp_path, HOLDFAST_NAMESPACE=SYSTEM, HOLDFAST_WATCH_NAMESPACES=namespace)
+    made.start()
+    yield made
+    assert made.stop() == 0, made.log()[-3000:]
+
+
+@pytest.fixture
+def elsewhere(admin: Any) -> Iterator[str]:
+    """A namespace that is not watched."""
+    api = client.CoreV1Api(admin)
+    name = str(api.create_namespace({"metadata": {"generateName": "t-"}}).metadata.name)
+    yield name
+    api.delete_namespace(name)
+
+
+def test_jobs_of_its_namespace_run_and_others_are_not_touched(stage: Any, cluster: Any, elsewhere: str) -> None:
+    stage.nodes(2)
+    foreign = stage.job(replicas=1)
+    foreign["metadata"]["namespace"] = elsewhere
+    where = ("holdfast.dev", "v1alpha1", elsewhere, "faulttolerantjobs")
+    stage.custom.create_namespaced_custom_object(*where, foreign)
+    player = stage.run(replicas=2, elasticity={"minReplicas": 1})
+    stage.lose("gpt-w1", player)
+    stage.wait(lambda: stage.members() == ["gpt-w0", "gpt-w2"], "the lost worker is replaced")
+    assert "status" not in stage.custom.get_namespaced_custom_object(*where, "gpt")
+    assert stage.core.list_namespaced_pod(elsewhere).items == []
+    entries = map(json.loads, cluster.control_plane.audit_log.read_text().splitlines())
+    ours = [entry for entry in entries if entry["user"]["username"] == USER]
+    assert ours
+    assert [entry["requestURI"] for entry in ours if entry["responseStatus"].get("code") == 403] == []
