@@ -7,10 +7,17 @@ from collections.abc import Callable
 import pytest
 
 from holdfast_testbed.cluster import Cluster
-from holdfast_testbed.drill.faults import Stage
+from holdfast_testbed.drill.faults import OPERATOR_NAMESPACE, Stage
 from holdfast_testbed.drill.install import install_chart, uninstall_chart
 
 pytestmark = pytest.mark.e2e
+
+
+def test_helm_test_runs_a_small_job_and_leaves_nothing(cluster: Cluster) -> None:
+    told = cluster.helm("test", "holdfast", "--namespace", OPERATOR_NAMESPACE, "--timeout", "180s")
+    assert "Succeeded" in told
+    left = cluster.kubectl("-n", OPERATOR_NAMESPACE, "get", "ftj,pods,serviceaccounts,roles", "-o", "name")
+    assert "test" not in left
 
 
 def test_upgrade_and_uninstall_leave_the_jobs_pods_alone(cluster: Cluster, running_job: Callable[..., Stage]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from holdfast_operator import manifests
+from holdfast_operator import manifests, smoke
 from holdfast_operator.api import parse_job
 from holdfast_operator.constants import LEASE_NAME
 from holdfast_operator.seen import Platform
@@ -25,10 +25,14 @@ pytestmark = pytest.mark.integration  # needs the Helm CLI
 CHART = Path(__file__).resolve().parents[2] / "charts" / "holdfast"
 
 
-def render(*values: str, namespace: str = "holdfast-system", release: str = "holdfast") -> list[dict[str, Any]]:
+def render(
+    *values: str, namespace: str = "holdfast-system", release: str = "holdfast", hooks: bool = False
+) -> list[dict[str, Any]]:
+    """What is installed; with `hooks` also what `helm test` makes."""
     flags = [flag for value in values for flag in ("--set", value)]
     text = run(
-        [program("helm"), "template", release, CHART, "-n", namespace, "--kube-version", "1.36.0", *flags],
+        [program("helm"), "template", release, CHART, "-n", namespace, "--kube-version", "1.36.0", *flags]
+        + ([] if hooks else ["--no-hooks"]),
     )
     return [document for document in yaml.safe_load_all(text) if document]
 
@@ -337,6 +341,64 @@ def test_nodes_are_not_remediated_on_the_word_of_some_namespaces(values: tuple[s
         render(*NAMESPACED, "nodeRemediation.token.secretName=alerts", *values)
 
 
+def hooks(*values: str) -> list[dict[str, Any]]:
+    """What `helm test` makes."""
+    found = render(*values, hooks=True)
+    return [d for d in found if "helm.sh/hook" in (d["metadata"].get("annotations") or {})]
+
+
+def smoke_job(*values: str) -> dict[str, Any]:
+    """The job of `helm test`."""
+    (only,) = one(hooks(*values), "Pod")["spec"]["containers"]
+    *command, job, _seconds = only["command"]
+    assert command == ["python", "-m", smoke.__name__]
+    found: dict[str, Any] = json.loads(job)
+    return found
+
+
+def test_helm_test_runs_a_job_that_the_operator_understands() -> None:
+    job = smoke_job()
+    times = {"creationTimestamp": "2026-01-31T12:00:00Z", "resourceVersion": "1", "generation": 1, "uid": "u"}
+    spec = parse_job({**job, "metadata": {**job["metadata"], **times}}).spec
+    assert spec is not None
+    assert spec.replicas == 2
+    assert trainer(job)["image"] == "docker.io/holdfast/trainer:dev"
+    assert trainer(job)["command"][:3] == ["holdfast", "run", "--"]
+
+
+def trainer(job: dict[str, Any]) -> dict[str, Any]:
+    (only,) = job["spec"]["workers"]["template"]["spec"]["containers"]
+    assert isinstance(only, dict)
+    return only
+
+
+def test_the_tests_pods_take_what_the_cluster_needs() -> None:
+    more = "test.container.resources.requests.cpu=2"
+    job = smoke_job("test.podSpec.nodeSelector.gpu=no", more, "test.image.tag=v9")
+    assert job["spec"]["workers"]["template"]["spec"]["nodeSelector"] == {"gpu": "no"}
+    assert trainer(job)["resources"]["requests"] == {"cpu": 2, "memory": "256Mi"}
+    assert trainer(job)["image"].endswith(":v9")
+
+
+def test_the_test_may_touch_its_own_job_only_and_leaves_nothing() -> None:
+    found = hooks()
+    assert {d["kind"] for d in found} == {"ServiceAccount", "Role", "RoleBinding", "Pod"}
+    named, create = one(found, "Role")["rules"]
+    assert (named["resourceNames"], named["verbs"]) == (["holdfast-test"], ["get", "delete"])
+    assert create["verbs"] == ["create"]
+    selector = one(render(), "Service")["spec"]["selector"]
+    for document in found:
+        assert "hook-succeeded" in document["metadata"]["annotations"]["helm.sh/hook-delete-policy"]
+        assert not selector.items() <= document["metadata"]["labels"].items(), "it is no operator"
+
+
+def test_the_test_runs_where_the_operator_watches() -> None:
+    found = hooks(*NAMESPACED)
+    assert {one(found, kind)["metadata"]["namespace"] for kind in ("Role", "RoleBinding")} == {"team-a"}
+    assert {one(found, kind)["metadata"]["namespace"] for kind in ("Pod", "ServiceAccount")} == {"holdfast-system"}
+    assert smoke_job(*NAMESPACED)["metadata"]["namespace"] == "team-a"
+
+
 def test_without_policies_for_jobs_the_operator_has_no_right_to_make_any() -> None:
     def right(documents: list[dict[str, Any]]) -> list[str]:
         return [
@@ -381,7 +443,7 @@ def test_every_value_is_in_the_schema_and_every_schema_entry_is_a_value() -> Non
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     schema = json.loads((CHART / "values.schema.json").read_text())
     assert set(values) == set(schema["properties"]) - {"global"}
-    for name in ("sidecar", "agents", "service", "serviceAccount", "networkPolicy", "monitoring"):
+    for name in ("sidecar", "agents", "service", "serviceAccount", "networkPolicy", "monitoring", "test"):
         assert set(values[name]) == set(schema["properties"][name]["properties"])
 
 

@@ -747,7 +747,7 @@ class Stage:
 @pytest.fixture(scope="session")
 def rights(cluster: Cluster) -> Path:
     """A kubeconfig of the chart's own service account, with exactly the chart's rights."""
-    flags = ("-n", SYSTEM, "--kube-version", "1.36.0")
+    flags = ("-n", SYSTEM, "--kube-version", "1.36.0", "--no-hooks")
     rendered = run([program("helm"), "template", "holdfast", REPOSITORY / "charts" / "holdfast", *flags])
     kinds = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
     granted = [document for document in yaml.safe_load_all(rendered) if document and document["kind"] in kinds]

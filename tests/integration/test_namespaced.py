@@ -22,7 +22,7 @@ USER = f"system:serviceaccount:{SYSTEM}:holdfast"
 @pytest.fixture
 def granted(cluster: Any, namespace: str) -> Iterator[Path]:
     """A kubeconfig with exactly the rights of a release that watches the test's namespace."""
-    flags = ("-n", SYSTEM, "--kube-version", "1.36.0", "--set", f"watchNamespaces={{{namespace}}}")
+    flags = ("-n", SYSTEM, "--kube-version", "1.36.0", "--no-hooks", "--set", f"watchNamespaces={{{namespace}}}")
     documents = yaml.safe_load_all(run([program("helm"), "template", "holdfast", CHART, *flags]))
     kinds = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
     chosen = [document for document in documents if document and document["kind"] in kinds]

@@ -37,7 +37,7 @@ REMEDIATION = {
 def granted(cluster: Any) -> Iterator[Path]:
     """A kubeconfig with exactly the rights of a release whose mode is Drain."""
     values = ("--set", "nodeRemediation.mode=Drain,nodeRemediation.token.secretName=alerts")
-    flags = ("-n", SYSTEM, "--kube-version", "1.36.0", *values)
+    flags = ("-n", SYSTEM, "--kube-version", "1.36.0", "--no-hooks", *values)
     documents = yaml.safe_load_all(run([program("helm"), "template", "holdfast", CHART, *flags]))
     kinds = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
     chosen = [renamed(document) for document in documents if document and document["kind"] in kinds]

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from holdfast_testbed.cluster import Cluster
+from holdfast_testbed.constants import RUNTIME_CLAIM
 from holdfast_testbed.drill.faults import OPERATOR_NAMESPACE, leader
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 CHART = REPOSITORY / "charts" / "holdfast"
 EXAMPLE = REPOSITORY / "trainer_lib" / "examples" / "gpt" / "job.yaml"
+# What `helm test` needs here: the trainer's image is near-empty, the host lends it Python and torch.
+_HOST = {"claimName": RUNTIME_CLAIM, "readOnly": True}
+_TEST = {
+    "container": {"volumeMounts": [{"name": "host", "mountPath": "/opt/host", "readOnly": True}]},
+    "podSpec": {"volumes": [{"name": "host", "persistentVolumeClaim": _HOST}]},
+}
 OPERATOR_HOST = 200
 """The testbed runs no cluster DNS, so agents are given the operator's cluster IP: this one of the range."""
 
 
 def install_chart(cluster: Cluster, *values: str) -> None:
     """`helm upgrade --install` into a namespace that enforces the restricted standard; until one of them leads."""
-    cluster.ensure_namespace(OPERATOR_NAMESPACE)
+    cluster.prepare_namespace(OPERATOR_NAMESPACE)
     settings = [f"service.clusterIP={cluster.service_address(OPERATOR_HOST)}", *values]
     flags = [flag for value in settings for flag in ("--set", value)]
+    for name, value in _TEST.items():
+        flags += ["--set-json", f"test.{name}={json.dumps(value)}"]
     where = ("--namespace", OPERATOR_NAMESPACE, "--wait", "--timeout", "120s")
     cluster.helm("upgrade", "--install", "holdfast", str(CHART), *where, *flags)
     # Helm is content while replicas of before still run, one of which may lead.
