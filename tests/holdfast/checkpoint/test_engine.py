@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -112,6 +113,19 @@ def test_two_processes_cannot_claim_one_attempt(tmp_path: Path) -> None:
         Run(tmp_path, 1, 1)
 
 
+def test_a_claim_that_was_made_and_not_answered_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a network's file system does it: the request is sent again, and the second one finds the name taken."""
+    link = os.link
+
+    def twice(*names: Path) -> None:
+        link(*names)
+        link(*names)
+
+    monkeypatch.setattr(os, "link", twice)
+    claim = Run(tmp_path, 1, 1).claim
+    assert list_claims(tmp_path) == (claim,)
+
+
 def test_another_jobs_claim_stops_the_attempt_before_it_writes(tmp_path: Path) -> None:
     Run(tmp_path, 3, 1, job="other").commits(10)
     before = sorted(path.name for path in (tmp_path / "claims").iterdir())
@@ -135,14 +149,15 @@ def test_resume_never_starts_at_0_and_later_attempts_of_the_job_resume_its_own(t
     assert Run(tmp_path, 4, 2, known=known, resume=Resume.NEVER).found.pair == Pair(4, 1)
 
 
-def test_a_claim_that_appears_while_ours_is_written_stops_the_attempt(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pair", [Pair(2, 1), Pair(1, 1)], ids=["above ours", "under our name"])
+def test_a_claim_that_appears_while_ours_is_written_stops_the_attempt(tmp_path: Path, pair: Pair) -> None:
     """The look after the claim: whoever writes second sees the first."""
     attempt = Attempt(pair=Pair(1, 1), job_uid=JOB, publication="p1", run_id="run")
     reported: list[Claim] = []
     engine = Engine(tmp_path, keep_last=3, resume=Resume.ALWAYS, on_foreign=reported.extend)
     engine.enter(attempt, Alone())
     found = engine.restore()
-    other = Claim(pair=Pair(2, 1), job_uid="other", publication="x", from_step=0)
+    other = Claim(pair=pair, job_uid="other", publication="x", from_step=0)
     write_claim(tmp_path, other)
     with pytest.raises(ClaimError, match="another job or operator uses the folder"):
         engine.claim(step=found.step, pair=found.pair)

@@ -117,6 +117,10 @@ class Job(RuleBasedStateMachine):
         self.sim.crash(self.pod(place).uid)
 
     @rule(place=PLACES)
+    def restart_launcher(self, place: int) -> None:
+        self.sim.restart(self.pod(place).uid)
+
+    @rule(place=PLACES)
     def freeze(self, place: int) -> None:
         self.sim.freeze(self.pod(place).uid)
 

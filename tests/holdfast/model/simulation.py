@@ -8,16 +8,22 @@ A rank process outlives its attempts, as in the product: what its state is worth
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from holdfast import marks
 from holdfast.checkpoint import fencing
-from holdfast.constants import Cause
-from holdfast.launch import core, events, rules
+from holdfast.constants import STATUS_FILE, Cause
+from holdfast.launch import core, events, report, rules
+from holdfast.launch.files import write_json
+from holdfast.launch.local import Progress
 from holdfast.launch.membership import Membership, Rules
+from holdfast.launch.memory import remembered
 from holdfast.launch.messages import Failure, Master, Message, Priority, World
+from holdfast.launch.report import Identity
 from holdfast.launch.rules import NOTHING, Weakened
 from holdfast.launch.state import State
 from holdfast.worlds import Claim, Pair, highest
@@ -222,6 +228,23 @@ class Simulation:
         failure = Failure(cause=cause, reason="RankEnded", message="ended", priority=priority, exit_code=1)
         pod.local.append(events.RankFailed(pair=pair, failure=failure))
 
+    def restart(self, uid: str) -> None:
+        """A launcher ends without a word, its ranks with it; another starts in the pod, with what the status says."""
+        pod = self.pods[uid]
+        if not pod.alive or pod.frozen:
+            return
+        self._end_ranks(pod)
+        pod.process, pod.local, pod.view, pod.served = None, [], {}, 0
+        self.mail = [letter for letter in self.mail if uid not in (letter.sender, letter.to)]
+        with tempfile.TemporaryDirectory() as folder:
+            identity = Identity(pod_uid=uid, pod=uid, node=pod.node)
+            write_json(Path(folder) / STATUS_FILE, _status_of(identity, pod.state))
+            pod.state = remembered(Path(folder), identity)
+        for other in self.alive():
+            if other.view.pop(uid, False):
+                self.feed(other, events.PeerDown(pod_uid=uid, how=events.How.CLOSED))
+        self.feed(pod, events.Ready())
+
     def hang(self, uid: str) -> None:
         """A rank process will not leave when it is asked to."""
         process = self.pods[uid].process
@@ -373,6 +396,11 @@ class Simulation:
             if target.alive and not target.frozen and not deaf:
                 self._watch(letter)
                 self.feed(target, events.Received(sender=letter.sender, message=letter.message))
+
+    def deliver_all(self) -> None:
+        """All that is under way arrives, in order."""
+        for _ in range(len(self.mail)):
+            self.deliver(0)
 
     def _left(self, letter: Letter) -> bool:
         """Bytes that were flushed before an exit still arrive."""
@@ -811,13 +839,11 @@ class Simulation:
         """One fair turn of everything that can move."""
         for pod in list(self.pods.values()):
             self.look(pod)
-        for _ in range(len(self.mail)):
-            self.deliver(0)
+        self.deliver_all()
         for pod in list(self.pods.values()):
             while pod.local and pod.alive and not pod.frozen:
                 self.shell(pod)
-        for _ in range(len(self.mail)):
-            self.deliver(0)
+        self.deliver_all()
         for training in self.trainings:
             if training.alive:
                 self.train(training)
@@ -912,6 +938,19 @@ class Simulation:
                 f" ranks={state.ranks} {state.phase}: {state.message}"
             )
         return "\n".join(lines)
+
+
+def _status_of(identity: Identity, state: State) -> dict[str, Any]:
+    return report.status(
+        identity=identity,
+        state=state,
+        ranks=(),
+        progress=Progress(),
+        control_port=1,
+        store_port=1,
+        notices=(),
+        ending=None,
+    )
 
 
 def _pair(pair: Pair | None) -> policy.Pair | None:

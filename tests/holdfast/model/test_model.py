@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -103,6 +104,39 @@ def test_what_a_zombie_writes_late_is_never_read() -> None:
 def test_without_claims_the_zombies_commit_is_readable() -> None:
     with pytest.raises(ViolationError, match=r"two lines can be read|zombie"):
         late_write(ignore_claims=True)
+
+
+def kill_a_rank(sim: Simulation) -> tuple[str, ...]:
+    sim.kill_rank("w1")
+    return "w0", "w1", "w2"
+
+
+def lose_a_pod(sim: Simulation) -> tuple[str, ...]:
+    sim.crash("w1")
+    return "w0", "w2"
+
+
+def restart_a_launcher(sim: Simulation) -> tuple[str, ...]:
+    sim.restart("w1")
+    return "w0", "w1", "w2"
+
+
+def cut_a_pod_off_and_back(sim: Simulation) -> tuple[str, ...]:
+    sim.cut(["w1"], ["w0", "w2"])
+    assert sim.run(20, lambda: sim.trains_with("w0", "w2"))
+    sim.heal()
+    return "w0", "w1", "w2"
+
+
+@pytest.mark.parametrize("fault", [kill_a_rank, lose_a_pod, restart_a_launcher, cut_a_pod_off_and_back])
+def test_one_fault_costs_no_claim(fault: Callable[[Simulation], tuple[str, ...]]) -> None:
+    sim = Simulation(3, replace_lost=False)
+    assert sim.run(20, lambda: sim.trains_with("w0", "w1", "w2"))
+    sim.operator_up = False
+    claims = dict(sim.claims)
+    left = fault(sim)
+    assert sim.run(20, lambda: sim.trains_with(*left) and sim.trainings[-1].world.pair.attempt > 1)
+    assert sim.claims == claims
 
 
 def dead_majority(**weakened: Any) -> Simulation:

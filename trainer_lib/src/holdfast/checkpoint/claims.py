@@ -49,7 +49,7 @@ def write_claim(root: Path, claim: Claim) -> None:
         folder.mkdir(exist_ok=True)
         create_durably(fresh, encode_json(claim.to_json()))
         try:
-            os.link(fresh, target)
+            _link(fresh, target)
         finally:
             fresh.unlink()
         sync_folder(folder)
@@ -63,6 +63,15 @@ def write_claim(root: Path, claim: Claim) -> None:
             f"cannot write {target}: {error.strerror}; without a claim nothing can be committed: "
             "give a checkpoint folder that this process may write, with hard links and free space"
         ) from error
+
+
+def _link(fresh: Path, target: Path) -> None:
+    """Exclusive. A network's file system may do it and lose the answer; asked again, it finds the name taken."""
+    try:
+        os.link(fresh, target)
+    except FileExistsError:
+        if not fresh.samefile(target):
+            raise
 
 
 def clean_claims(root: Path, below: Pair) -> None:

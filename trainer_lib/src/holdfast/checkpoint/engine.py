@@ -19,7 +19,7 @@ from holdfast.checkpoint.exchange import Alone, Exchange, lead
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.reader import Restored, newest, owner, restore
 from holdfast.checkpoint.writer import SaveResult, Snapshot, save
-from holdfast.errors import CheckpointError, ForeignClaimError
+from holdfast.errors import CheckpointError, ClaimError, ForeignClaimError
 from holdfast.worlds import Claim, Pair
 
 _log = logging.getLogger("holdfast.checkpoint")
@@ -155,7 +155,11 @@ class Engine:
         self._fence = fencing.union(on_tier, self._attempt.known)
 
     def _write(self, claim: Claim) -> None:
-        write_claim(self._root, claim)
+        try:
+            write_claim(self._root, claim)
+        except ClaimError:
+            self._refuse_foreign(list_claims(self._root))  # if it was another job that took the name first
+            raise
         on_tier = list_claims(self._root)
         self._refuse_foreign([other for other in on_tier if other != claim])
         self._fence = fencing.union(on_tier, self._fence)
