@@ -107,6 +107,10 @@ def test_the_golden_report_is_taken_and_understood() -> None:
     (error,) = report.gpu_errors
     assert (error.kind, error.xid, error.cause, error.action) == ("Xid", 79, "Infrastructure", "ReplaceNode")
     assert (error.gpu, error.count, error.time) == ("GPU-3f1c9a52-7d0e-4b6a-9c11-0d5e8a7b2c44", 1, NOON)
+    assert report.preflight is not None
+    assert not report.preflight.passed
+    assert [check.name for check in report.preflight.checks] == ["GPU", "Storage", "Clock"]
+    assert [check.name for check in report.preflight.failed] == ["Clock"]
 
 
 def test_the_report_carries_the_status_file_unchanged() -> None:

@@ -10,6 +10,7 @@ from holdfast_sidecar.contract import (
     GpuError,
     Notice,
     Pod,
+    Preflight,
     Report,
     format_time,
     membership_revision,
@@ -17,6 +18,7 @@ from holdfast_sidecar.contract import (
     parse_time,
 )
 from holdfast_sidecar.errors import MalformedError, UnknownVersionError
+from holdfast_sidecar.preflight.checks import Asked, Facts, judge
 
 GOLDEN = Path(__file__).parent
 
@@ -39,8 +41,16 @@ def test_the_golden_report_is_what_the_sidecar_emits():
         launcher_silent_seconds=golden["launcherSilentSeconds"],
         notices=[golden_notice()],
         gpu=[GpuError.from_report(entry) for entry in golden["gpu"]],
+        preflight=Preflight.from_report(golden["preflight"]),
     )
     assert json.loads(report.encode()) == golden
+
+
+def test_the_launchers_golden_preflight_is_understood():
+    told = parse_document((GOLDEN / "preflight.json").read_bytes(), "preflight.json")
+    asked = Asked(checks=("Storage",), seconds=60.0, gpus=0, skew_seconds=5.0)
+    found = judge(asked, Facts(elapsed=1.0, launcher=True, told=told))
+    assert found.as_report()["checks"] == read("preflight.json")["checks"]
 
 
 def test_the_golden_touch_file_is_what_a_notice_writes():

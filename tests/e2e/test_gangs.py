@@ -27,10 +27,18 @@ def test_two_gangs_of_two_thirds_of_the_cluster_both_finish(cluster: Cluster, na
             watcher.wait(f"{watcher.job} to finish", lambda w=watcher: w.sight.is_true("Complete"), timeout=300)
             assert watcher.sight.restarts == {}
 
+    told = cluster.kubectl(
+        "-n", namespace, "logs", "-l", "holdfast.dev/job-name=first", "-c", "holdfast-sidecar", "--tail=-1"
+    )
+    for check in ("Storage", "Network", "Clock"):
+        assert told.count(f"preflight: {check}: Passed") == 2, told
+    assert told.count("preflight: GPU: Skipped") == 2, told
+
 
 def _gang(name: str, cpu: str) -> str:
     job = yaml.safe_load(example_job(max_steps="30"))
     job["metadata"]["name"] = name
     job["spec"]["workers"]["replicas"] = 2
+    job["spec"]["preflight"] = {}
     job["spec"]["workers"]["template"]["spec"]["containers"][0]["resources"]["requests"]["cpu"] = cpu
     return json.dumps(job)

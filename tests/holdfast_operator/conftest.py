@@ -120,6 +120,8 @@ class Sim:
         self.created_names: list[str] = []
         self.complete_at: int | None = None
         self.obeys = False  # launchers that are told to drain leave with 75
+        self.preflights: dict[str, dict[str, str]] = {}  # by node: what each check of a worker there comes to
+        self.cut_links: frozenset[frozenset[str]] = frozenset()  # pairs of nodes
         self.frozen: dict[str, datetime] = {}  # pods whose launcher hangs, and since when
 
     # What tests ask
@@ -422,6 +424,14 @@ class Sim:
         report["pod"] |= {"uid": uid, "name": name, "node": node, "namespace": "ml"}
         report["notices"], report["gpu"] = body.get("notices", []), body.get("gpu", [])
         world = self.world if self.world and uid in self.world["members"] else None
+        checks = [
+            {"name": n, "result": r, "message": f"{n} is {r}"} for n, r in self.preflights.get(node, {}).items()
+        ]
+        unreached = [] if world else self._unreached(uid, node)
+        if checks and unreached:  # as told by who became ready last
+            checks = [check for check in checks if check["name"] != "Network"]
+            checks.append({"name": "Network", "result": "Failed", "message": "cut", "unreached": unreached})
+        report["preflight"] = {"checks": checks} if checks else None
         pair = {key: world[key] for key in ("generation", "attempt")} if world else None
         members = [member["podUID"] for member in self.document["members"]] if self.document else []
         lost = [other for other in members if not self._alive(other)]
@@ -444,6 +454,17 @@ class Sim:
             "exit": None,
         }
         return report
+
+    def _unreached(self, uid: str, node: str) -> list[str]:
+        """Workers that were there before this one, on nodes to which no packet passes."""
+        own = int(self.pods[uid]["metadata"]["labels"][c.LABEL_INCARNATION])
+        return [
+            other
+            for other, body in self.pods.items()
+            if self._alive(other)
+            and int(body["metadata"]["labels"][c.LABEL_INCARNATION]) < own
+            and frozenset((node, body["spec"]["nodeName"])) in self.cut_links
+        ]
 
     # Faults
 

@@ -47,7 +47,7 @@ def observer(sim: Any, cache: Cache, hub: AgentHub) -> Observer:
 
 def test_pods_of_another_namespace_are_no_workers_whatever_owner_they_name(trained: Any) -> None:
     cache, hub, bound = Cache(), AgentHub(lambda _token: None, lambda _uid: None), []
-    hub.bind = lambda pod_uid, _job_uid: bound.append(pod_uid)  # type: ignore[method-assign]
+    hub.bind = lambda pod_uid, *_: bound.append(pod_uid)  # type: ignore[method-assign]
     cache.put_job(trained.body)
     for name, namespace in (("own", "ml"), ("forged", "elsewhere"), ("forged-grave", "elsewhere")):
         cache.put_pod(owned(trained, name, namespace))

@@ -217,3 +217,72 @@ def test_half_a_letter_is_replaced_so_that_the_status_can_hold_it() -> None:
 def test_unknown_fields_are_kept_and_harmless(hub: AgentHub) -> None:
     hub.record(POD, report(launcher={"fromTheFuture": {"x": 1}}))
     assert kept(hub) == ("a", 1)
+
+
+# Peers
+
+
+def asking(uid: str, number: int = 1, *, network: str = "Running", **launcher: Any) -> bytes:
+    body = json.loads(report(number=number))
+    body["pod"] = {**body["pod"], "uid": uid, "name": f"pod-{uid}"}
+    body["launcher"] = {**body["launcher"], "podUID": uid, "exit": None, **launcher}
+    body["preflight"] = {"checks": [{"name": "Network", "result": network, "message": ""}]}
+    return json.dumps(body).encode()
+
+
+def identity(uid: str) -> PodIdentity:
+    return PodIdentity(namespace="ml", pod=f"pod-{uid}", pod_uid=uid)
+
+
+@pytest.fixture
+def three(hub: AgentHub) -> AgentHub:
+    for number, uid in enumerate(("a", "b", "c")):
+        hub.bind(uid, "job-1", f"10.0.0.{number}")
+        hub.record(identity(uid), asking(uid))
+    hub.bind("d", "job-2", "10.0.0.9")
+    hub.record(identity("d"), asking("d"))
+    return hub
+
+
+def names(hub: AgentHub, uid: str) -> list[str] | None:
+    peers = hub.peers_of(uid)
+    return None if peers is None else [peer["podUID"] for peer in peers]
+
+
+def test_a_pod_is_told_of_the_ready_launchers_of_its_job(three: AgentHub) -> None:
+    assert names(three, "a") == ["b", "c"]
+    assert three.peers_of("d") == []
+    peers = three.peers_of("a")
+    assert peers is not None
+    assert peers[0] == {"pod": "pod-b", "podUID": "b", "ip": "10.0.0.1", "port": 29401}
+
+
+@pytest.mark.parametrize("launcher", [{"ready": False}, {"exit": {"code": 0}}])
+def test_who_does_not_listen_is_no_peer(three: AgentHub, launcher: Any) -> None:
+    three.record(identity("b"), asking("b", 2, **launcher))
+    assert names(three, "a") == ["c"]
+
+
+def test_who_ended_or_is_unknown_is_no_peer(three: AgentHub) -> None:
+    three.bind("b", "job-1", "")
+    three.forget_pod("c")
+    assert names(three, "a") == []
+    assert names(three, "x") is None
+
+
+def test_of_very_many_each_asks_for_those_that_follow_it(hub: AgentHub) -> None:
+    uids = [f"{number:03}" for number in range(300)]
+    for uid in uids:
+        hub.bind(uid, "job-1", "10.0.0.1")
+        hub.record(identity(uid), asking(uid))
+    asked = {uid: names(hub, uid) or [] for uid in ("000", "150", "299")}
+    assert {len(found) for found in asked.values()} == {256}
+    assert asked["150"][:2] == ["151", "152"]
+    assert asked["299"][0] == "000"
+
+
+def test_only_a_pod_that_asks_is_told(three: AgentHub) -> None:
+    three.record(identity("a"), asking("a", 2, network="Passed"))
+    assert names(three, "a") is None
+    three.record(identity("a"), asking("a", 3, network="Failed"))
+    assert names(three, "a") == ["b", "c"]

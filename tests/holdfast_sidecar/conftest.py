@@ -169,6 +169,10 @@ class _Quiet(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
         """Nothing."""
 
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        skew = getattr(self.server.owner, "clock_ahead", 0.0)  # type: ignore[attr-defined]
+        return super().date_time_string(time.time() + skew if timestamp is None else timestamp)
+
     def answer(self, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
         for name, value in (headers or {}).items():
@@ -260,6 +264,7 @@ class FakeOperator(ServerBase):
         self.lose_answers = False
         self.hangs = False
         self.release = threading.Event()
+        self.clock_ahead = 0.0
 
     @property
     def url(self) -> str:

@@ -26,7 +26,7 @@ def test_a_report_has_the_golden_shape_and_carries_the_status_unchanged(sidecar,
     metadata.interrupt()
     sidecar.start()
     report = wait(lambda: next((r for r in operator.reports if r["notices"]), None), "a report with the notice")
-    expected = {**golden("report.json"), "gpu": []}  # nobody asked an exporter
+    expected = {**golden("report.json"), "gpu": [], "preflight": None}  # nobody asked an exporter, nor for checks
     assert shape(report) == shape(expected)
     assert report["launcher"] == status
     assert report["pod"] == expected["pod"]

@@ -373,7 +373,7 @@ class Agent:
         self._poller = threading.Thread(target=self._poll, daemon=True)
         self._poller.start()
 
-    def report(self, launcher: dict[str, Any] | None) -> int:
+    def report(self, launcher: dict[str, Any] | None, preflight: dict[str, Any] | None = None) -> int:
         """POST; returns the status code, 0 when nobody answered."""
         meta = self.pod.metadata
         body = {
@@ -389,6 +389,7 @@ class Agent:
             "launcherSilentSeconds": 0.1 if launcher else None,
             "notices": [],
             "gpu": [],
+            "preflight": preflight,
         }
         status, _ = self.call("POST", "/v1/report", json.dumps(body))
         return status
@@ -453,6 +454,8 @@ class Launchers(threading.Thread):
         """Pods that left because the operator said so, and not since somebody deleted them: no incident."""
         self.left: dict[str, float] = {}
         """Pods whose launcher leaves on request, since when."""
+        self.preflights: dict[str, dict[str, Any]] = {}
+        """What the sidecars on a node tell of it, by its name."""
         self.broken = False
         """The world has lost a member and cannot go on without it."""
         self.world: dict[str, Any] | None = None
@@ -502,7 +505,7 @@ class Launchers(threading.Thread):
             self.step += 1
         for uid, agent in list(self.agents.items()):
             if uid not in self.dead and uid not in self.left:
-                agent.report(self._status(agent))
+                agent.report(self._status(agent), self.preflights.get(agent.pod.spec.node_name))
 
     def _meet(self) -> None:
         """Launchers start in the pods that run."""
@@ -665,9 +668,10 @@ class Stage:
         made = self.custom.create_namespaced_custom_object(*JOBS, self.namespace, PLURAL, body)
         return str(made["metadata"]["uid"])
 
-    def play(self, name: str = "gpt") -> Launchers:
+    def play(self, name: str = "gpt", preflights: dict[str, dict[str, Any]] | None = None) -> Launchers:
         """Launchers start in whatever pods of the job run."""
         player = Launchers(self.api, self.operator, self.kubelets, self.namespace, name)
+        player.preflights = preflights or {}
         player.start()
         self.launchers.append(player)
         self.kubelets.on_delete.append(player.leave)

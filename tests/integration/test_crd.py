@@ -248,6 +248,18 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
     ("unknown cloud", [("spec.interruption.providers", ["Acme"])], 'supported values: "AWS", "GCP", "Azure"'),
     ("a cloud twice", [("spec.interruption.providers", ["AWS", "AWS"])], 'Duplicate value: "AWS"'),
     ("no time to commit", [("spec.interruption.checkpointDeadlineSeconds", 4)], "greater than or equal to 5"),
+    # -- preflight
+    ("no check", [("spec.preflight.checks", [])], "should have at least 1 items"),
+    (
+        "an unknown check",
+        [("spec.preflight.checks", ["Moon"])],
+        '"GPU", "Storage", "Network", "Clock"',
+    ),
+    ("unknown answer", [("spec.preflight.onFailure", "Pray")], 'supported values: "AvoidNode", "Fail", "Ignore"'),
+    ("no time to check", [("spec.preflight.timeoutSeconds", 4)], "greater than or equal to 5"),
+    ("room without a unit", [("spec.preflight.storage.minFree", "50")], "minFree must be a size in Mi, Gi or Ti"),
+    ("no pace", [("spec.preflight.storage.minWritePerSecond", "0Mi")], "such as 100Mi"),
+    ("no skew at all", [("spec.preflight.clock.maxSkewSeconds", 0)], "greater than or equal to 1"),
     # -- life cycle
     ("suspended as a word", [("spec.suspend", "yes")], 'must be of type boolean: "string"'),
     ("no time to be active", [("spec.activeDeadlineSeconds", 0)], "greater than or equal to 1"),
@@ -278,6 +290,8 @@ GOOD: list[tuple[str, list[tuple[str, Any]]]] = [
     ("no budget at all", [("spec.recovery.budgets", [])]),
     ("suspended from the start", [("spec.suspend", True)]),
     ("deleted at once after its end", [("spec.ttlSecondsAfterFinished", 0)]),
+    ("a preflight by its defaults", [("spec.preflight", {})]),
+    ("a preflight of the clock", [("spec.preflight", {"checks": ["Clock"], "clock": {"maxSkewSeconds": 60}})]),
     ("the whole ladder", [("spec.recovery.escalation", {"actions": list(LADDER)})]),
     ("rules of all kinds", [(RULES, ALL_RULES)]),
     (

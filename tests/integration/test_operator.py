@@ -90,6 +90,30 @@ def test_a_lost_worker_is_replaced_under_a_new_name_and_counted_once(stage: Any)
     assert stage.pod("gpt-w1").status.phase == "Failed", "a lost worker's pod stays for its logs"
 
 
+def test_a_node_that_fails_its_preflight_is_left_and_named_before_anything_starts(stage: Any) -> None:
+    nodes = stage.nodes(4)
+    stage.apply(stage.job(replicas=3, cpu="3", preflight={"checks": ["GPU"]}))
+    stage.wait(lambda: len([pod for pod in stage.pods() if pod.spec.node_name]) == 3, "three are placed")
+    bad = stage.pod("gpt-w1").spec.node_name
+    results = {node: "Failed" if node == bad else "Passed" for node in nodes}
+    message = "1 of 8 GPUs are there"
+    stage.play(
+        preflights={
+            node: {"checks": [{"name": "GPU", "result": result, "message": message}]}
+            for node, result in results.items()
+        }
+    )
+    stage.wait(lambda: stage.condition("Ready")["status"] == "True", "three train")
+    assert set(stage.members()) == {"gpt-w0", "gpt-w2", "gpt-w3"}
+    assert bad not in {stage.pod(name).spec.node_name for name in stage.members()}
+    (avoided,) = stage.status()["avoidedNodes"]
+    assert (avoided["node"], avoided["reason"]) == (bad, "PreflightGPU")
+    assert avoided["message"].startswith(f"gpt-w1 failed its preflight on {bad}: GPU: {message}; another node takes")
+    assert stage.status().get("restartCount", 0) == 0
+    events = stage.core.list_namespaced_event(stage.namespace, field_selector="reason=PreflightFailed").items
+    assert {event.message for event in events} == {avoided["message"]}
+
+
 def test_an_operator_killed_in_the_middle_of_a_recovery_comes_to_the_same_end(stage: Any) -> None:
     stage.nodes(3)
     player = stage.run(replicas=3, elasticity={"minReplicas": 2})

@@ -306,7 +306,9 @@ class _Site:
 
     async def _report(self, request: web.BaseRequest, identity: PodIdentity) -> web.Response:
         raw = await self._body(request, self._limits.body_bytes)
-        return _json(200, {"revision": self._hub.record(identity, raw)})
+        revision = self._hub.record(identity, raw)
+        peers = self._hub.peers_of(identity.pod_uid)
+        return _json(200, {"revision": revision, **({} if peers is None else {"peers": peers})})
 
     async def _body(self, request: web.BaseRequest, most: int) -> bytes:
         if (request.content_length or 0) > most:

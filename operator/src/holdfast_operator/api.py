@@ -15,6 +15,7 @@ from typing import Any
 from holdfast_operator import constants as c
 from holdfast_operator.errors import UnreadableError
 from holdfast_operator.podspec import check as _check_pod_spec
+from holdfast_operator.preflight import PreflightSpec, parse_preflight
 from holdfast_operator.reading import choice as _choice
 from holdfast_operator.reading import integer as _integer
 from holdfast_operator.reading import items as _list
@@ -139,6 +140,7 @@ class JobSpec:
     startup_deadline_seconds: int = 1200
     remediation_opt_out: bool = False
     hang: HangSpec | None = None  # None: as the launchers have it
+    preflight: PreflightSpec | None = None
     providers: tuple[str, ...] = c.PROVIDERS
     checkpoint_deadline_seconds: int = 25
     suspend: bool = False
@@ -240,6 +242,7 @@ def parse_spec(value: Any) -> JobSpec:
         startup_deadline_seconds=_integer(spec, "startupDeadlineSeconds", "spec", 1200, minimum=1),
         remediation_opt_out=_mapping(spec.get("nodeRemediation", {}), "spec.nodeRemediation").get("optOut") is True,
         hang=_hang(spec),
+        preflight=parse_preflight(spec),
         providers=tuple(
             map(str, _list(interruption.get("providers", list(c.PROVIDERS)), "spec.interruption.providers"))
         ),

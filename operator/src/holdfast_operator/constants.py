@@ -61,6 +61,7 @@ PORT_SIDECAR = 9464
 DCGM_URL = "http://$(HOLDFAST_HOST_IP):9400/metrics"
 # Resources of which a pod with GPUs asks for some.
 GPU_RESOURCES = "nvidia.com/"
+GPU_RESOURCE = f"{GPU_RESOURCES}gpu"
 PORT_AGENTS = 8443
 PORT_HTTP = 8080
 
@@ -117,6 +118,12 @@ AVOID_DEAD = timedelta(minutes=10)
 AVOID_NOTICED = timedelta(hours=1)
 # A node that a rule calls bad is not used again by the job before this, or before it was booted anew.
 AVOID_REPLACED = timedelta(hours=24)
+# A node that failed a preflight: it may be mended at any time.
+AVOID_UNFIT = timedelta(hours=1)
+# A worker whose checks are not over so long after their time has nothing to say about those of others.
+PREFLIGHT_MARGIN = timedelta(seconds=30)
+# So many nodes left, and workers still do not reach each other: more would not help.
+UNREACHED_NODES = 3
 # A failure weighs half as much against its node after this.
 OFFENCE_HALVES = timedelta(hours=6)
 OFFENCES_KEPT = 16
@@ -143,10 +150,14 @@ MAX_INCIDENTS = 10
 COUNTED_TIMES = 1000
 KEEP_ENDED_PODS = 3
 MAX_MESSAGE = 1024
+# There may be very many avoided nodes.
+MAX_AVOIDED_MESSAGE = 400
 # Of a name that an agent gives: a GPU's UUID, a kind of error.
 MAX_NAME = 64
 # Of one pod's report; the sidecar keeps as many.
 MAX_GPU_ERRORS = 64
+MAX_CHECKS = 16
+MAX_UNREACHED = 64
 # Nodes that a worker is told to avoid stand in the status once for each worker, and etcd takes 1.5 MB in all.
 AVOIDED_BY_A_WORKER = 16
 QUARANTINED_KEPT = 20
@@ -185,6 +196,8 @@ SHRINK = "Shrink"
 REPLACE = "Replace"
 WAIT = "Wait"
 RESUME_ALWAYS = "Always"
+AVOID_NODE = "AvoidNode"
+FAIL = "Fail"
 
 SUSPENDED = "Suspended"
 READY = "Ready"

@@ -14,6 +14,7 @@ from typing import Any
 
 from holdfast_operator import constants as c
 from holdfast_operator.api import HangSpec, Job, JobSpec, ca_config_map, pod_name, run_id, trainer_container
+from holdfast_operator.preflight import STORAGE
 from holdfast_operator.recovery import Rule
 from holdfast_operator.seen import Platform
 from holdfast_operator.status import Membership, Worker
@@ -170,6 +171,7 @@ def _trainer(container: Manifest, job: Job, spec: JobSpec) -> Manifest:
     env = [*_identity_env(), _field("HOLDFAST_POD_IP", "status.podIP"), _value("HOLDFAST_JOB_NAME", job.name)]
     if spec.checkpoint.claim_name:
         env.append(_value("HOLDFAST_CHECKPOINT_DIR", c.CHECKPOINT_DIR))
+    env += _volume_preflight_env(spec)
     # First, so that the user's own variables can refer to them as $(HOLDFAST_…).
     return {**container, "env": [*env, *(container.get("env") or [])], "volumeMounts": mounts}
 
@@ -189,6 +191,7 @@ def _sidecar(spec: JobSpec, platform: Platform) -> Manifest:
     if platform.dcgm_url and _uses_gpus(spec.pod_spec):
         # Before the address, which may refer to it.
         env += [_field("HOLDFAST_HOST_IP", "status.hostIP"), _value("HOLDFAST_DCGM_URL", platform.dcgm_url)]
+    env += _preflight_env(spec)
     return {
         "name": c.SIDECAR_CONTAINER,
         "image": platform.sidecar_image,
@@ -218,6 +221,40 @@ def _uses_gpus(pod_spec: Mapping[str, Any]) -> bool:
     resources = [container.get("resources") or {} for container in pod_spec.get("containers") or []]
     asked = (name for part in resources for kind in ("limits", "requests") for name in part.get(kind) or {})
     return any(name.startswith(c.GPU_RESOURCES) for name in asked) or bool(pod_spec.get("resourceClaims"))
+
+
+def _volume_preflight_env(spec: JobSpec) -> list[Manifest]:
+    """The launcher tries the checkpoint volume: it has the trainer's user and mounts."""
+    asked = spec.preflight
+    if asked is None or STORAGE not in asked.checks:
+        return []
+    return [
+        _value("HOLDFAST_PREFLIGHT_FREE_BYTES", str(asked.free_bytes)),
+        _value("HOLDFAST_PREFLIGHT_WRITE_BYTES", str(asked.write_bytes)),
+        _value("HOLDFAST_PREFLIGHT_SECONDS", str(asked.timeout_seconds)),
+    ]
+
+
+def _preflight_env(spec: JobSpec) -> list[Manifest]:
+    asked = spec.preflight
+    if asked is None:
+        return []
+    return [
+        _value("HOLDFAST_PREFLIGHT", ",".join(asked.checks)),
+        _value("HOLDFAST_PREFLIGHT_SECONDS", str(asked.timeout_seconds)),
+        _value("HOLDFAST_PREFLIGHT_GPUS", str(_gpus(spec.pod_spec))),
+        _value("HOLDFAST_PREFLIGHT_SKEW_SECONDS", str(asked.skew_seconds)),
+    ]
+
+
+def _gpus(pod_spec: Mapping[str, Any]) -> int:
+    """How many whole GPUs the pod asks for; 1 where it asks for parts of one, whose number says little."""
+    resources = [container.get("resources") or {} for container in pod_spec.get("containers") or []]
+    limits = [part.get("limits") or {} for part in resources]
+    whole = [str(limit[c.GPU_RESOURCE]) for limit in limits if c.GPU_RESOURCE in limit]
+    if whole:
+        return sum(int(number) for number in whole if number.isdigit())
+    return int(any(name.startswith(c.GPU_RESOURCES) for limit in limits for name in limit))
 
 
 def _volumes(job: Job, spec: JobSpec, pod_spec: Manifest) -> list[Manifest]:

@@ -108,7 +108,8 @@ class Observer:
         graves = [parse_pod(pod, absent=True) for pod in _in_namespace(job, self._cache.tombstones_of(job.uid))]
         views += [view for view in graves if view.uid not in known]
         for view in views:
-            self._hub.bind(view.uid, job.uid)
+            here = not (view.absent or view.terminal or view.leaving)
+            self._hub.bind(view.uid, job.uid, view.ip if here else "")
         reports = tuple(filter(None, (self._report(view.uid) for view in views)))
         return Observed(
             job=job,

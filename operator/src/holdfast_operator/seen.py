@@ -192,6 +192,37 @@ class GpuError:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Check:
+    """One check of a worker's preflight."""
+
+    name: str
+    result: str
+    message: str
+    unreached: tuple[str, ...] = ()  # UIDs of the pods that Network does not reach
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preflight:
+    """What a worker's sidecar found of its node before the worker may join."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        """None runs or has failed."""
+        return all(check.result in ("Passed", "Skipped") for check in self.checks)
+
+    @property
+    def failed(self) -> tuple[Check, ...]:
+        """Those that have."""
+        return tuple(check for check in self.checks if check.result == "Failed")
+
+    def result(self, name: str) -> str:
+        """Of one check; empty if it is none of these."""
+        return next((check.result for check in self.checks if check.name == name), "")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """The newest report of one pod."""
 
@@ -218,6 +249,7 @@ class Report:
     incidents: tuple[Told, ...] = ()
     notices: tuple[Notice, ...] = ()
     gpu_errors: tuple[GpuError, ...] = ()
+    preflight: Preflight | None = None  # None: nothing was asked of it
     lost_members: tuple[str, ...] = ()
     conflict: int = 0
     checkpointing: bool = False  # a rank of it is in a checkpoint
@@ -440,6 +472,7 @@ def parse_report(body: Json, received_at: datetime) -> Report | None:
         silent_seconds=_float(body.get("launcherSilentSeconds")),
         notices=tuple(map(_notice, notices)),
         gpu_errors=tuple(filter(None, map(_gpu_error, _objects(body.get("gpu"))[: c.MAX_GPU_ERRORS]))),
+        preflight=_preflight(body.get("preflight")),
     )
     if not isinstance(launcher, Mapping) or launcher.get("version") != c.PROTOCOL_VERSION:
         return base
@@ -481,6 +514,7 @@ def _with_launcher(base: Report, launcher: Json) -> Report:
         incidents=tuple(filter(None, map(_told, _objects(launcher.get("incidents"))))),
         notices=tuple(seen.values()),
         gpu_errors=base.gpu_errors,
+        preflight=base.preflight,
         lost_members=tuple(str(item.get("podUID", "")) for item in _objects(launcher.get("lostMembers"))),
         conflict=_int(launcher.get("conflict")) or 0,
         checkpointing=any(rank.get("phase") == "checkpoint" for rank in _objects(launcher.get("ranks"))),
@@ -586,8 +620,29 @@ def _gpu_error(value: Json) -> GpuError | None:
     )
 
 
+def _preflight(value: Any) -> Preflight | None:
+    if not isinstance(value, Mapping):
+        return None
+    checks = _objects(value.get("checks"))[: c.MAX_CHECKS]
+    return Preflight(
+        checks=tuple(
+            Check(
+                name=(_text(check.get("name")) or "")[: c.MAX_NAME],
+                result=(_text(check.get("result")) or "")[: c.MAX_NAME],
+                message=(_text(check.get("message")) or "")[: c.MAX_MESSAGE],
+                unreached=tuple(map(str, _list(check.get("unreached"))))[: c.MAX_UNREACHED],
+            )
+            for check in checks
+        )
+    )
+
+
 def _objects(value: Any) -> tuple[Json, ...]:
     return tuple(item for item in value or () if isinstance(item, Mapping)) if isinstance(value, list) else ()
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _part(value: Json, key: str) -> Json:

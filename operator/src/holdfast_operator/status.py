@@ -383,11 +383,13 @@ class AvoidedNode:
     reason: str
     until: datetime
     boot_id: str = ""
+    message: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As in the resource's status."""
         until = format_time(self.until)
-        return {"node": self.node, "reason": self.reason, "until": until, "bootID": self.boot_id}
+        entry = {"node": self.node, "reason": self.reason, "until": until, "bootID": self.boot_id}
+        return {**entry, "message": self.message} if self.message else entry
 
     @classmethod
     def from_json(cls, value: Json) -> AvoidedNode:
@@ -400,6 +402,7 @@ class AvoidedNode:
             reason=str(value.get("reason") or ""),
             until=until,
             boot_id=str(value.get("bootID") or ""),
+            message=str(value.get("message") or ""),
         )
 
 

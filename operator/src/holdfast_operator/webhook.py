@@ -13,13 +13,16 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from bisect import bisect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from itertools import islice
 from typing import Any
 
-from holdfast_operator.constants import PROTOCOL_VERSION
+from holdfast_operator.constants import PORT_CONTROL, PROTOCOL_VERSION
 from holdfast_operator.errors import AgentRequestError
+from holdfast_operator.preflight import NETWORK
 from holdfast_operator.reading import loads
 
 logger = logging.getLogger(__name__)
@@ -27,6 +30,9 @@ logger = logging.getLogger(__name__)
 SILENT_LAUNCHER_SECONDS = 5.0
 REMEMBERED_STARTS = 8
 START_ID_LENGTH = 128
+PEER_FRESH = timedelta(seconds=10)
+MAX_POD_NAME = 253
+MAX_PEERS = 256
 # These change with every training step. They are kept, but do not wake a reconciliation.
 _VOLATILE_LAUNCHER_FIELDS = frozenset(
     {"committedStep", "committedAt", "ranks", "loss", "throughput", "stepSeconds", "gradientNorm", "accounting"}
@@ -63,6 +69,7 @@ class Publication:
 @dataclass(kw_only=True)
 class _Pod:
     job_uid: str
+    ip: str = ""
     report: AgentReport | None = None
     digest: object = None
     past_starts: list[str] = field(default_factory=list)
@@ -91,6 +98,7 @@ class AgentHub:
         self._on_repeat = on_repeat
         self._lock = threading.Lock()
         self._pods: dict[str, _Pod] = {}
+        self._jobs: dict[str, set[str]] = {}
         self._publications: dict[str, Publication] = {}
         self._listener: Callable[[str], None] | None = None
         self._standby = False
@@ -102,23 +110,27 @@ class AgentHub:
             pod = self._pods.get(pod_uid)
             return pod.report if pod else None
 
-    def bind(self, pod_uid: str, job_uid: str) -> None:
-        """Accept this pod's reports as those of a worker of this job. Idempotent."""
+    def bind(self, pod_uid: str, job_uid: str, ip: str = "") -> None:
+        """Accept this pod's reports as those of a worker of this job, which others reach there. Idempotent."""
         with self._lock:
             pod = self._pods.get(pod_uid)
             if pod is None or pod.job_uid != job_uid:
-                self._pods[pod_uid] = _Pod(job_uid=job_uid)
+                self._drop(pod_uid)
+                pod = self._pods[pod_uid] = _Pod(job_uid=job_uid)
+                self._jobs.setdefault(job_uid, set()).add(pod_uid)
+            pod.ip = ip
 
     def forget_pod(self, pod_uid: str) -> None:
         """The pod is gone: drop its report and refuse further ones."""
         with self._lock:
-            self._pods.pop(pod_uid, None)
+            self._drop(pod_uid)
 
     def forget_job(self, job_uid: str) -> None:
         """The job is gone: drop its document and all its pods."""
         with self._lock:
             self._publications.pop(job_uid, None)
-            self._pods = {uid: pod for uid, pod in self._pods.items() if pod.job_uid != job_uid}
+            for uid in self._jobs.pop(job_uid, set()):
+                self._pods.pop(uid, None)
         self._notify(job_uid)
 
     def publish(self, job_uid: str, document: Mapping[str, Any]) -> bool:
@@ -182,6 +194,31 @@ class AgentHub:
             self._on_report(pod.job_uid)
         return publication.revision if publication else 0
 
+    def peers_of(self, pod_uid: str) -> list[dict[str, Any]] | None:
+        """Whom the pod is to reach, if its preflight still asks: all others of its job whose launcher listens.
+
+        Asked after ``record``: of two launchers that become ready, one at least is told of the other.
+        """
+        with self._lock:
+            own = self._pods.get(pod_uid)
+            if own is None or own.report is None or not _asks_for_peers(own.report.body):
+                return None
+            since = self._clock() - PEER_FRESH
+            others = sorted(self._jobs.get(own.job_uid, set()) - {pod_uid})
+            # Of very many each asks for those that follow it, so that nobody is left out.
+            after = bisect(others, pod_uid)
+            found = (_peer(uid, self._pods[uid], since) for uid in [*others[after:], *others[:after]])
+            return list(islice(filter(None, found), MAX_PEERS))
+
+    def _drop(self, pod_uid: str) -> None:
+        pod = self._pods.pop(pod_uid, None)
+        if pod is None:
+            return
+        of_job = self._jobs[pod.job_uid]
+        of_job.discard(pod_uid)
+        if not of_job:
+            del self._jobs[pod.job_uid]
+
     def _keep(self, pod: _Pod, body: Mapping[str, Any]) -> bool:
         """Store the report unless it is a repetition; True when a decision may depend on what changed."""
         start_id, number = str(body["sidecar"]["startId"]), int(body["sidecar"]["number"])
@@ -204,6 +241,29 @@ class AgentHub:
             self._listener(job_uid)
 
 
+def _asks_for_peers(body: Mapping[str, Any]) -> bool:
+    preflight = body.get("preflight")
+    checks = preflight.get("checks") if isinstance(preflight, Mapping) else None
+    return any(
+        isinstance(check, Mapping) and check.get("name") == NETWORK and check.get("result") in ("Running", "Failed")
+        for check in (checks if isinstance(checks, list) else ())
+    )
+
+
+def _peer(uid: str, pod: _Pod, since: datetime) -> dict[str, Any] | None:
+    """None of one that is not there, not ready, or was not heard of lately."""
+    if not pod.ip or pod.report is None or pod.report.received_at < since:
+        return None
+    launcher = pod.report.body.get("launcher")
+    if not isinstance(launcher, Mapping) or launcher.get("ready") is not True or launcher.get("exit") is not None:
+        return None
+    ports = launcher.get("ports")
+    port = ports.get("control") if isinstance(ports, Mapping) else None
+    known = isinstance(port, int) and 0 < port < 65536
+    name = str(pod.report.body["pod"].get("name") or "")[:MAX_POD_NAME]
+    return {"pod": name, "podUID": uid, "ip": pod.ip, "port": port if known else PORT_CONTROL}
+
+
 def _decisive(body: Mapping[str, Any]) -> object:
     """The part of a report that may change a decision."""
     launcher = body.get("launcher")
@@ -218,6 +278,7 @@ def _decisive(body: Mapping[str, Any]) -> object:
         isinstance(silent, int | float) and silent >= SILENT_LAUNCHER_SECONDS,
         body.get("notices"),
         body.get("gpu"),
+        body.get("preflight"),
         body["sidecar"]["startId"],
     )
 

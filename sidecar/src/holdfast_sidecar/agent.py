@@ -16,6 +16,7 @@ from holdfast_sidecar.clock import Clock
 from holdfast_sidecar.contract import (
     GpuError,
     Pod,
+    Preflight,
     Report,
     membership_revision,
     parse_document,
@@ -148,6 +149,8 @@ class Reporter:
         on_result: Callable[[bool], None] = lambda _: None,
         on_revision: Callable[[int], bool] = lambda _: True,
         gpu: Callable[[], Sequence[GpuError]] = lambda: (),
+        preflight: Callable[[], Preflight | None] = lambda: None,
+        on_answer: Callable[[Response, float, bool], None] = lambda _answer, _took, _ready: None,
     ) -> None:
         self._api = api
         self._pod = pod
@@ -159,6 +162,8 @@ class Reporter:
         self._on_result = on_result
         self._on_revision = on_revision
         self._gpu = gpu
+        self._preflight = preflight
+        self._on_answer = on_answer
         self._number = 0
         self._report_state: ReportState = NOTHING_REPORTED
         self._contact = Transitions(_log)
@@ -193,11 +198,11 @@ class Reporter:
         return False
 
     def _beat(self) -> Beat:
-        """The newest beat; a GPU error is as significant as what the launcher says."""
-        beat, errors = self._heartbeat.current(), self._gpu()
-        if not errors:
+        """The newest beat; a GPU error and a check's result are as significant as what the launcher says."""
+        beat, errors, preflight = self._heartbeat.current(), self._gpu(), self._preflight()
+        if not errors and preflight is None:
             return beat
-        return replace(beat, significance=beat.significance + repr(errors).encode())
+        return replace(beat, significance=beat.significance + repr((errors, preflight)).encode())
 
     def _send(self, beat: Beat, timeout: float) -> bool:
         self._number += 1
@@ -210,7 +215,9 @@ class Reporter:
             launcher_silent_seconds=beat.silent_seconds(self._clock.monotonic()),
             notices=notices,
             gpu=self._gpu(),
+            preflight=self._preflight(),
         )
+        asked_at = self._clock.monotonic()
         try:
             answer = self._api.send("POST", c.REPORT_PATH, body=report.encode(), timeout=timeout)
             revision = report_answer(answer.body)
@@ -219,6 +226,8 @@ class Reporter:
             self._contact(logging.WARNING, _kind(error), f"reports do not reach the operator: {error}")
             self._on_result(False)
             return False
+        ready = (beat.status or {}).get("ready") is True
+        self._on_answer(answer, self._clock.monotonic() - asked_at, ready)
         settled = self._on_revision(revision)
         self._report_state = accepted(beat, len(notices), self._clock.monotonic(), settled=settled)
         self._contact(logging.INFO, "ok", "reports reach the operator")

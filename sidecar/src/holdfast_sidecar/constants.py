@@ -14,6 +14,10 @@ ACK_COMMITTED: Final = "Committed"
 """Its `result` when the commit is made."""
 NOTICES_FILE: Final = "sidecar-notices.json"
 """The sidecar's own memory of the notices that it has passed on."""
+PREFLIGHT_FILE: Final = "preflight.json"
+"""What the launcher found of the checkpoint volume."""
+PREFLIGHT_OWN_FILE: Final = "sidecar-preflight.json"
+"""That all checks passed, for a restarted sidecar."""
 GPU_FILE: Final = "sidecar-gpus.json"
 """The same for what went wrong with the GPUs, and what their counters showed."""
 
@@ -30,6 +34,10 @@ ENV_NOTICE_PROVIDERS: Final = "HOLDFAST_NOTICE_PROVIDERS"
 ENV_CHECKPOINT_DEADLINE: Final = "HOLDFAST_CHECKPOINT_DEADLINE_SECONDS"
 ENV_METADATA_URL: Final = "HOLDFAST_METADATA_URL"
 ENV_DCGM_URL: Final = "HOLDFAST_DCGM_URL"
+ENV_PREFLIGHT: Final = "HOLDFAST_PREFLIGHT"
+ENV_PREFLIGHT_SECONDS: Final = "HOLDFAST_PREFLIGHT_SECONDS"
+ENV_PREFLIGHT_GPUS: Final = "HOLDFAST_PREFLIGHT_GPUS"
+ENV_PREFLIGHT_SKEW: Final = "HOLDFAST_PREFLIGHT_SKEW_SECONDS"
 ENV_SIDECAR_PORT: Final = "HOLDFAST_SIDECAR_PORT"
 ENV_SIDECAR_ADDRESS: Final = "HOLDFAST_SIDECAR_ADDRESS"
 
@@ -39,6 +47,8 @@ DEFAULT_CA_FILE: Final = "/var/run/secrets/holdfast/ca.crt"
 DEFAULT_METADATA_URL: Final = "http://169.254.169.254"
 DEFAULT_CHECKPOINT_DEADLINE_SECONDS: Final = 25.0
 DEFAULT_PORT: Final = 9464
+DEFAULT_PREFLIGHT_SECONDS: Final = 60.0
+DEFAULT_PREFLIGHT_SKEW_SECONDS: Final = 5.0
 
 PROVIDER_AWS: Final = "AWS"
 PROVIDER_GCP: Final = "GCP"
@@ -107,6 +117,17 @@ MAX_EXPORTER_LINE_BYTES: Final = 8 << 10
 MAX_GPUS: Final = 64
 MAX_GPU_NAME: Final = 64
 MAX_GPU_ERRORS: Final = 64
+
+# Preflight.
+PREFLIGHT_POLL_SECONDS: Final = 0.5
+PREFLIGHT_DONE_SECONDS: Final = 60.0
+MAX_CHECKS: Final = 16
+DIAL_SECONDS: Final = 2.0
+DIALS_AT_ONCE: Final = 16
+DIALS_A_ROUND: Final = 64
+UNREACHED_SECONDS: Final = 15.0
+"""A peer whose launcher listens and that is not reached for so long is out of reach."""
+MAX_UNREACHED: Final = 64
 
 # Limits.
 MAX_FILE_BYTES: Final = 1 << 20

@@ -15,6 +15,11 @@ Document = dict[str, Any]
 INTERRUPTIONS = frozenset({"terminate", "stop", "hibernate", "preempt", "redeploy", "reboot"})
 """Actions after which the pod is gone: it drains. Any other action asks for a checkpoint only."""
 
+RUNNING = "Running"
+PASSED = "Passed"
+FAILED = "Failed"
+SKIPPED = "Skipped"
+
 SIGNIFICANT = (
     "ready",
     "accepted",
@@ -201,6 +206,56 @@ class GpuError:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Check:
+    """How one check of a preflight stands."""
+
+    name: str
+    result: str
+    """`Running`, `Passed`, `Failed` or `Skipped`."""
+    message: str
+    unreached: tuple[str, ...] = ()
+    """UIDs of the pods that `Network` does not reach."""
+
+    def as_report(self) -> Document:
+        """One entry of `report.preflight.checks`."""
+        entry: Document = {"name": self.name, "result": self.result, "message": self.message}
+        return {**entry, "unreached": list(self.unreached)} if self.unreached else entry
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preflight:
+    """How all of them stand."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        """None runs or has failed."""
+        return all(check.result in (PASSED, SKIPPED) for check in self.checks)
+
+    def as_report(self) -> Document:
+        """`report.preflight`."""
+        return {"checks": [check.as_report() for check in self.checks]}
+
+    @staticmethod
+    def from_report(value: Mapping[str, Any]) -> "Preflight":
+        """The reverse of `as_report`."""
+        try:
+            checks = [
+                Check(
+                    name=str(one["name"]),
+                    result=str(one["result"]),
+                    message=str(one["message"]),
+                    unreached=tuple(map(str, one.get("unreached", ()))),
+                )
+                for one in value["checks"]
+            ]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise MalformedError(f"a preflight lacks {error}") from error
+        return Preflight(checks=tuple(checks))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Pod:
     """The pod that this sidecar belongs to."""
 
@@ -221,6 +276,7 @@ class Report:
     launcher_silent_seconds: float
     notices: Sequence[Notice]
     gpu: Sequence[GpuError] = ()
+    preflight: Preflight | None = None
 
     def encode(self) -> bytes:
         """The body of `POST /v1/report`."""
@@ -238,8 +294,34 @@ class Report:
                 "launcherSilentSeconds": round(self.launcher_silent_seconds, 3),
                 "notices": [notice.as_report() for notice in self.notices],
                 "gpu": [error.as_report() for error in self.gpu],
+                "preflight": None if self.preflight is None else self.preflight.as_report(),
             }
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """Another worker of the job, whose launcher listens there."""
+
+    pod: str
+    uid: str
+    ip: str
+    port: int
+
+
+def answered_peers(data: bytes) -> tuple[Peer, ...] | None:
+    """Whom the answer to a report names as peers; None if it says nothing of them."""
+    peers = parse_document(data, "the report's answer").get("peers")
+    if not isinstance(peers, list):
+        return None
+    try:
+        found = [
+            Peer(pod=str(one["pod"]), uid=str(one["podUID"]), ip=str(one["ip"]), port=int(one["port"]))
+            for one in peers
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise MalformedError(f"a peer lacks {error}") from error
+    return tuple(found)
 
 
 def report_answer(data: bytes) -> int:

@@ -17,17 +17,18 @@ from holdfast_sidecar import __version__, logs, sources
 from holdfast_sidecar import constants as c
 from holdfast_sidecar.agent import Membership, Reporter, connect
 from holdfast_sidecar.clock import Clock, SystemClock
-from holdfast_sidecar.contract import GpuError, Notice
+from holdfast_sidecar.contract import GpuError, Notice, Preflight
 from holdfast_sidecar.errors import SettingsError
 from holdfast_sidecar.gpu import export
 from holdfast_sidecar.gpu.watch import GpuWatch
 from holdfast_sidecar.heartbeat import Heartbeat
 from holdfast_sidecar.metrics import Metrics
 from holdfast_sidecar.notice import Ledger, Watcher
+from holdfast_sidecar.preflight.watch import PreflightWatch
 from holdfast_sidecar.server import Pages, Server, metrics_page, probe_page
 from holdfast_sidecar.settings import Settings, read_environment
 from holdfast_sidecar.sources.base import Source
-from holdfast_sidecar.transport import Connection
+from holdfast_sidecar.transport import Connection, Response
 
 _log = logging.getLogger("holdfast_sidecar")
 
@@ -77,6 +78,7 @@ class Sidecar:
         self._heartbeat = Heartbeat(settings.run_dir, clock)
         self._metrics = Metrics(clock, self._heartbeat.current, gpus=self._gpu_metrics)
         self._gpu_watch = self._build_gpu_watch(settings)
+        self._preflight_watch = self._build_preflight_watch(settings)
         self._ledger = ledger = Ledger(settings.run_dir)
         self._where = (settings.operator_url, settings.token_file, settings.ca_file, clock.monotonic)
         membership_api, membership_connection = connect(*self._where)
@@ -100,6 +102,8 @@ class Sidecar:
             on_result=self._metrics.report,
             on_revision=membership.expect,
             gpu=self._gpu_errors,
+            preflight=self._preflight,
+            on_answer=self._answered,
         )
         self._reports = self._loop("reports", self._reporter.step, c.REPORT_TIMEOUT_SECONDS)
         self._loops = [
@@ -112,6 +116,8 @@ class Sidecar:
         self._loops += self._watches
         if self._gpu_watch is not None:
             self._loops.append(self._loop("gpus", self._gpu_watch.tick, c.SOURCE_BACKOFF_ABSENT_SECONDS))
+        if self._preflight_watch is not None:
+            self._loops.append(self._loop("preflight", self._preflight_watch.tick, c.PREFLIGHT_DONE_SECONDS))
         self._server = Server(settings.address, settings.port, self._pages())
 
     def start(self) -> int:
@@ -151,6 +157,26 @@ class Sidecar:
             on_news=self._wake_reports,
             on_error=self._metrics.poll_error,
         )
+
+    def _build_preflight_watch(self, settings: Settings) -> PreflightWatch | None:
+        if settings.preflight is None:
+            return None
+        return PreflightWatch(
+            settings.preflight,
+            settings.run_dir,
+            self._clock,
+            gpus=None if self._gpu_watch is None else self._gpu_watch.view,
+            visible=self._heartbeat.gpus,
+            beat=self._heartbeat.current,
+            on_news=self._wake_reports,
+        )
+
+    def _preflight(self) -> Preflight | None:
+        return None if self._preflight_watch is None else self._preflight_watch.view()
+
+    def _answered(self, answer: Response, took: float, ready: bool) -> None:
+        if self._preflight_watch is not None:
+            self._preflight_watch.answered(answer, took, ready=ready)
 
     def _wake_reports(self) -> None:
         self._reports.wake()

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from holdfast_sidecar import constants as c
 from holdfast_sidecar.contract import Pod
 from holdfast_sidecar.errors import SettingsError
+from holdfast_sidecar.preflight.checks import Asked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,8 @@ class Settings:
     """Where the node's GPU exporter answers; empty: it is not asked."""
     address: str
     port: int
+    preflight: Asked | None = None
+    """What is looked at before the pod may join; None: nothing."""
 
     def __post_init__(self) -> None:
         _check_address(c.ENV_OPERATOR_URL, self.operator_url, "https")
@@ -54,13 +57,30 @@ def read_environment(environment: Mapping[str, str] | None = None) -> Settings:
         operator_url=_required(env, c.ENV_OPERATOR_URL).rstrip("/"),
         token_file=Path(env.get(c.ENV_TOKEN_FILE) or c.DEFAULT_TOKEN_FILE),
         ca_file=Path(env.get(c.ENV_CA_FILE) or c.DEFAULT_CA_FILE),
-        providers=tuple(name.strip() for name in env.get(c.ENV_NOTICE_PROVIDERS, "").split(",") if name.strip()),
+        providers=_names(env, c.ENV_NOTICE_PROVIDERS),
         checkpoint_deadline_seconds=_number(env, c.ENV_CHECKPOINT_DEADLINE, c.DEFAULT_CHECKPOINT_DEADLINE_SECONDS),
         metadata_url=(env.get(c.ENV_METADATA_URL) or c.DEFAULT_METADATA_URL).rstrip("/"),
         dcgm_url=_with_path(env.get(c.ENV_DCGM_URL, "").strip()),
         address=env.get(c.ENV_SIDECAR_ADDRESS, ""),
         port=int(_number(env, c.ENV_SIDECAR_PORT, c.DEFAULT_PORT)),
+        preflight=_preflight(env),
     )
+
+
+def _preflight(env: Mapping[str, str]) -> Asked | None:
+    checks = _names(env, c.ENV_PREFLIGHT)
+    if not checks:
+        return None
+    return Asked(
+        checks=checks[: c.MAX_CHECKS],
+        seconds=_number(env, c.ENV_PREFLIGHT_SECONDS, c.DEFAULT_PREFLIGHT_SECONDS),
+        gpus=int(_number(env, c.ENV_PREFLIGHT_GPUS, 0)),
+        skew_seconds=_number(env, c.ENV_PREFLIGHT_SKEW, c.DEFAULT_PREFLIGHT_SKEW_SECONDS),
+    )
+
+
+def _names(env: Mapping[str, str], variable: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in env.get(variable, "").split(",") if name.strip())
 
 
 def _with_path(url: str) -> str:

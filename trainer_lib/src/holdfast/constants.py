@@ -11,6 +11,7 @@ PROTOCOL_VERSION: Final = 1
 # Files in the run directory.
 MEMBERSHIP_FILE: Final = "membership.json"
 STATUS_FILE: Final = "status.json"
+PREFLIGHT_FILE: Final = "preflight.json"  # what the launcher found of the checkpoint volume, for the sidecar
 TOUCH_FILE: Final = "emergency_checkpoint"
 TOUCH_ACK_FILE: Final = "emergency_checkpoint.ack"
 AGENT_SOCKET_FILE: Final = "agent.sock"
@@ -38,6 +39,10 @@ ENV_JOB_KEY_FILE: Final = "HOLDFAST_JOB_KEY_FILE"
 ENV_GRACE_SECONDS: Final = "HOLDFAST_GRACE_SECONDS"
 ENV_CONTROL_PORT: Final = "HOLDFAST_CONTROL_PORT"
 ENV_TERMINATION_LOG: Final = "HOLDFAST_TERMINATION_LOG"
+# Set where the checkpoint volume is to be tried before the job starts.
+ENV_PREFLIGHT_FREE_BYTES: Final = "HOLDFAST_PREFLIGHT_FREE_BYTES"
+ENV_PREFLIGHT_WRITE_BYTES: Final = "HOLDFAST_PREFLIGHT_WRITE_BYTES"  # a second
+ENV_PREFLIGHT_SECONDS: Final = "HOLDFAST_PREFLIGHT_SECONDS"
 
 # Environment of a rank process, beside what torchrun sets.
 ENV_AGENT_SOCKET: Final = "HOLDFAST_AGENT_SOCKET"

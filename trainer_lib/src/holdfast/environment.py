@@ -31,6 +31,9 @@ class Environment:
     control_port: int | None
     termination_log: Path
     omp_threads_set: bool
+    preflight_free_bytes: int | None
+    preflight_write_bytes: int | None
+    preflight_seconds: float
     # A rank process.
     agent_socket: Path | None
     slot: int | None
@@ -86,6 +89,9 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         control_port=_optional_int(source, c.ENV_CONTROL_PORT),
         termination_log=Path(source.get(c.ENV_TERMINATION_LOG) or c.TERMINATION_LOG),
         omp_threads_set=bool(source.get("OMP_NUM_THREADS")),
+        preflight_free_bytes=_optional_int(source, c.ENV_PREFLIGHT_FREE_BYTES),
+        preflight_write_bytes=_optional_int(source, c.ENV_PREFLIGHT_WRITE_BYTES),
+        preflight_seconds=_float(source, c.ENV_PREFLIGHT_SECONDS, 60.0),
         agent_socket=_path(source, c.ENV_AGENT_SOCKET),
         slot=_optional_int(source, c.ENV_SLOT),
         standby=bool(source.get(c.ENV_STANDBY)),

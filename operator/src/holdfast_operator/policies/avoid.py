@@ -10,7 +10,7 @@ from holdfast_operator.status import AvoidedNode
 _LASTING = frozenset({"NodeLost"})
 
 
-def avoiding(draft: Draft, node: str, reason: str, span: timedelta) -> Draft:
+def avoiding(draft: Draft, node: str, reason: str, span: timedelta, message: str = "") -> Draft:
     """Avoid a node from now on, for a while."""
     known = next((entry for entry in draft.status.avoided if entry.node == node), None)
     if known is not None and known.reason == reason:
@@ -18,7 +18,7 @@ def avoiding(draft: Draft, node: str, reason: str, span: timedelta) -> Draft:
     others = tuple(entry for entry in draft.status.avoided if entry.node != node)
     view = draft.seen.node(node)
     boot_id = view.boot_id if view is not None else ""
-    entry = AvoidedNode(node=node, reason=reason, until=draft.now + span, boot_id=boot_id)
+    entry = AvoidedNode(node=node, reason=reason, until=draft.now + span, boot_id=boot_id, message=message)
     return draft.but(avoided=tuple(sorted((*others, entry), key=lambda item: item.node)))
 
 

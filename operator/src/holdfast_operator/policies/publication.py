@@ -160,15 +160,16 @@ def _worker(draft: Draft, worker: st.Worker, pod: PodView) -> rules.Worker:
         leaving=worker.phase is not st.Phase.WANTED or pod.leaving,
         unplaced=bool(pod.unschedulable) and not pod.bound,
         ready_since=worker.ready_at.timestamp() if worker.ready_at else None,
-        report=_report(draft, report, pod) if report is not None and report.has_launcher else None,
+        report=_report(draft, report, worker, pod) if report is not None and report.has_launcher else None,
     )
 
 
-def _report(draft: Draft, report: Report, pod: PodView) -> rules.Report:
+def _report(draft: Draft, report: Report, worker: st.Worker, pod: PodView) -> rules.Report:
+    """Ready also means that it passed its preflight: once it did, it stays so (``roster``)."""
     world = report.world
     own = _claim(report.highest_claim) if report.highest_claim else None
     return rules.Report(
-        ready=report.ready and bool(pod.ip),
+        ready=report.ready and worker.ready_at is not None and bool(pod.ip),
         fresh=report.fresh(draft.now),
         accepted=_pair(report.accepted),
         started=_pair(report.started),

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from holdfast_operator import constants as c
 from holdfast_operator.api import Pair, pod_name
+from holdfast_operator.policies import preflight
 from holdfast_operator.policies.draft import Draft
 from holdfast_operator.seen import PodView
 from holdfast_operator.status import Phase, Worker
@@ -93,7 +94,7 @@ def _seen_in(draft: Draft, worker: Worker) -> Worker:
     if own is not None and own.started is not None and own.accepted is not None:
         # Launchers tell each other what has started: one that leaves may know of the world that goes on without it.
         pairs.append(min(own.started, own.accepted))
-    if own is not None and own.ready and worker.ready_at is None:
+    if own is not None and own.ready and worker.ready_at is None and preflight.admits(draft, own):
         worker = replace(worker, ready_at=draft.now)
     worlds = [report.world for report in draft.seen.reports if report.world is not None]
     pairs += [world.pair for world in worlds if worker.pod_uid in world.members]

@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from holdfast_operator import constants as c
 from holdfast_operator.capacity import too_big
-from holdfast_operator.policies import causes
+from holdfast_operator.policies import causes, preflight
 from holdfast_operator.policies.draft import Draft
 from holdfast_operator.policies.progress import newest_report
 from holdfast_operator.policies.terminal import finish
@@ -90,7 +90,7 @@ def _find(draft: Draft) -> Words | None:
         words = _of_pod(pod) if pod is not None and not pod.absent else None
         if words is not None:
             return words
-    return _start_failed(draft)
+    return _start_failed(draft) or preflight.held(draft)
 
 
 def _of_pod(pod: PodView) -> Words | None:

@@ -53,6 +53,9 @@ THROTTLE_REASONS: Final = {
 SLOWED: Final = 0x08 | 0x20 | 0x40 | 0x80
 """Reasons that are a fault; a power cap is how GPUs are run."""
 
+VOLATILE_DOUBLE_BIT: Final = ("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL",)
+"""Uncorrectable memory errors since the driver was loaded: a GPU that shows some waits for its reset."""
+
 COUNTERS: Final = {
     "ecc_single_bit": ("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", "DCGM_FI_DEV_ECC_SBE_AGG_TOTAL"),
     "ecc_double_bit": ("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", "DCGM_FI_DEV_ECC_DBE_AGG_TOTAL"),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from holdfast.constants import CONTROL_PORT, ENV_JOB_KEY_FILE, STORE_PORT
 from holdfast.environment import Environment
 from holdfast.errors import UsageError
-from holdfast.launch import gpus, rendezvous
+from holdfast.launch import gpus, preflight, rendezvous
 from holdfast.launch.agent import Agent, AgentConfig
 from holdfast.launch.report import Identity
 from holdfast.launch.standalone import Joined, Record, Roster, Terms
@@ -61,6 +61,7 @@ async def _under_operator(options: RunOptions, environment: Environment, context
     """The membership comes from the file that the sidecar keeps."""
     pod = environment.pod_name or environment.pod_uid
     context.update(pod=pod, job=environment.job_name)
+    preflight.start(environment)
     if options.endpoint is not None or options.max_nodes > 1:
         _log.warning("under the operator --nnodes and --rdzv-endpoint do nothing: the resource says who trains")
     config = AgentConfig(

@@ -1,0 +1,188 @@
+"""What each check says: facts and the time → its result, in words that stay the same while nothing changes. Pure.
+
+A check that has nothing to look at is skipped and says so; one whose answer does not come in time has failed, so that
+a disk or an exporter that hangs is told and keeps nobody waiting for ever. What failed may still pass later.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from holdfast_sidecar import constants as c
+from holdfast_sidecar.contract import FAILED, PASSED, RUNNING, SKIPPED, Check, Peer, Preflight
+from holdfast_sidecar.gpu import table
+from holdfast_sidecar.gpu.watch import View
+
+GPU: Final = "GPU"
+STORAGE: Final = "Storage"
+NETWORK: Final = "Network"
+CLOCK: Final = "Clock"
+_SHOWN: Final = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the job wants to know."""
+
+    checks: tuple[str, ...]
+    seconds: float
+    """How long a check may take."""
+    gpus: int
+    """How many the pod asks for."""
+    skew_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skew:
+    """How far this host's clock is ahead of the operator's, and how exact that is."""
+
+    seconds: float
+    error: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reach:
+    """Which peers are reached; of the others how, and for how many seconds."""
+
+    told: bool = True
+    """Whether the operator names peers at all."""
+    peers: tuple[Peer, ...] = ()
+    reached: frozenset[str] = frozenset()
+    errors: Mapping[str, tuple[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """All that is known at one moment."""
+
+    elapsed: float
+    """Seconds since the launcher first spoke: before that, nothing that it should tell is late."""
+    gpus: View | None = None
+    """What the node's exporter shows; None if it is not asked."""
+    visible: Collection[str] = ()
+    """UUIDs of the GPUs that the launcher sees."""
+    launcher: bool = False
+    """The launcher has spoken."""
+    told: Mapping[str, Any] | None = None
+    """The launcher's `preflight.json`."""
+    skew: Skew | None = None
+    reach: Reach | None = None
+    """None until the operator has answered a report of a launcher that is ready."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Words:
+    result: str
+    message: str
+    unreached: tuple[str, ...] = ()
+
+
+def judge(asked: Asked, facts: Facts) -> Preflight:
+    """How all checks stand."""
+    found = [(name, _CHECKS[name](asked, facts) if name in _CHECKS else _unknown()) for name in asked.checks]
+    return Preflight(
+        checks=tuple(
+            Check(name=name, result=words.result, message=words.message, unreached=words.unreached)
+            for name, words in found
+        )
+    )
+
+
+def _unknown() -> _Words:
+    return _Words(result=SKIPPED, message="this sidecar does not know the check")
+
+
+def _gpu(asked: Asked, facts: Facts) -> _Words:
+    if not asked.gpus:
+        return _Words(result=SKIPPED, message="the pod asks for no GPU")
+    view = facts.gpus or View()
+    bad = _bad_gpus(view)
+    if bad:
+        return _Words(result=FAILED, message="; ".join(bad))
+    late = facts.elapsed >= asked.seconds
+    there = max(len(view.known.tracks), len(facts.visible))
+    count = f"{there} of {asked.gpus} GPUs are there"
+    if there < asked.gpus:
+        return _Words(result=FAILED, message=count) if late else _Words(result=RUNNING, message="GPUs are counted")
+    if facts.gpus is not None and view.answers is True:
+        return _Words(result=PASSED, message=f"{count}, and none shows a fault")
+    if facts.gpus is not None and not late:
+        return _Words(result=RUNNING, message="the node's GPU exporter is asked")
+    return _Words(result=PASSED, message=f"{count}; no exporter answers, so nothing is known of their health")
+
+
+def _bad_gpus(view: View) -> list[str]:
+    """Faults for which the table advises to leave the node, and memory errors that wait for a reset."""
+    told = [error.message for error in view.errors if error.action == table.REPLACE_NODE]
+    for gpu in view.sample.gpus:
+        count = next((gpu.values[name] for name in table.VOLATILE_DOUBLE_BIT if name in gpu.values), 0.0)
+        if count > 0:
+            name = gpu.uuid if gpu.index is None else str(gpu.index)
+            told.append(f"GPU {name}: {count:.0f} uncorrectable memory errors since its driver was loaded")
+    return told
+
+
+def _storage(asked: Asked, facts: Facts) -> _Words:
+    """The launcher tries the volume; here it is only known whether an answer comes."""
+    if facts.told is None:
+        if facts.launcher:
+            return _Words(result=SKIPPED, message="the holdfast in the trainer's image is too old for this check")
+        return _Words(result=RUNNING, message="the launcher has not started")
+    found = _entry(facts.told)
+    if found.result == RUNNING and facts.elapsed >= asked.seconds:
+        return _Words(result=FAILED, message=f"the checkpoint volume has not answered within {asked.seconds:.0f} s")
+    return found
+
+
+def _entry(told: Mapping[str, Any]) -> _Words:
+    checks = told.get("checks")
+    for check in checks if isinstance(checks, list) else ():
+        if isinstance(check, dict) and check.get("name") == STORAGE:
+            result, message = str(check.get("result")), str(check.get("message") or "")
+            if result in (RUNNING, PASSED, FAILED, SKIPPED):
+                return _Words(result=result, message=message)
+    return _Words(result=SKIPPED, message="the launcher says nothing of the checkpoint volume")
+
+
+def _network(asked: Asked, facts: Facts) -> _Words:
+    """Each worker tries those that listen when it is ready itself: the later one of any two tries the other."""
+    reach = facts.reach
+    if reach is None:
+        return _Words(result=RUNNING, message="the launcher is not ready")
+    if not reach.told:
+        return _Words(result=SKIPPED, message="this operator is too old for the check")
+    patience = min(asked.seconds, c.UNREACHED_SECONDS)
+    lost = [peer for peer in reach.peers if peer.uid in reach.errors and reach.errors[peer.uid][1] >= patience]
+    if lost:
+        shown = [f"{peer.pod} ({peer.ip}:{peer.port}, {reach.errors[peer.uid][0]})" for peer in lost[:_SHOWN]]
+        more = f" and {len(lost) - _SHOWN} more" if len(lost) > _SHOWN else ""
+        uids = tuple(peer.uid for peer in lost[: c.MAX_UNREACHED])
+        return _Words(result=FAILED, message=f"does not reach {', '.join(shown)}{more}", unreached=uids)
+    if all(peer.uid in reach.reached for peer in reach.peers):
+        return _Words(result=PASSED, message=f"reaches all {len(reach.peers)} other workers that listen")
+    return _Words(result=RUNNING, message="other workers are tried")
+
+
+def _clock(asked: Asked, facts: Facts) -> _Words:
+    """Against the operator's clock. Without its answer nobody would hear of the result either."""
+    skew = facts.skew
+    if skew is None:
+        return _Words(result=RUNNING, message="the operator's clock is asked")
+    if abs(skew.seconds) - skew.error <= asked.skew_seconds:
+        return _Words(result=PASSED, message=f"within {asked.skew_seconds:g} s of the operator's clock")
+    side = "ahead of" if skew.seconds > 0 else "behind"
+    return _Words(
+        result=FAILED,
+        message=(
+            f"the node's clock is {abs(skew.seconds):.0f} s {side} the operator's, {asked.skew_seconds:g} s are"
+            " allowed: look after its time synchronisation"
+        ),
+    )
+
+
+_CHECKS: Final[Mapping[str, Callable[[Asked, Facts], _Words]]] = {
+    GPU: _gpu,
+    STORAGE: _storage,
+    NETWORK: _network,
+    CLOCK: _clock,
+}

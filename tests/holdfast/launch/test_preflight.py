@@ -1,0 +1,140 @@
+"""The checkpoint volume is tried before a job starts: what each fault is called, and that it is tried again."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.launch.preflight import Check, Folder, Needs, Result, Trial, try_volume
+
+CONTRACT = Path(__file__).parents[2] / "contract"
+NEEDS = Needs(free_bytes=1 << 30, write_bytes=1 << 20, seconds=60.0)
+MODEST = Needs(free_bytes=1 << 20, write_bytes=1 << 10, seconds=60.0)
+
+
+class Slow:
+    """A volume whose every mebibyte takes so long, by a clock of its own."""
+
+    def __init__(self, *, write: float = 0.0, sync: float = 0.0, free: int | None = 4 << 30) -> None:
+        self.clock, self.removed = 0.0, False
+        self._write, self._sync, self._free = write, sync, free
+
+    def monotonic(self) -> float:
+        return self.clock
+
+    def free_bytes(self) -> int | None:
+        return self._free
+
+    def write(self, piece: bytes) -> None:
+        self.clock += self._write * len(piece) / (1 << 20)
+
+    def sync(self) -> None:
+        self.clock += self._sync
+
+    def remove(self) -> None:
+        self.removed = True
+
+
+@pytest.mark.parametrize(
+    ("volume", "result", "says"),
+    [
+        (Slow(write=0.01, sync=0.02), Result.PASSED, "4Gi are free, 80Mi a second are written"),
+        (Slow(write=0.01, free=None), Result.PASSED, "100Mi a second are written"),
+        (Slow(free=512 << 20), Result.FAILED, "512Mi are free on the checkpoint volume, 1Gi are asked for"),
+        (Slow(write=1.5), Result.FAILED, "takes 683Ki a second, 1Mi are asked for"),
+        (Slow(sync=16.0), Result.FAILED, "takes 512Ki a second, 1Mi are asked for"),
+        (Slow(write=25.0), Result.FAILED, "took 3Mi in 60 s, and was given up"),
+    ],
+)
+def test_room_and_pace_are_judged(volume: Slow, result: Result, says: str) -> None:
+    check = try_volume(volume, NEEDS, volume.monotonic)
+    assert check.result is result
+    assert says in check.message
+
+
+class Broken(Slow):
+    """A volume that may be looked at and not written."""
+
+    def write(self, _: bytes) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def test_a_volume_that_may_not_be_written_is_told_with_the_mend() -> None:
+    volume = Broken()
+    check = try_volume(volume, NEEDS, volume.monotonic)
+    assert check.result is Result.FAILED
+    assert "cannot be written: Permission denied; give the trainer's user the right" in check.message
+    assert volume.removed
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of two mebibytes."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a tmpfs needs root")
+    folder = tmp_path / "small"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "holdfast-test", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_full_disk_is_told_and_left_as_it_was(small: Path) -> None:
+    check = try_volume(Folder(small, "gpt-w0"), MODEST, lambda: 0.0)
+    assert (check.result, "No space left on device; free some" in check.message) == (Result.FAILED, True)
+    assert list(small.iterdir()) == []
+
+
+def test_a_real_folder_passes_and_is_left_as_it_was(tmp_path: Path) -> None:
+    assert try_volume(Folder(tmp_path, "gpt-w0"), MODEST, lambda: 0.0).result is Result.PASSED
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
+    check = try_volume(Folder(tmp_path / "none", "gpt-w0"), MODEST, lambda: 0.0)
+    assert (check.result, "No such file" in check.message) == (Result.FAILED, True)
+
+
+def told(run_dir: Path) -> dict[str, Any]:
+    (check,) = json.loads((run_dir / "preflight.json").read_text())["checks"]
+    return check
+
+
+def test_what_failed_is_tried_again_until_it_passes(tmp_path: Path) -> None:
+    volume, seen = Slow(free=0), []
+
+    def mended(_: float) -> None:
+        seen.append(told(tmp_path)["result"])
+        volume._free = 4 << 30
+
+    Trial(tmp_path, NEEDS, volume, monotonic=volume.monotonic, sleep=mended).run(volume)
+    assert (seen, told(tmp_path)["result"]) == (["Failed"], "Passed")
+
+
+def test_without_a_volume_the_check_is_skipped(tmp_path: Path) -> None:
+    Trial(tmp_path, NEEDS, None).begin()
+    assert told(tmp_path) == {"name": "Storage", "result": "Skipped", "message": "there is no checkpoint volume"}
+
+
+def test_the_golden_file_is_what_is_written() -> None:
+    golden = json.loads((CONTRACT / "preflight.json").read_text())
+    check = Check(result=Result.PASSED, message=golden["checks"][0]["message"])
+    assert check.document() == golden
+
+
+def test_the_launcher_tells_of_the_volume_before_it_says_anything_else(
+    cluster: Any, wait_for: Callable[..., Any], tmp_path: Path
+) -> None:
+    asked = {"HOLDFAST_PREFLIGHT_FREE_BYTES": "1048576", "HOLDFAST_PREFLIGHT_WRITE_BYTES": "1"}
+    (pod,) = cluster.start("a", HOLDFAST_CHECKPOINT_DIR=str(tmp_path), **asked)
+    assert wait_for(lambda: told(pod.run_dir)["result"] != "Running", "the trial's end")
+    assert told(pod.run_dir)["result"] == "Passed"
