@@ -13,7 +13,7 @@ from holdfast.checkpoint import fencing
 from holdfast.constants import Cause, Phase
 from holdfast.launch import events
 from holdfast.launch.membership import Budget, Membership
-from holdfast.launch.messages import Priority
+from holdfast.launch.messages import Failure, Priority
 from holdfast.launch.stalls import Stall
 from holdfast.launch.standalone import Joined, Record, Roster, Terms
 from holdfast.worlds import Claim, Pair
@@ -436,6 +436,28 @@ def test_all_that_are_told_to_leave_commit_their_last_step_and_go(order: str, ro
     assert sim.run(20, lambda: all(pod.exit_code == 75 for pod in sim.pods.values()))
     assert sim.committed() == max(len(world.steps) for world in sim.trainings), "no step is lost"
     assert all(pod.state.incidents == () for pod in sim.pods.values())
+
+
+def test_who_sees_ranks_of_a_suspended_job_go_before_it_hears_of_that_counts_nobody_as_lost() -> None:
+    """Before the first step there is nothing to commit: who hears first leaves, one of its ranks before the other."""
+    sim = Simulation(3, replace_lost=False)
+    assert sim.run(20, lambda: any(world.base is not None for world in sim.trainings))
+    pair = sim.trainings[-1].world.pair
+    first, *others = sim.pods.values()
+    ordered = events.DrainAsked(id="drain-9", reason="the operator asked", cause=None)
+    sim.feed(first, ordered)
+    held, first.local = first.local, []
+    sim.deliver_all()
+    for pod in others:
+        gone = Failure(cause=Cause.INFRASTRUCTURE, reason="PeerLost", message="", priority=Priority.PEER_LOST)
+        sim.feed(pod, events.RankFailed(pair=pair, failure=gone))
+    sim.tick(0.5)
+    sim.deliver_all()
+    first.local = held
+    for pod in others:
+        sim.feed(pod, ordered)
+    assert sim.run(20, lambda: all(pod.exit_code == 75 for pod in sim.pods.values()))
+    assert [pod.state.incidents for pod in sim.pods.values()] == [(), (), ()]
 
 
 def test_a_spent_budget_ends_the_job_on_every_launcher_with_the_applications_code() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -20,7 +21,7 @@ from holdfast_operator.policies.backoff import pause, share
 from holdfast_operator.policies.draft import Draft
 from holdfast_operator.policies.facts import Facts
 from holdfast_operator.policies.record import record
-from holdfast_operator.status import Count, Incident
+from holdfast_operator.status import Count, Incident, Status
 from holdfast_operator.tally import Offender
 
 Make = Callable[..., Any]
@@ -242,6 +243,56 @@ def test_two_workers_of_a_node_that_show_the_same_leave_together_as_one_incident
     assert sim.document["directives"]["drain"] == sorted(sim.uid(name) for name in there)
     assert len(there) == 2
     assert sim.counted == ["Infrastructure"]
+
+
+@pytest.mark.parametrize("crashed", [None, "gpt-w0", "gpt-w1"])
+def test_one_fault_on_the_gpus_of_several_pods_counts_once_and_all_do_what_the_rule_says(
+    make_sim: Make, crashed: str | None
+) -> None:
+    """As a kernel's bad address shows on every rank, before or after the crash that it leads to is told."""
+    sim = training(make_sim, budgets=[], rules=[rule("RecreatePod", onGpuErrors={"xids": [31]})])
+    first, *others = sim.world_names()
+    sim.pods[sim.uid(first)]["gpu"] = [gpu_error(31, at=sim.stamp())]
+    sim.tick()
+    for name in others:
+        error = gpu_error(31, at=sim.stamp())
+        sim.pods[sim.uid(name)]["gpu"] = [error, {**error, "gpu": "GPU-2"}]
+    if crashed is not None:
+        fail(sim, pod=crashed)
+    sim.run(200, until=lambda: sim.world_names() == ["gpt-w3", "gpt-w4", "gpt-w5"])
+    sim.run(30)
+    assert sim.counted == ["Infrastructure"]
+    assert [incident.decision for incident in sim.status.incidents] == ["RecreatePodByRule"]
+    assert sum("counted with gpt-w0" in words for words in told(sim, "RecreatePodByRule")) == 2
+
+
+def test_a_fault_that_shows_on_the_pods_that_come_next_counts_again(make_sim: Make) -> None:
+    sim = training(make_sim, budgets=[], rules=[rule("RestartGang", onGpuErrors={"xids": [31]})])
+    for times in (1, 2):
+        for name in sim.world_names():
+            sim.pods[sim.uid(name)]["gpu"] = [gpu_error(31, at=sim.stamp())]
+        sim.tick()
+        before = set(sim.world_names())
+        sim.run(200, until=lambda before=before: len(sim.world_names()) == 3 and not before & set(sim.world_names()))
+        assert len(sim.counted) == times
+
+
+def test_an_incident_that_fell_off_the_list_is_not_counted_again_when_a_pod_that_is_gone_still_tells_it(
+    make_sim: Make,
+) -> None:
+    sim = training(make_sim, budgets=[], rules=[rule("Ignore", onGpuErrors={"xids": [79]})])
+    fail(sim)
+    last_word = copy.deepcopy(sim.heard["uid-gpt-w0"])
+    last_word[1]["pod"]["uid"] = "gone"
+    sim.heard["gone"] = last_word
+    sim.pods["uid-gpt-w1"]["gpu"] = [gpu_error(79)]
+    sim.run(30, until=lambda: decided(sim) == ["InPlaceByDefault", "IgnoreByRule"])
+    for _ in range(12):
+        sim.run(30, until=lambda: sim.world is not None)
+        fail(sim)
+        assert sim.status == Status.from_json(sim.status.to_json())
+    assert sim.counted == ["Application"] * 13
+    assert sim.status.restart_count == 13
 
 
 def test_without_a_rule_the_sidecars_advice_is_followed(make_sim: Make) -> None:

@@ -19,6 +19,7 @@ from holdfast_operator.tally import Offender, Tally
 
 T = TypeVar("T")
 _REASON = re.compile(r"[^A-Za-z0-9_]")
+_NO_WORLD = Pair(generation=0, attempt=0)
 
 
 class Phase(StrEnum):
@@ -546,6 +547,7 @@ class Status:
     membership: Membership = Membership()
     restarts: tuple[Count, ...] = ()
     incidents: tuple[Incident, ...] = ()
+    forgotten: Pair = _NO_WORLD  # the highest world whose incident fell off that list
     last_checkpoint: Checkpoint | None = None
     progress: Progress | None = None
     origin: Origin = Origin()
@@ -578,6 +580,10 @@ class Status:
     def terminal(self) -> bool:
         """Complete or Failed: for good."""
         return self.holds(c.COMPLETE) or self.holds(c.FAILED)
+
+    def forgot(self, pair: Pair) -> bool:
+        """Whether the incident of a world was recorded, and fell off the list since."""
+        return pair <= self.forgotten and all(incident.pair != pair for incident in self.incidents)
 
     def in_phase(self, *phases: Phase) -> tuple[Worker, ...]:
         """Workers in one of these phases."""
@@ -615,6 +621,7 @@ class Status:
                 "backoffUntil": _time(self.backoff_until),
                 "stalledSince": _time(self.stalled_since),
                 "countedBatch": self.counted_batch,
+                "forgotten": self.forgotten.to_json(),
                 "tallies": [tally.to_json() for tally in self.tallies],
                 "offenders": [offender.to_json() for offender in self.offenders],
                 "document": self.document,
@@ -628,6 +635,7 @@ class Status:
     def from_json(cls, value: Json) -> Status:
         """Read back. A part that cannot be read is dropped: its neighbours stay."""
         placement = _dict(value.get("placement"))
+        incidents = _tuple(value.get("incidents"), Incident.from_json)
         return cls(
             observed_generation=_number(value.get("observedGeneration")),
             conditions=_tuple(value.get("conditions"), Condition.from_json),
@@ -639,7 +647,8 @@ class Status:
             incarnations=_number(value.get("incarnations")),
             membership=Membership.from_json(_dict(value.get("membership"))),
             restarts=_tuple(value.get("restarts"), Count.from_json),
-            incidents=_tuple(value.get("incidents"), Incident.from_json),
+            incidents=incidents,
+            forgotten=parse_pair(placement.get("forgotten")) or _below(incidents),
             last_checkpoint=_optional(value.get("lastCheckpoint"), Checkpoint.from_json),
             progress=_optional(value.get("progress"), Progress.from_json),
             origin=Origin.from_json(_dict(value.get("startedFrom"))),
@@ -670,6 +679,14 @@ def reason_word(text: str) -> str:
 def say(text: str) -> str:
     """A message that fits everywhere it is shown."""
     return shorten(text.strip())
+
+
+def _below(incidents: tuple[Incident, ...]) -> Pair:
+    """What an earlier release, which kept no note of it, may have forgotten: all below those of a full list."""
+    if len(incidents) < c.MAX_INCIDENTS:
+        return _NO_WORLD
+    lowest = min(incident.pair for incident in incidents)
+    return Pair(generation=lowest.generation, attempt=max(0, lowest.attempt - 1))
 
 
 def _claim(value: Json) -> Json:

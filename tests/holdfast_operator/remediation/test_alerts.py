@@ -22,7 +22,7 @@ from holdfast_operator.agentserver import AgentServer, Limits, Observer
 from holdfast_operator.errors import AgentRequestError
 from holdfast_operator.ownsecrets import StoredSecret
 from holdfast_operator.remediation.alerts import fingerprint_of, node_finder
-from holdfast_operator.remediation.inbox import ALERTS_PER_NODE, RESOLVED_KEPT, Inbox, tokens_in
+from holdfast_operator.remediation.inbox import ALERTS_PER_NODE, RESOLVED_KEPT, STALE_FOR, Inbox, tokens_in
 from holdfast_operator.remediation.rules import AlertRule, Mode, Rules
 from holdfast_operator.tls import TlsKeeper
 from holdfast_operator.webhook import AgentHub
@@ -167,6 +167,17 @@ def test_an_alerts_end_is_kept_and_an_older_word_does_not_start_it_anew(box: Box
     assert box.counts["replayed"] == 2
     box.now += timedelta(minutes=5)
     assert box.send(told(started=box.now)) == [("n0", "Hot", "Drain", True)], "it came back"
+
+
+def test_an_alert_that_ended_for_want_of_word_fires_again_with_its_old_beginning(box: Box) -> None:
+    """Alertmanager takes what Prometheus could not tell it for minutes for ended; Prometheus knows better."""
+    box.send(told(), told("resolved"))
+    box.now += STALE_FOR - timedelta(seconds=1)
+    assert box.send(told()) == [("n0", "Hot", "Drain", False)], "it may have been under way"
+    box.now += timedelta(seconds=1)
+    assert box.send(told()) == [("n0", "Hot", "Drain", True)]
+    assert box.send(told("resolved")) == [("n0", "Hot", "Drain", False)]
+    assert box.counts == {"firing": 2, "resolved": 2, "replayed": 1}
 
 
 def test_a_start_in_the_future_does_not_outlive_the_alerts_end(box: Box) -> None:

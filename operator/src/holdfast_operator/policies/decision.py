@@ -50,7 +50,7 @@ class Decision:
 
 def of(draft: Draft, incident: Incident, facts: Facts, worker: Worker | None) -> Decision:
     """The decision about one incident."""
-    return _escalated(draft, incident, _first(draft, incident, facts, worker))
+    return _escalated(draft, incident, first(draft, incident, facts, worker))
 
 
 def advised(facts: Facts) -> GpuError | None:
@@ -58,7 +58,8 @@ def advised(facts: Facts) -> GpuError | None:
     return next((error for error in facts.gpu_errors if error.action in _ADVICE), None)
 
 
-def _first(draft: Draft, incident: Incident, facts: Facts, worker: Worker | None) -> Decision:
+def first(draft: Draft, incident: Incident, facts: Facts, worker: Worker | None) -> Decision:
+    """The decision as if it were the first of its kind."""
     match = first_match(draft.spec.rules, facts)
     if match is not None:
         rule = match.rule

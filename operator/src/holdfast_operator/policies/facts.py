@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from holdfast_operator import constants as c
+from holdfast_operator.api import pod_name
 from holdfast_operator.policies.draft import Draft
 from holdfast_operator.seen import GpuError, Told
 from holdfast_operator.status import Worker
@@ -50,6 +51,18 @@ def gpu_errors(draft: Draft, worker: Worker | None) -> tuple[GpuError, ...]:
     """What the worker's sidecar says of its GPUs."""
     report = draft.seen.report(worker.pod_uid) if worker is not None else None
     return report.gpu_errors if report is not None else ()
+
+
+def fault_of(error: GpuError) -> str:
+    """What tells a fault from another one, whichever GPU shows it."""
+    return f"{error.kind}/{error.xid}"
+
+
+def faults(draft: Draft, pod: str | None, moment: datetime) -> frozenset[str]:
+    """What the GPUs of a pod showed about that time: what several pods show may be one fault."""
+    named = (w for w in draft.status.workers if pod_name(draft.seen.job.name, w.incarnation) == pod)
+    errors = gpu_errors(draft, next(named, None))
+    return frozenset(fault_of(error) for error in errors if _recent(error, moment))
 
 
 def of_running(draft: Draft, worker: Worker) -> Facts:

@@ -35,7 +35,7 @@ def _told(draft: Draft) -> list[Told]:
 
 
 def _take(draft: Draft, told: Told) -> Draft:
-    if _forgotten(draft, told.pair):
+    if draft.status.forgot(told.pair):
         return draft
     known = next((incident for incident in draft.status.incidents if incident.pair == told.pair), None)
     if known is not None:
@@ -53,9 +53,14 @@ def _take(draft: Draft, told: Told) -> Draft:
 
 
 def _symptom_of(draft: Draft, incident: Incident) -> Incident | None:
-    """What was seen of the pod a moment before it failed is that failure, and has been counted."""
+    """What was seen of the pod a moment before it failed is that failure, and has been counted.
+
+    So is a fault of its GPUs that was counted for another pod which shows it too.
+    """
+    faults = facts.faults(draft, incident.pod, incident.detected)
     for known in reversed(draft.status.incidents):
-        shown = known.pair.attempt == 0 and known.reason in c.SYMPTOMS and known.pod == incident.pod
+        here = known.pod == incident.pod or bool(faults & facts.faults(draft, known.pod, known.detected))
+        shown = known.pair.attempt == 0 and known.reason in c.SYMPTOMS and here
         if shown and abs(incident.detected - known.detected) <= c.SAME_FAILURE:
             return known
     return None
@@ -126,12 +131,6 @@ def _replaced(draft: Draft, known: Incident, changed: Incident) -> Draft:
     return draft
 
 
-def _forgotten(draft: Draft, pair: Pair) -> bool:
-    """Older than all that a full list remembers: it was recorded and dropped."""
-    known = draft.status.incidents
-    return len(known) >= c.MAX_INCIDENTS and pair < min(incident.pair for incident in known)
-
-
 def _of_worker(draft: Draft, worker: Worker) -> Draft:
     if worker.counted or worker.ordered or not worker.cause or worker.phase is Phase.LEAVING:
         return draft
@@ -154,7 +153,7 @@ def _covered(draft: Draft, worker: Worker) -> bool:
     return any(
         incident.pair == worker.pair or (incident.pod == name and incident.pair >= worker.pair)
         for incident in draft.status.incidents
-    ) or _forgotten(draft, worker.pair)
+    ) or draft.status.forgot(worker.pair)
 
 
 def _at_startup(draft: Draft, worker: Worker) -> Draft:

@@ -92,8 +92,7 @@ def _acknowledged(draft: Draft) -> tuple[Pair, ...]:
     told = {incident.pair for report in draft.seen.reports for incident in report.incidents}
     known = {incident.pair: incident for incident in draft.status.incidents}
     done = {pair for pair, incident in known.items() if pair.attempt > 0 and _closed(draft.now, incident, told)}
-    full = len(known) >= c.MAX_INCIDENTS
-    forgotten = {pair for pair in told if pair not in known and full and pair < min(known)}
+    forgotten = {pair for pair in told if draft.status.forgot(pair)}
     # What was acknowledged stays so: it was counted on that.
     before = {pair for pair in draft.status.membership.acknowledged if pair in known}
     return tuple(sorted(done | forgotten | before))

@@ -25,13 +25,20 @@ def record(draft: Draft, incident: Incident, facts: Facts, worker: Worker | None
     decision = decisions.of(draft, incident, facts, worker)
     number = max((known.number for known in draft.status.incidents), default=0) + 1
     incident = decided(replace(incident, number=number, cause=decision.cause), decision)
-    draft = draft.but(incidents=(*draft.status.incidents, incident)[-c.MAX_INCIDENTS :])
+    draft = _listed(draft, incident)
     draft = decisions.tallied(draft, incident, decision)
     draft = _counted(draft, incident) if decision.counts else draft
     draft = draft.but(backoff_until=_backoff(draft, incident, decision))
     draft = draft.tell(incident.reason, f"{incident.cause}: {incident.message}", warning=True)
     draft = announced(draft, incident, decision)
     return offended(carry_out(draft, incident, decision, worker), incident, worker)
+
+
+def _listed(draft: Draft, incident: Incident) -> Draft:
+    """The newest are shown. Of what falls off, launchers that are gone may still tell: it is counted."""
+    incidents = (*draft.status.incidents, incident)
+    off = [known.pair for known in incidents[: -c.MAX_INCIDENTS] if known.pair.attempt > 0]
+    return draft.but(incidents=incidents[-c.MAX_INCIDENTS :], forgotten=max([draft.status.forgotten, *off]))
 
 
 def decided(incident: Incident, decision: Decision) -> Incident:

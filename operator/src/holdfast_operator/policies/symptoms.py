@@ -56,7 +56,7 @@ def _shown(draft: Draft, worker: Worker) -> Iterator[_Symptom]:
     name = pod_name(draft.seen.job.name, worker.incarnation)
     for error in facts.gpu_errors:
         yield _Symptom(
-            key=f"{error.gpu}/{error.kind}/{error.xid}",
+            key=f"{error.gpu}/{found.fault_of(error)}",
             reason=c.GPU_ERROR,
             message=f"{name}: {error.message or error.kind}",
             cause=error.cause or c.CAUSE_INFRASTRUCTURE,
@@ -82,9 +82,12 @@ def _answered(draft: Draft, worker: Worker, symptom: _Symptom) -> Draft:
     draft = draft.with_worker(worker)
     incident = _incident(draft, worker, symptom)
     known = same_failure(draft, incident)
-    if known is None:
-        return record(draft, incident, symptom.facts, worker)
-    return _known_better(draft, known, symptom.facts, worker)
+    if known is not None:
+        return _known_better(draft, known, symptom.facts, worker)
+    elsewhere = _elsewhere(draft, incident, symptom, worker)
+    if elsewhere is not None and first_match(draft.spec.rules, symptom.facts) is not None:
+        return _also_here(draft, elsewhere, incident, symptom.facts, worker)
+    return record(draft, incident, symptom.facts, worker)
 
 
 def _incident(draft: Draft, worker: Worker, symptom: _Symptom) -> Incident:
@@ -119,3 +122,24 @@ def _known_better(draft: Draft, known: Incident, facts: Facts, worker: Worker) -
     kept = tuple(changed if incident is known else incident for incident in draft.status.incidents)
     draft = recounted(draft.but(incidents=kept), known.cause, decision)
     return carry_out(announced(draft, changed, decision), changed, decision, worker)
+
+
+def _elsewhere(draft: Draft, incident: Incident, symptom: _Symptom, worker: Worker) -> Incident | None:
+    """The incident of another pod whose GPUs showed the same fault a moment ago, when this one was there.
+
+    What a pod shows that came later is news: the fault was not left behind.
+    """
+    shown = {found.fault_of(error) for error in symptom.facts.gpu_errors}
+    for known in reversed(draft.status.incidents):
+        recent = abs(incident.detected - known.detected) <= c.SAME_FAILURE
+        there = worker.ready_at is not None and worker.ready_at <= known.detected
+        if recent and there and shown & found.faults(draft, known.pod, known.detected):
+            return known
+    return None
+
+
+def _also_here(draft: Draft, known: Incident, incident: Incident, facts: Facts, worker: Worker) -> Draft:
+    """It was counted for the other pod; what the rule says is done for this one as well."""
+    decision = decisions.first(draft, incident, facts, worker)
+    draft = draft.tell(decision.reason, f"{incident.pod}: {decision.message}; counted with {known.pod}", warning=True)
+    return carry_out(draft, incident, decision, worker)

@@ -22,8 +22,11 @@ logger = logging.getLogger(__name__)
 Json = Mapping[str, Any]
 
 ALERTS_PER_NODE = 1000
-# So long an end is remembered: an older word that is told again must not start the alert anew.
+# So long an end is remembered: one that began before must not start the alert anew.
 RESOLVED_KEPT = timedelta(hours=1)
+# So long after an end an older word of the same alert may still come: Alertmanager's replicas wait 15 s each for one
+# another. Later it fires again: it had ended for want of word, and Prometheus keeps the time at which it began.
+STALE_FOR = timedelta(minutes=1)
 
 
 class Inbox:
@@ -90,7 +93,7 @@ class Inbox:
         with self._lock:
             for alert in parsed.alerts:
                 told = self._told.setdefault(alert.node, {})
-                result = _result(told, alert)
+                result = _result(told, alert, now)
                 counts[result] = counts.get(result, 0) + 1
                 if result in ("firing", "resolved"):
                     told[alert.fingerprint] = (alert, now)
@@ -114,14 +117,15 @@ RESULTS = (
 )
 
 
-def _result(told: Mapping[str, tuple[Alert, datetime]], alert: Alert) -> str:
-    known = told[alert.fingerprint][0] if alert.fingerprint in told else None
-    if known is None:
+def _result(told: Mapping[str, tuple[Alert, datetime]], alert: Alert, now: datetime) -> str:
+    if alert.fingerprint not in told:
         full = len(told) >= ALERTS_PER_NODE
         return "overflow" if full else ("firing" if alert.firing else "resolved")
+    known, at = told[alert.fingerprint]
     if (known.started, known.firing) == (alert.started, alert.firing):
         return "repeated"
-    if alert.started < known.started or (alert.started == known.started and alert.firing):
+    same = alert.started == known.started
+    if alert.started < known.started or (same and alert.firing and now - at < STALE_FOR):
         return "replayed"
     return "firing" if alert.firing else "resolved"
 

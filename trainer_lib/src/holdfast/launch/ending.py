@@ -36,6 +36,7 @@ LINGER = 2.0
 REMEMBERED = 1000
 FOREIGN = "there are claims that the membership does not know"
 _AGREED = "all ranks agreed to end the attempt"
+_SENT_AWAY = "a worker of the attempt was told to leave"
 
 
 # Failures
@@ -52,8 +53,13 @@ def settle_failures(turn: Turn) -> None:
     if attempt.failed_at is None:
         return
     plain = any(failure.priority <= Priority.KILLED for failure in attempt.failures)
-    if plain or turn.now >= attempt.failed_at + turn.rules.settle:
-        _end(turn, attempt, turn.rules.restart.judged(root_cause(turn, attempt)))
+    if not plain and turn.now < attempt.failed_at + turn.rules.settle:
+        return
+    root = root_cause(turn, attempt)
+    if root.priority is Priority.PEER_LOST and sent_away(turn, attempt.world):
+        close_attempt(turn, _SENT_AWAY)
+    else:
+        _end(turn, attempt, turn.rules.restart.judged(root))
 
 
 def _not_entered(turn: Turn) -> Failure:
@@ -307,6 +313,13 @@ def _drain_failure(turn: Turn, attempt: Attempt) -> Failure | None:
         if said and said.draining and said.failed == attempt.world.pair:
             return said.failure
     return None
+
+
+def sent_away(turn: Turn, world: World) -> bool:
+    """Whether a member leaves because the operator wants it so: that its ranks go, one sooner than the other, is no
+    incident of those who have not heard yet that they leave too."""
+    said = [peer.hello for uid in world.uids if (peer := turn.state.peers.get(uid)) and peer.hello]
+    return any(hello.draining and not hello.ready and hello.failed != world.pair for hello in said)
 
 
 def drains(turn: Turn, attempt: Attempt) -> bool:

@@ -13,10 +13,10 @@ from holdfast.constants import Phase
 from holdfast.worlds import Pair, highest
 
 from . import rules
-from .ending import adopt_incident, close_attempt
+from .ending import adopt_incident, close_attempt, sent_away
 from .events import OpenStore, QuiesceRanks, StartRanks
 from .membership import Member, Membership
-from .messages import Accept, Incident, Master, Propose, Refuse, Remedy, Start, World
+from .messages import Accept, Incident, Master, Priority, Propose, Refuse, Remedy, Start, World
 from .state import Attempt, Pending, Proposal, Quiesce
 from .turn import Turn
 
@@ -206,6 +206,8 @@ def _what_ended_it(turn: Turn) -> Incident | None:
         for uid in turn.state.peers
         if (hello := turn.hello(uid)) and hello.failed == last and hello.failure
     ]
+    if turn.state.last_world is not None and sent_away(turn, turn.state.last_world):
+        failures = [failure for failure in failures if failure.priority is not Priority.PEER_LOST]
     if not failures:
         return None
     root = min(failures, key=lambda failure: failure.rank_of_root)
