@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from holdfast_sidecar.gpu.table import REPLACE_NODE, XID_RULES
+from holdfast_sidecar.gpu.table import COUNT_RULES, COUNTERS, REPLACE_NODE, XID_RULES, CountRule
 from holdfast_testbed.commands import run
 from holdfast_testbed.programs import program
 
@@ -83,3 +83,26 @@ def test_xids_that_raise_an_alert_are_those_for_which_the_sidecar_advises_anothe
     (listed,) = re.findall(r'xid=~"([0-9|]+)"', ALERTS["HoldfastGpuXid"]["expr"])
     advised = {xid for rule in XID_RULES if rule.action == REPLACE_NODE for xid in rule.xids}
     assert {int(xid) for xid in listed.split("|")} == advised
+
+
+def limits() -> dict[frozenset[str], tuple[float, int | None]]:
+    """Of what an alert asks of the exporter's counters: fields → so many errors within so many seconds; of one error
+    the time does not matter."""
+    found = {}
+    for name in (name for name, rule in ALERTS.items() if rule["group"] == "holdfast-gpus"):
+        asked = re.sub(r".*label_join\(|\"node\", \"/\".*", "", ALERTS[name]["expr"])
+        for term in re.split(r"(?<=1e9) or ", asked):
+            fields = frozenset(re.findall(r"DCGM_\w+", term))
+            limit, span = re.search(r">=? (\d+)", term), re.search(r"\[(\d+)([mh])\]", term)
+            if not limit:
+                continue
+            seconds = int(span[1]) * {"m": 60, "h": 3600}[span[2]] if span else None
+            number = float(limit[1]) * (seconds if seconds and "rate(" in term else 1)
+            found[fields] = (number, seconds) if number else (1.0, None)
+    return found
+
+
+@pytest.mark.parametrize("rule", COUNT_RULES, ids=lambda rule: rule.kind)
+def test_so_many_errors_raise_an_alert_as_the_sidecar_reports(rule: CountRule) -> None:
+    fields = frozenset(COUNTERS[counter][0] for counter in rule.counters)
+    assert limits()[fields] == (rule.at_least, rule.seconds if rule.at_least > 1 else None)

@@ -144,20 +144,23 @@ def test_a_rate_is_told_once_an_episode(watch):
     assert watch.see(ECC_SBE_VOL_TOTAL=60) == []
     (finding,) = watch.see(ECC_SBE_VOL_TOTAL=120)
     assert (finding.kind, finding.count) == ("SingleBitEcc", 120)
-    assert finding.words == "120 correctable (single-bit) memory errors within 10 min"
+    assert finding.words == "120 correctable (single-bit) memory errors within 60 min"
     assert watch.see(ECC_SBE_VOL_TOTAL=200) == []
-    assert watch.see(ECC_SBE_VOL_TOTAL=200, after=601) == []
+    assert watch.see(ECC_SBE_VOL_TOTAL=200, after=3601) == []
     assert told(watch.see(ECC_SBE_VOL_TOTAL=350)) == [("SingleBitEcc", None, 150)]
 
 
 def test_slow_errors_never_make_a_rate(watch):
-    assert not any(watch.see(ECC_SBE_VOL_TOTAL=90 * n, after=600) for n in range(20))
+    assert not any(watch.see(ECC_SBE_VOL_TOTAL=90 * n, after=3600) for n in range(20))
 
 
 def test_nvlink_errors(watch):
-    watch.see(NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL=0, NVLINK_REPLAY_ERROR_COUNT_TOTAL=0)
-    found = watch.see(NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL=70, NVLINK_REPLAY_ERROR_COUNT_TOTAL=50)
-    assert told(found) == [("NvLinkErrors", None, 120)]
+    watch.see(NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL=0, NVLINK_CRC_DATA_ERROR_COUNT_TOTAL=0)
+    assert watch.see(NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL=9000, after=290) == [], "31 a second are no fault"
+    found = watch.see(NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL=19000, NVLINK_CRC_DATA_ERROR_COUNT_TOTAL=11000)
+    assert told(found) == [("NvLinkErrors", None, 30_000)]
+    watch.see(NVLINK_REPLAY_ERROR_COUNT_TOTAL=5)
+    assert told(watch.see(NVLINK_REPLAY_ERROR_COUNT_TOTAL=6)) == [("NvLinkReplay", None, 1)]
     watch.see(NVLINK_RECOVERY_ERROR_COUNT_TOTAL=0)
     assert told(watch.see(NVLINK_RECOVERY_ERROR_COUNT_TOTAL=1)) == [("NvLinkRecovery", None, 1)]
 
