@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 Wait = Callable[..., Any]
 
@@ -217,3 +221,51 @@ def test_the_operators_directives_reach_the_ranks(cluster: Any, wait_for: Wait) 
     assert c.wait() == 75
     cluster.await_world(1, "a", "b", above=(1, 1))
     assert a.status["incidents"] == [], cluster.tail()
+
+
+AS_PID_1 = ("unshare", "--pid", "--fork", "--kill-child", sys.executable, "-m", "holdfast", "run")
+SLOW_IMPORT = """
+import pathlib, sys, time
+here = pathlib.Path(__file__).parent
+(here / "importing").touch()
+while not (here / "go").exists():
+    time.sleep(0.01)
+sys.path.remove(str(here))
+del sys.modules[__name__]
+import argparse
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes a PID namespace without more")
+def test_as_pid_1_it_heeds_a_sigterm_that_comes_while_it_starts(tmp_path: Path, wait_for: Wait) -> None:
+    """The kubelet sends it once, to a pod that is deleted at once, say; dropped, it costs the grace period."""
+    shadow = tmp_path / "shadow"
+    shadow.mkdir()
+    (shadow / "argparse.py").write_text(SLOW_IMPORT)
+    paths = os.pathsep.join([str(shadow), os.environ.get("PYTHONPATH", "")])
+    environ = {
+        "PYTHONPATH": paths,
+        "HOLDFAST_RUN_DIR": str(tmp_path / "run"),
+        "HOLDFAST_POD_UID": "uid",
+        "HOLDFAST_POD_IP": "127.0.0.1",
+        "HOLDFAST_CONTROL_PORT": "0",
+        "HOLDFAST_TERMINATION_LOG": str(tmp_path / "termination"),
+    }
+    launcher = subprocess.Popen([*AS_PID_1, "--", "sleep", "60"], env={**os.environ, **environ})
+    try:
+        wait_for((shadow / "importing").exists, "the imports")
+        os.kill(int(Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text()), signal.SIGTERM)
+        (shadow / "go").touch()
+        assert launcher.wait(30) == 75
+    finally:
+        launcher.kill()
+        launcher.wait()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes a PID namespace without more")
+def test_as_pid_1_it_starts_processes_that_heed_sigterm(tmp_path: Path) -> None:
+    environ = {**os.environ, "HOLDFAST_TERMINATION_LOG": str(tmp_path / "termination")}
+    command = [*AS_PID_1, "--", "grep", "SigBlk", "/proc/self/status"]
+    said = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    assert said.returncode == 0, said.stderr
+    assert int(said.stdout.split()[1], 16) == 0

@@ -1,8 +1,20 @@
-"""`python -m holdfast` is the same program as `holdfast`."""
+"""The program `holdfast`, also `python -m holdfast`. The signal comes first, then the imports."""
 
+import os
+import signal
 import sys
 
-from holdfast.cli import main
+
+def main() -> int:
+    """The process's exit code."""
+    # The kernel drops a signal to PID 1 that is neither handled nor blocked, and the kubelet sends SIGTERM once. The
+    # launcher lets it in when it can handle it, before it starts any process.
+    if os.getpid() == 1 and sys.argv[1:2] == ["run"]:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    from holdfast import cli
+
+    return cli.main()
+
 
 if __name__ == "__main__":
     sys.exit(main())

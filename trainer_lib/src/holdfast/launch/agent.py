@@ -259,6 +259,7 @@ class Agent:
         loop.add_signal_handler(signal.SIGTERM, self._terminated)
         loop.add_signal_handler(signal.SIGINT, self._interrupted)
         loop.add_signal_handler(signal.SIGUSR1, self._checkpoint_signal)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # as PID 1 it waited for this (`__main__`)
         if os.getpid() == 1:
             loop.add_signal_handler(signal.SIGCHLD, self._reaper.reap)
 
