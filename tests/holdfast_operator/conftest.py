@@ -31,6 +31,7 @@ from holdfast_operator.actions import (
 from holdfast_operator.api import format_seconds, format_time, parse_job
 from holdfast_operator.decide import decide
 from holdfast_operator.observe import rival_of
+from holdfast_operator.occupancy import usage_of
 from holdfast_operator.seen import Observed, Platform, Refusal, Usage, parse_node, parse_pod, parse_report
 from holdfast_operator.status import Status
 
@@ -182,9 +183,7 @@ class Sim:
         return parse_node(self.nodes[name], {"spec": {"renewTime": renewed, "leaseDurationSeconds": LEASE_SECONDS}})
 
     def _usage(self) -> tuple[Usage, ...]:
-        bound = [body for body in self._all_pods() if body["spec"].get("nodeName")]
-        live = (body for body in bound if body["status"]["phase"] not in ("Failed", "Succeeded"))
-        return tuple(Usage(node=body["spec"]["nodeName"], requests=body["spec"]) for body in live)
+        return tuple(filter(None, map(usage_of, self._all_pods())))
 
     def plan(self) -> Plan:
         return decide(self.observe(), self.now)

@@ -61,6 +61,16 @@ def test_a_pods_last_state_outlives_it() -> None:
     assert [body["metadata"]["resourceVersion"] for body in cache.tombstones_of("job-gpt")] == ["4"]
 
 
+def test_what_is_long_gone_is_forgotten() -> None:
+    hour = iter((0.0, 3500.0, 3700.0))
+    cache = Cache(clock=lambda: next(hour))
+    for name in ("w0", "w1"):
+        cache.put_pod(pod(name, 3))
+        cache.drop_pod(pod(name, 4))
+    cache.replace(listing(version=10), listing(version=10), listing(version=10))
+    assert [body["metadata"]["name"] for body in cache.tombstones_of("job-gpt")] == ["w1"]
+
+
 def test_a_full_list_prunes_what_vanished_and_names_its_job() -> None:
     cache = Cache()
     cache.put_job(job("gpt", 2))
@@ -107,3 +117,42 @@ def test_a_report_wakes_its_job() -> None:
     feed.report("job-unknown")
     assert queue.get() == "ml/gpt"
     assert queue.depth() == 0
+
+
+def test_what_pods_take_of_a_node_is_the_sum_over_those_that_have_not_ended() -> None:
+    cache = Cache()
+    for version, name in enumerate(("w0", "w1", "w2"), start=1):
+        cache.put_pod(asking(name, version, cpu="2"))
+    cache.put_pod(asking("w1", 4, cpu="3"))
+    cache.put_pod({**asking("w2", 5, cpu="2"), "status": {"phase": "Failed"}})
+    (taken,) = cache.usage()
+    assert (taken.node, taken.amounts) == ("n1", {"cpu": 5, "pods": 2})
+    cache.drop_pod(pod("w0", 6))
+    cache.drop_pod(pod("w1", 7))
+    assert cache.usage() == ()
+
+
+def asking(name: str, version: int, *, cpu: str) -> dict[str, Any]:
+    body = pod(name, version)
+    body["spec"]["containers"] = [{"name": "trainer", "resources": {"requests": {"cpu": cpu}}}]
+    return body
+
+
+def test_a_job_is_found_by_its_uid_until_it_is_gone() -> None:
+    cache = Cache()
+    cache.put_job(job("gpt", 1, uid="old"))
+    cache.put_job(job("gpt", 2, uid="new"))
+    assert (cache.key_of_uid("old"), cache.key_of_uid("new")) == (None, "ml/gpt")
+    cache.drop_job(job("gpt", 3, uid="new"))
+    assert cache.key_of_uid("new") is None
+
+
+def test_a_full_list_wakes_only_the_jobs_of_which_it_tells_something_new() -> None:
+    cache = Cache()
+    cache.put_job(job("gpt", 2))
+    cache.put_job(job("bert", 3))
+    cache.put_pod(pod("w0", 4, owner="bert"))
+    told = [job("gpt", 2), job("bert", 3)], [pod("w0", 5, owner="bert")]
+    assert cache.replace(listing(*told[0], version=10), listing(*told[1], version=10), listing(version=10)) == {
+        "ml/bert"
+    }

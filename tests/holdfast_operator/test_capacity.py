@@ -7,8 +7,11 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from holdfast_operator.capacity import Room, admits, quantity, requests, too_big
+from holdfast_operator.capacity import Room, admits, too_big
+from holdfast_operator.quantities import quantity, requests
 from holdfast_operator.seen import NodeView, Usage
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
@@ -49,8 +52,30 @@ def test_limits_stand_in_for_requests_and_native_sidecars_add_up() -> None:
 
 
 def test_a_node_holds_what_fits_beside_what_runs() -> None:
-    room = Room([node("n1"), node("n2")], [Usage(node="n1", requests=pod("3"))], NOW)
+    room = Room([node("n1"), node("n2")], [Usage(node="n1", amounts=requests(pod("3")))], NOW)
     assert room.place(pod(), 5) == 2
+
+
+def one_by_one(left: dict[str, int], asked: int, count: int) -> int:
+    """Each pod on the fullest node that still holds it."""
+    for placed in range(count):
+        fitting = [name for name, cpu in left.items() if cpu >= asked]
+        if not fitting:
+            return placed
+        left[min(fitting, key=lambda name: (left[name], name))] -= asked
+    return count
+
+
+@given(
+    offers=st.lists(st.integers(0, 9), max_size=5),
+    gangs=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 9)), max_size=4),
+)
+def test_gangs_are_placed_as_if_pod_by_pod(offers: list[int], gangs: list[tuple[int, int]]) -> None:
+    nodes = [NodeView(name=f"n{i}", allocatable={"cpu": cpu, "pods": 99}) for i, cpu in enumerate(offers)]
+    room = Room(nodes, [], NOW)
+    left = {f"n{i}": cpu for i, cpu in enumerate(offers)}
+    for asked, count in gangs:
+        assert room.place(pod(str(asked)), count) == one_by_one(left, asked, count)
 
 
 def test_dead_cordoned_and_avoided_nodes_hold_nothing() -> None:

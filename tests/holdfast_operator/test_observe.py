@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+from datetime import timedelta
 from typing import Any
 
 from holdfast_operator.cache import Cache
+from holdfast_operator.constants import APPLY_AGAIN
 from holdfast_operator.observe import Memory, Observer
 from holdfast_operator.webhook import AgentHub
 
@@ -56,3 +58,25 @@ def test_pods_of_another_namespace_are_no_workers_whatever_owner_they_name(train
     assert seen is not None
     assert [pod.name for pod in seen.pods] == ["own"]
     assert bound == ["uid-own"]
+
+
+def test_children_are_applied_anew_after_a_while_and_not_all_jobs_at_once(trained: Any) -> None:
+    cache, hub = Cache(), AgentHub(lambda _token: None, lambda _uid: None)
+    memory = Memory(applied="digest", applied_at=trained.now)
+    due = set()
+    for number in range(20):
+        body = {**trained.body, "metadata": {**trained.body["metadata"], "uid": f"uid-{number}"}}
+        cache.put_job(body)
+        seconds = 0
+        while (seen := observer(trained, cache, hub).cached("ml/gpt", memory, later(trained, seconds))) is not None:
+            if not seen.applied:
+                break
+            seconds += 10
+        due.add(seconds)
+    assert min(due) >= APPLY_AGAIN.total_seconds()
+    assert max(due) <= 2 * APPLY_AGAIN.total_seconds() + 10
+    assert len(due) > 5
+
+
+def later(sim: Any, seconds: int) -> Any:
+    return sim.now + timedelta(seconds=seconds)

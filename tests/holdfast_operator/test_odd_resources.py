@@ -17,9 +17,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from holdfast_operator.api import parse_job
-from holdfast_operator.capacity import Room, quantity, too_big
+from holdfast_operator.capacity import Room, too_big
 from holdfast_operator.manifests import pod
 from holdfast_operator.observe import rival_of
+from holdfast_operator.quantities import quantity
 from holdfast_operator.seen import NodeView, parse_pod, parse_report
 
 Make = Callable[..., Any]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -63,7 +64,7 @@ class Actor:
             if refusal is not None and isinstance(action, CreatePod):
                 continue
             try:
-                memory = self._do(job, action, memory)
+                memory = self._do(job, action, memory, plan.decided_at)
             except (ConflictError, NotFoundError) as error:
                 logger.info("%s is no longer as it was seen: %s", _named(action), error)
             except RejectedError as error:
@@ -71,12 +72,12 @@ class Actor:
                 refusal = Refusal(reason=error.reason, message=str(error))
         return _remembered(memory, plan, refusal)
 
-    def _do(self, job: Job, action: Action, memory: Memory) -> Memory:
+    def _do(self, job: Job, action: Action, memory: Memory, now: datetime) -> Memory:
         match action:
             case ApplyChildren():
                 for manifest in action.manifests:
                     self._cluster.apply(dict(manifest))
-                return _with(memory, applied=action.digest)
+                return replace(memory, applied=action.digest, applied_at=now)
             case CreatePod():
                 created = self._cluster.create_pod(dict(action.manifest))
                 if created is not None:
@@ -94,7 +95,7 @@ class Actor:
                 self._cluster.delete_job(job.namespace, job.name, action.uid)
             case Publish():
                 self._hub.publish(job.uid, action.document)
-                return _with(memory, published=action.revision)
+                return replace(memory, published=action.revision)
         return memory
 
     def tell(self, job: Job, events: tuple[Event, ...], now: datetime) -> None:
@@ -107,14 +108,10 @@ class Actor:
                 logger.warning("an event was not written: %s", error)
 
 
-def _with(memory: Memory, **changes: Any) -> Memory:
-    return Memory(**{"refusal": memory.refusal, "applied": memory.applied, "published": memory.published, **changes})
-
-
 def _remembered(memory: Memory, plan: Plan, refusal: Refusal | None) -> Memory:
     """A refusal is remembered until the creation that it was about succeeds."""
     tried = any(isinstance(action, CreatePod | ApplyChildren) for action in plan.actions)
-    return _with(memory, refusal=refusal if tried or refusal else memory.refusal)
+    return replace(memory, refusal=refusal if tried or refusal else memory.refusal)
 
 
 def _named(action: Action) -> str:

@@ -7,16 +7,20 @@ state of a vanished pod is kept for a while: it may hold the proof of how it end
 from __future__ import annotations
 
 import threading
+import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from holdfast_operator import constants as c
+from holdfast_operator.occupancy import Occupancy
+from holdfast_operator.seen import Usage
 
 Json = Mapping[str, Any]
 
 TOMBSTONES = 64  # a job
+GRAVE_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +40,15 @@ class Listing:
 class Cache:
     """Jobs by key, pods by owner's UID, nodes by name."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
         self._jobs: dict[str, Json] = {}
+        self._keys: dict[str, str] = {}
+        self._occupancy = Occupancy()
         self._pods: dict[str, dict[str, Json]] = defaultdict(dict)
         self._tombstones: dict[str, dict[str, Json]] = defaultdict(dict)
+        self._buried: dict[str, float] = {}
         self._nodes: dict[str, Json] = {}
 
     # Jobs
@@ -49,7 +57,11 @@ class Cache:
         """Keep a job unless a newer version is known; returns its key."""
         key = job_key(body)
         with self._lock:
-            self._jobs[key] = _newer(self._jobs.get(key), body)
+            known = self._jobs.get(key)
+            newest = self._jobs[key] = _newer(known, body)
+            if known is not None and known is not newest:
+                self._keys.pop(_uid(known), None)
+            self._keys[_uid(newest)] = key
         return key
 
     def drop_job(self, body: Json) -> str:
@@ -59,6 +71,7 @@ class Cache:
             known = self._jobs.get(key)
             if known is not None and known["metadata"].get("uid") == uid:
                 del self._jobs[key]
+                self._keys.pop(uid, None)
             self._tombstones.pop(uid, None)
         return key
 
@@ -75,7 +88,7 @@ class Cache:
     def key_of_uid(self, uid: str) -> str | None:
         """The key of the job with this UID."""
         with self._lock:
-            return next((key for key, body in self._jobs.items() if body["metadata"].get("uid") == uid), None)
+            return self._keys.get(uid)
 
     # Pods
 
@@ -87,6 +100,7 @@ class Cache:
         with self._lock:
             pods = self._pods[owner["uid"]]
             pods[uid] = _newer(pods.get(uid), body)
+            self._occupancy.put(uid, pods[uid])
         return f"{body['metadata'].get('namespace', '')}/{owner['name']}"
 
     def drop_pod(self, body: Json) -> str | None:
@@ -96,8 +110,10 @@ class Cache:
             return None
         with self._lock:
             known = self._pods[owner["uid"]].pop(uid, body)
+            self._occupancy.drop(uid)
             graves = self._tombstones[owner["uid"]]
             graves[uid] = _newer(known, body)
+            self._buried[uid] = self._clock()
             while len(graves) > TOMBSTONES:
                 del graves[next(iter(graves))]
             if not self._pods[owner["uid"]]:
@@ -118,6 +134,11 @@ class Cache:
         """All our pods."""
         with self._lock:
             return [body for pods in self._pods.values() for body in pods.values()]
+
+    def usage(self) -> tuple[Usage, ...]:
+        """What our pods take of each node."""
+        with self._lock:
+            return self._occupancy.by_node()
 
     # Nodes
 
@@ -157,21 +178,43 @@ class Cache:
     # Full lists
 
     def replace(self, jobs: Listing, pods: Listing, nodes: Listing) -> set[str]:
-        """Take over full lists; returns the keys of jobs that they touch or no longer have."""
-        keys = {self.put_job(body) for body in jobs.items}
+        """Take over full lists; returns the keys of jobs of which they tell anything new, or that are gone."""
+        keys = {self.put_job(body) for body in _news(jobs, self.jobs())}
         keys |= {self.drop_job(body) for body in jobs.absent(self.jobs())}
-        keys |= {key for body in pods.items if (key := self.put_pod(body))}
+        keys |= {key for body in _news(pods, self.pods()) if (key := self.put_pod(body))}
         keys |= {key for body in pods.absent(self.pods()) if (key := self.drop_pod(body))}
         for body in nodes.items:
             self.put_node(body)
         for body in nodes.absent(self.nodes()):
             self.drop_node(body)
+        self._clear_graves()
         return keys
+
+    def _clear_graves(self) -> None:
+        """What has been gone for long proves nothing that is still asked; its job may be gone as well."""
+        before = self._clock() - GRAVE_SECONDS
+        with self._lock:
+            self._buried = {uid: at for uid, at in self._buried.items() if at > before}
+            for job_uid, graves in list(self._tombstones.items()):
+                kept = {uid: body for uid, body in graves.items() if uid in self._buried}
+                self._tombstones[job_uid] = kept
+                if not kept:
+                    del self._tombstones[job_uid]
+
+
+def _news(listing: Listing, known: Iterable[Json]) -> list[Json]:
+    """What is listed in another version than it is known in."""
+    versions = {_uid(body): version(body) for body in known}
+    return [body for body in listing.items if versions.get(_uid(body)) != version(body)]
 
 
 def job_key(body: Json) -> str:
     """``namespace/name``."""
     return f"{body['metadata'].get('namespace', '')}/{body['metadata']['name']}"
+
+
+def _uid(body: Json) -> str:
+    return str(body["metadata"].get("uid", ""))
 
 
 def owner_of(body: Json) -> Json | None:

@@ -8,99 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from decimal import Decimal, InvalidOperation
-from typing import Any
+from decimal import Decimal
 
 from holdfast_operator import constants as c
 from holdfast_operator.api import Json
+from holdfast_operator.quantities import SUFFIX, Amounts, add, requests
 from holdfast_operator.seen import NodeView, Usage
 
-Amounts = dict[str, Decimal]
-
-_SUFFIX = {
-    "n": Decimal("1e-9"),
-    "u": Decimal("1e-6"),
-    "m": Decimal("1e-3"),
-    "": Decimal(1),
-    "k": Decimal(10**3),
-    "M": Decimal(10**6),
-    "G": Decimal(10**9),
-    "T": Decimal(10**12),
-    "P": Decimal(10**15),
-    "E": Decimal(10**18),
-    "Ki": Decimal(2**10),
-    "Mi": Decimal(2**20),
-    "Gi": Decimal(2**30),
-    "Ti": Decimal(2**40),
-    "Pi": Decimal(2**50),
-    "Ei": Decimal(2**60),
-}
-# The API server takes no larger one, and rounds what is finer than the smallest up to it.
-_LARGEST, _SMALLEST = Decimal(2**63 - 1), _SUFFIX["n"]
 # What is longer is weighed by the scheduler only: templates of other jobs must not cost this pass anything.
-_WEIGHED_TEXT, _WEIGHED_EXPRESSIONS = 64, 256
-
-
-def quantity(text: Any) -> Decimal:
-    """A Kubernetes quantity; what cannot be read, and what is below 0, counts as 0."""
-    value = str(text)
-    if len(value) > _WEIGHED_TEXT:
-        return Decimal(0)
-    for length in (2, 1, 0):
-        number, suffix = (value[:-length], value[-length:]) if length else (value, "")
-        if suffix not in _SUFFIX:
-            continue
-        try:
-            found = Decimal(number)
-        except InvalidOperation:
-            continue
-        return _bounded(found, suffix)
-    return Decimal(0)
-
-
-def _bounded(number: Decimal, suffix: str) -> Decimal:
-    if not number.is_finite() or number <= 0:
-        return Decimal(0)
-    if number.adjusted() > _LARGEST.adjusted():
-        return _LARGEST
-    if number.adjusted() < -_LARGEST.adjusted():
-        return _SMALLEST
-    return min(_LARGEST, max(_SMALLEST, number * _SUFFIX[suffix]))
-
-
-def requests(pod_spec: Json) -> Amounts:
-    """What a pod asks for: containers and native sidecars together, or its largest init container if that is more."""
-    running: Amounts = {"pods": Decimal(1)}
-    for container in pod_spec.get("containers") or ():
-        _add(running, _container(container))
-    peak: Amounts = {}
-    sidecars: Amounts = {}
-    for container in pod_spec.get("initContainers") or ():
-        amounts = _container(container)
-        if container.get("restartPolicy") == "Always":
-            _add(sidecars, amounts)
-            amounts = {}
-        _add(amounts, sidecars)
-        peak = _most(peak, amounts)
-    _add(running, sidecars)
-    result = _most(running, peak)
-    _add(result, {key: quantity(value) for key, value in (pod_spec.get("overhead") or {}).items()})
-    return result
-
-
-def _container(container: Json) -> Amounts:
-    resources = container.get("resources") or {}
-    asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
-    return {key: quantity(value) for key, value in asked.items()}
-
-
-def _add(into: Amounts, amounts: Mapping[str, Decimal]) -> None:
-    for key, value in amounts.items():
-        into[key] = into.get(key, Decimal(0)) + value
-
-
-def _most(one: Amounts, other: Amounts) -> Amounts:
-    return {key: max(one.get(key, Decimal(0)), other.get(key, Decimal(0))) for key in one.keys() | other.keys()}
+_WEIGHED_EXPRESSIONS = 256
 
 
 class Room:
@@ -108,36 +24,35 @@ class Room:
 
     def __init__(self, nodes: Iterable[NodeView], usage: Iterable[Usage], now: datetime) -> None:
         self._nodes = [node for node in nodes if node.ready and not node.unschedulable and not node.dead(now)]
-        self._left = {node.name: {k: quantity(v) for k, v in node.allocatable.items()} for node in self._nodes}
+        self._left = {node.name: dict(node.offers) for node in self._nodes}
         for taken in usage:
             if taken.node in self._left:
-                self._take(taken.node, requests(taken.requests))
+                add(self._left[taken.node], taken.amounts, -1)
 
     def place(self, pod_spec: Json, count: int, avoid: Sequence[str] = ()) -> int:
-        """Put up to ``count`` such pods; returns how many found a place."""
+        """Put up to ``count`` such pods, the fullest nodes first; returns how many found a place."""
         asked = {key: value for key, value in requests(pod_spec).items() if value > 0}
-        allowed = [node.name for node in self._nodes if node.name not in avoid and admits(node, pod_spec)]
         placed = 0
-        while placed < count:
-            node = self._best(allowed, asked)
-            if node is None:
+        for node in self._fullest_first(pod_spec, avoid):
+            if placed == count:
                 break
-            self._take(node, asked)
-            placed += 1
+            here = self._holds(node, asked, count - placed)
+            add(self._left[node], asked, -here)
+            placed += here
         return placed
 
-    def _best(self, allowed: Sequence[str], asked: Amounts) -> str | None:
-        fitting = [name for name in allowed if self._fits(name, asked)]
-        return min(fitting, key=lambda name: (self._left[name].get("cpu", Decimal(0)), name), default=None)
+    def _fullest_first(self, pod_spec: Json, avoid: Sequence[str]) -> list[str]:
+        """A node that takes a pod stays the fullest, so the order holds until all are put."""
+        allowed = [node.name for node in self._nodes if node.name not in avoid and admits(node, pod_spec)]
+        return sorted(allowed, key=lambda name: (self._left[name].get("cpu", Decimal(0)), name))
 
-    def _fits(self, node: str, asked: Amounts) -> bool:
+    def _holds(self, node: str, asked: Amounts, most: int) -> int:
+        """How many pods that ask for so much still fit, as far as that matters."""
         left = self._left[node]
-        return all(value <= left.get(key, Decimal(0)) for key, value in asked.items())
-
-    def _take(self, node: str, amounts: Amounts) -> None:
-        left = self._left[node]
-        for key, value in amounts.items():
-            left[key] = left.get(key, Decimal(0)) - value
+        for key, value in asked.items():
+            if value * most > left.get(key, Decimal(0)):
+                most = max(0, int(left.get(key, Decimal(0)) // value))
+        return most
 
 
 def too_big(pod_spec: Json, nodes: Iterable[NodeView]) -> str:
@@ -147,7 +62,7 @@ def too_big(pod_spec: Json, nodes: Iterable[NodeView]) -> str:
     if not known:
         return ""
     for key in sorted(asked):
-        most = max(quantity(node.allocatable.get(key, 0)) for node in known)
+        most = max(node.offers.get(key, Decimal(0)) for node in known)
         if asked[key] > most:
             return f"a worker asks for {_show(asked[key])} {key}, and no node has more than {_show(most)}"
     return ""
@@ -155,8 +70,8 @@ def too_big(pod_spec: Json, nodes: Iterable[NodeView]) -> str:
 
 def _show(value: Decimal) -> str:
     for suffix in ("Ti", "Gi", "Mi"):
-        if value >= _SUFFIX[suffix] and value % (_SUFFIX[suffix] / 64) == 0:
-            return f"{(value / _SUFFIX[suffix]).normalize():f}{suffix}"
+        if value >= SUFFIX[suffix] and value % (SUFFIX[suffix] / 64) == 0:
+            return f"{(value / SUFFIX[suffix]).normalize():f}{suffix}"
     return f"{value.normalize():f}"
 
 

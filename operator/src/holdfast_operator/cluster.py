@@ -7,7 +7,7 @@ building the client's models costs three times as much.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -18,6 +18,7 @@ from urllib3.exceptions import HTTPError
 from holdfast_operator import constants as c
 from holdfast_operator.cache import Listing, version
 from holdfast_operator.errors import BlockedError, ClusterError, ConflictError, NotFoundError, RejectedError
+from holdfast_operator.slim import slim, slim_pod
 
 JsonObject = dict[str, Any]
 
@@ -48,19 +49,20 @@ class Cluster:
 
     def job(self, namespace: str, name: str) -> JsonObject | None:
         """One job, or None."""
-        return self._get(f"{_JOBS}/namespaces/{namespace}/{c.PLURAL}/{name}")
+        found = self._get(f"{_JOBS}/namespaces/{namespace}/{c.PLURAL}/{name}")
+        return None if found is None else slim(found)
 
     def jobs(self, namespace: str = "") -> Listing:
         """All jobs of a namespace, or of all."""
-        return self._list(f"{_JOBS}{_in(namespace)}/{c.PLURAL}")
+        return self._list(f"{_JOBS}{_in(namespace)}/{c.PLURAL}", keep=slim)
 
     def pods(self, namespace: str = "", selector: str = c.POD_SELECTOR) -> Listing:
         """Pods by label."""
-        return self._list(f"/api/v1{_in(namespace)}/pods", {"labelSelector": selector})
+        return self._list(f"/api/v1{_in(namespace)}/pods", {"labelSelector": selector}, keep=slim_pod)
 
     def nodes(self) -> Listing:
         """All nodes."""
-        return self._list("/api/v1/nodes")
+        return self._list("/api/v1/nodes", keep=slim)
 
     def node(self, name: str) -> JsonObject | None:
         """One node, or None."""
@@ -96,7 +98,7 @@ class Cluster:
             "status": patch,
         }
         path = f"{_JOBS}/namespaces/{job['namespace']}/{c.PLURAL}/{job['name']}/status"
-        return self._call("PATCH", path, {"fieldManager": c.FIELD_MANAGER}, body, MERGE)
+        return slim(self._call("PATCH", path, {"fieldManager": c.FIELD_MANAGER}, body, MERGE))
 
     def apply(self, manifest: JsonObject) -> None:
         """Server-side apply of a job's child that is no pod, with our own field manager."""
@@ -199,12 +201,17 @@ class Cluster:
         except NotFoundError:
             return None
 
-    def _list(self, path: str, query: Mapping[str, str] | None = None) -> Listing:
+    def _list(
+        self,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        keep: Callable[[JsonObject], JsonObject] = lambda item: item,
+    ) -> Listing:
         items: list[JsonObject] = []
         token, known = "", 0
         while True:
             page = self._call("GET", path, {**(query or {}), "limit": str(PAGE), "continue": token})
-            items += page.get("items") or ()
+            items += map(keep, page.get("items") or ())
             known = known or version(page)
             token = (page.get("metadata") or {}).get("continue") or ""
             if not token:

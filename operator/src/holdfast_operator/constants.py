@@ -106,6 +106,8 @@ GANG_BACKOFF_MAX = timedelta(minutes=5)
 INCIDENT_GRACE = timedelta(seconds=10)
 # A template problem is shown at once and re-tried this often.
 TEMPLATE_RETRY = timedelta(seconds=20)
+# Children are applied anew after this long, or up to twice as long.
+APPLY_AGAIN = timedelta(minutes=3)
 # Reports older than this say nothing about now.
 REPORT_FRESH = timedelta(seconds=20)
 # A launcher that has spoken, and whose sidecar says that it has said nothing for so long, hangs.

@@ -10,6 +10,7 @@ from typing import Any
 from holdfast_operator.cache import Cache, Listing
 from holdfast_operator.cluster import Cluster
 from holdfast_operator.queue import KeyedQueue
+from holdfast_operator.slim import slim, slim_pod
 
 logger = logging.getLogger(__name__)
 
@@ -27,16 +28,19 @@ class Feed:
 
     def job(self, kind: str | None, body: Json) -> None:
         """A job was seen."""
+        body = slim(body)
         self._queue.add(self._cache.drop_job(body) if kind == DELETED else self._cache.put_job(body))
 
     def pod(self, kind: str | None, body: Json) -> None:
         """A pod was seen."""
+        body = slim_pod(body)
         key = self._cache.drop_pod(body) if kind == DELETED else self._cache.put_pod(body)
         if key is not None:
             self._queue.add(key)
 
     def node(self, kind: str | None, body: Json) -> None:
         """A node was seen. Its heartbeats wake nobody."""
+        body = slim(body)
         name = str(body["metadata"]["name"])
         if kind == DELETED:
             self._cache.drop_node(body)

@@ -7,7 +7,7 @@ when their job ends (``forget_job``). Names and meanings are documented in ``doc
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from prometheus_client import (
     CollectorRegistry,
@@ -139,9 +139,9 @@ class Metrics:
         """One pass ended: ``ok``, ``conflict`` or ``error``."""
         self._reconcile.labels(result).observe(seconds)
 
-    def queue_depth(self, depth: int) -> None:
-        """Jobs that wait for a pass."""
-        self._queue_depth.set(depth)
+    def queue_depth(self, depth: Callable[[], int]) -> None:
+        """Ask this, whenever somebody looks, how many jobs wait for a pass."""
+        self._queue_depth.set_function(depth)
 
     def queue_waited(self, seconds: float) -> None:
         """A job waited this long for its pass."""

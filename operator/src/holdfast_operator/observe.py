@@ -10,13 +10,16 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
+from zlib import crc32
 
 from holdfast_operator import constants as c
 from holdfast_operator.api import Job, parse_job, parse_time
 from holdfast_operator.cache import Cache, job_key, owner_of
 from holdfast_operator.cluster import Cluster
 from holdfast_operator.errors import UnreadableError
+from holdfast_operator.memo import Memo
 from holdfast_operator.podspec import check
 from holdfast_operator.policies.unreadable import REASON as UNREADABLE
 from holdfast_operator.seen import (
@@ -27,13 +30,12 @@ from holdfast_operator.seen import (
     Refusal,
     Report,
     Rival,
-    Usage,
     parse_node,
     parse_pod,
     parse_report,
 )
 from holdfast_operator.status import Phase, Status
-from holdfast_operator.webhook import AgentHub
+from holdfast_operator.webhook import AgentHub, AgentReport
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +50,7 @@ class Memory:
 
     refusal: Refusal | None = None
     applied: str = ""
+    applied_at: datetime | None = None
     published: int = -1
 
 
@@ -72,6 +75,17 @@ class Observer:
         self._key_of_job = key_of_job
         self._nonce = nonce
         self._started_at = started_at
+        self._jobs: Memo[Json, tuple[Job, Status]] = Memo(_job_and_status)
+        self._pods: Memo[Json, PodView] = Memo(parse_pod)
+        self._graves: Memo[Json, PodView] = Memo(partial(parse_pod, absent=True))
+        self._views: Memo[Json, NodeView] = Memo(parse_node)
+        self._waiting: Memo[Json, Rival | None] = Memo(rival_of)
+        self._heard: Memo[AgentReport, Report | None] = Memo(_report_of)
+
+    def forget(self) -> None:
+        """Keep nothing of objects that are gone."""
+        for memo in (self._jobs, self._pods, self._graves, self._views, self._waiting, self._heard):
+            memo.clear()
 
     def begin(self, at: datetime) -> None:
         """This process decides from now on: nobody has reported to it before."""
@@ -101,11 +115,10 @@ class Observer:
         return self._observed(body, pods, memory, now)
 
     def _observed(self, body: Json, pods: Iterable[Json], memory: Memory, now: datetime) -> Observed:
-        job = parse_job(body)
-        status = Status.from_json(job.raw_status)
-        views = [parse_pod(pod) for pod in _in_namespace(job, pods)]
+        job, status = self._jobs(job_key(body), body)
+        views = [self._pods(_uid(pod), pod) for pod in _in_namespace(job, pods)]
         known = {view.uid for view in views}
-        graves = [parse_pod(pod, absent=True) for pod in _in_namespace(job, self._cache.tombstones_of(job.uid))]
+        graves = [self._graves(_uid(pod), pod) for pod in _in_namespace(job, self._cache.tombstones_of(job.uid))]
         views += [view for view in graves if view.uid not in known]
         for view in views:
             here = not (view.absent or view.terminal or view.leaving)
@@ -122,15 +135,15 @@ class Observer:
             nodes=self._nodes(status, views, reports, now),
             reports=reports,
             rivals=self._rivals(job) if _gang_waits(status) or _may_grow(job) else (),
-            usage=self._usage(),
+            usage=self._cache.usage(),
             refusal=memory.refusal,
-            applied=memory.applied,
+            applied=memory.applied if _still_applied(memory, job.uid, now) else "",
             published=memory.published,
         )
 
     def _report(self, pod_uid: str) -> Report | None:
         found = self._hub.latest(pod_uid)
-        return parse_report(found.body, found.received_at) if found is not None else None
+        return self._heard(pod_uid, found) if found is not None else None
 
     def _with_warnings(self, job: Job, view: PodView, now: datetime) -> PodView:
         """Some troubles, such as volumes that cannot be mounted, are told in events only."""
@@ -156,24 +169,31 @@ class Observer:
             if found is not None:
                 self._cache.put_node(found)
                 bodies[name] = found
-        views = {name: parse_node(body) for name, body in bodies.items()}
+        views = {name: self._views(name, body) for name, body in bodies.items()}
         for name in _doubtful(status, views, tuple(reports), now) & bodies.keys():
             views[name] = parse_node(bodies[name], self._cluster.lease(name))
         return tuple(views[name] for name in sorted(views))
 
     # Other jobs
 
-    def _usage(self) -> tuple[Usage, ...]:
-        return tuple(
-            Usage(node=str(spec["nodeName"]), requests=spec)
-            for body in self._cache.pods()
-            if (spec := body.get("spec") or {}).get("nodeName")
-            and (body.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
-        )
-
     def _rivals(self, job: Job) -> tuple[Rival, ...]:
-        others = (body for body in self._cache.jobs() if body["metadata"].get("uid") != job.uid)
-        return tuple(filter(None, map(rival_of, others)))
+        waiting = (self._waiting(job_key(body), body) for body in self._cache.jobs())
+        return tuple(rival for rival in waiting if rival is not None and rival.uid != job.uid)
+
+
+def _still_applied(memory: Memory, job_uid: str, now: datetime) -> bool:
+    """Children are applied anew now and then, for somebody may have deleted them; each job at a time of its own."""
+    share = crc32(job_uid.encode()) / 2**32
+    return memory.applied_at is not None and now - memory.applied_at < c.APPLY_AGAIN * (1 + share)
+
+
+def _job_and_status(body: Json) -> tuple[Job, Status]:
+    job = parse_job(body)
+    return job, Status.from_json(job.raw_status)
+
+
+def _report_of(found: AgentReport) -> Report | None:
+    return parse_report(found.body, found.received_at)
 
 
 def _in_namespace(job: Job, pods: Iterable[Json]) -> Iterator[Json]:
@@ -183,6 +203,10 @@ def _in_namespace(job: Job, pods: Iterable[Json]) -> Iterator[Json]:
     nor be heard as its worker.
     """
     return (pod for pod in pods if pod["metadata"].get("namespace") == job.namespace)
+
+
+def _uid(body: Json) -> str:
+    return str(body["metadata"]["uid"])
 
 
 def _last_seen(event: Json) -> str:

@@ -89,6 +89,7 @@ def assemble(settings: Settings, api: client.ApiClient, lease: LeaseStore) -> Pa
     store = ClusterSecrets(client.CoreV1Api(api), settings.namespace)
     metrics, cache, cluster = Metrics(version=__version__), Cache(), Cluster(api)
     queue = KeyedQueue(waited=metrics.queue_waited)
+    metrics.queue_depth(queue.depth)
     feed = Feed(cache, queue)
     operator_key = ensure_operator_key(store)
     tls = TlsKeeper(store, settings.agents_names, on_bundle=lambda: _wake_all(cache, queue))
@@ -243,7 +244,6 @@ class Process:
     def _work(self) -> None:
         queue = self._parts.queue
         while (key := queue.get()) is not None:
-            self._parts.metrics.queue_depth(queue.depth())
             if not self._elector.leads():
                 # We slept through the end of our Lease: another one leads, and the elector is about to end us.
                 queue.done(key, failed=True)
@@ -272,7 +272,7 @@ class Process:
         parts = self._parts
         while not self._stop.wait(parts.settings.relist_seconds):
             try:
-                parts.reconciler.resync()
+                parts.reconciler.refresh()
                 parts.feed.relist(parts.cluster, parts.settings.watch_namespaces)
                 parts.metrics.ca_expires(parts.tls.authority_expires.timestamp())
             except OperatorError as error:

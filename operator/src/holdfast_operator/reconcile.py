@@ -48,6 +48,7 @@ class Reconciler:
         self._memories: dict[str, Memory] = {}
         self._uids: dict[str, str] = {}
         self._states: dict[str, str] = {}
+        self._counts: Counter[str] = Counter()
         self._bound: dict[str, set[str]] = {}
 
     def run(self, key: str) -> float | None:
@@ -71,11 +72,9 @@ class Reconciler:
         self._account(key, seen, plan)
         return plan.requeue_after
 
-    def resync(self) -> None:
-        """Apply children anew at the next pass: somebody may have deleted them."""
-        with self._lock:
-            kept = self._memories.items()
-            self._memories = {key: Memory(refusal=m.refusal, published=m.published) for key, m in kept}
+    def refresh(self) -> None:
+        """Keep nothing in memory of objects that are gone."""
+        self._observer.forget()
 
     def _carry_out(self, key: str, seen: Observed, plan: Plan, memory: Memory) -> None:
         self._same_job(key, seen)
@@ -117,18 +116,27 @@ class Reconciler:
         self._metrics.forget_job(namespace, name)
         with self._lock:
             self._memories.pop(key, None)
-            self._states.pop(key, None)
             self._bound.pop(key, None)
-            self._metrics.set_jobs(Counter(self._states.values()))
+        self._count(key, None)
+
+    def _count(self, key: str, state: str | None) -> None:
+        """The job is in this state now; None: it is gone."""
+        with self._lock:
+            before = self._states.pop(key, None)
+            if state is not None:
+                self._states[key] = state
+            if before == state:
+                return
+            self._counts.update(filter(None, (state,)))
+            self._counts.subtract(filter(None, (before,)))
+            self._metrics.set_jobs(self._counts)
 
     def _account(self, key: str, seen: Observed, plan: Plan) -> None:
         """Metrics, and pods that nobody will hear of again."""
         status, job = plan.status, seen.job
-        state = state_of(status)
+        self._count(key, state_of(status))
         uids = {pod.uid for pod in seen.pods} | {worker.pod_uid for worker in status.workers}
         with self._lock:
-            self._states[key] = state
-            self._metrics.set_jobs(Counter(self._states.values()))
             gone = self._bound.get(key, set()) - uids
             self._bound[key] = uids
         for uid in gone:

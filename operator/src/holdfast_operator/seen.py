@@ -9,10 +9,12 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any
 
 from holdfast_operator import constants as c
 from holdfast_operator.api import Job, Json, Pair, parse_pair, parse_time, trainer_container
+from holdfast_operator.quantities import Amounts, quantity
 from holdfast_operator.reading import loads
 from holdfast_operator.remediation.marks import Mark, mark_of
 from holdfast_operator.status import Checkpoint, Status
@@ -97,6 +99,11 @@ class NodeView:
     allocatable: Json = field(default_factory=dict, hash=False)
     lease_renewed: datetime | None = None
     lease_seconds: int = 40
+
+    @cached_property
+    def offers(self) -> Amounts:
+        """What it has for pods."""
+        return {key: quantity(value) for key, value in self.allocatable.items()}
 
     def lease_stale(self, now: datetime) -> bool:
         """Its kubelet has been silent for longer than its lease."""
@@ -290,10 +297,10 @@ class Rival:
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What a pod of ours takes from a node."""
+    """What pods of ours take of a node."""
 
     node: str
-    requests: Json = field(hash=False)
+    amounts: Amounts = field(hash=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -329,9 +336,21 @@ class Observed:
     applied: str = ""  # digest of the children that this process applied last
     published: int = -1  # revision that this process published last
 
+    @cached_property
+    def _pods_by_uid(self) -> Mapping[str, PodView]:
+        return {pod.uid: pod for pod in reversed(self.pods)}
+
+    @cached_property
+    def _nodes_by_name(self) -> Mapping[str, NodeView]:
+        return {node.name: node for node in reversed(self.nodes)}
+
+    @cached_property
+    def _reports_by_uid(self) -> Mapping[str, Report]:
+        return {report.pod_uid: report for report in reversed(self.reports)}
+
     def pod(self, uid: str) -> PodView | None:
         """The pod of this UID."""
-        return next((pod for pod in self.pods if pod.uid == uid), None) if uid else None
+        return self._pods_by_uid.get(uid) if uid else None
 
     def pod_named(self, name: str) -> PodView | None:
         """The existing pod of this name."""
@@ -339,11 +358,11 @@ class Observed:
 
     def node(self, name: str) -> NodeView | None:
         """The node of this name."""
-        return next((node for node in self.nodes if node.name == name), None) if name else None
+        return self._nodes_by_name.get(name) if name else None
 
     def report(self, uid: str) -> Report | None:
         """The newest report of this pod."""
-        return next((report for report in self.reports if report.pod_uid == uid), None) if uid else None
+        return self._reports_by_uid.get(uid) if uid else None
 
     def warmed_up(self, now: datetime) -> bool:
         """Whether missing reports mean anything yet."""

@@ -148,19 +148,19 @@ def _places(draft: Draft, gated: list[Worker]) -> tuple[int, int]:
     own = {worker.node for worker in gated if worker.node}
     usage: list[Usage] = [taken for taken in draft.seen.usage if taken.node not in own]
     room = Room(draft.seen.nodes, usage, draft.now)
-    empty = Room(draft.seen.nodes, (), draft.now)
     others = 0
     for rival in sorted(draft.seen.rivals, key=lambda rival: (rival.created, rival.key)):
-        if _goes_first(draft, rival) and empty_holds(empty, rival):
+        if _goes_first(draft, rival) and _could_start(draft, rival):
             others += room.place(rival.pod_spec, rival.pods)
-        empty = Room(draft.seen.nodes, (), draft.now)
     wanted = pod_manifest(draft.seen.job, draft.spec, gated[0], draft.seen.platform)["spec"]
     return room.place(wanted, len(gated), _avoided(gated)), others
 
 
-def empty_holds(room: Room, rival: Rival) -> bool:
+def _could_start(draft: Draft, rival: Rival) -> bool:
     """A gang that not even an empty cluster could hold blocks nobody."""
-    return rival.lifted or room.place(rival.pod_spec, rival.pods) == rival.pods
+    if rival.lifted:
+        return True
+    return Room(draft.seen.nodes, (), draft.now).place(rival.pod_spec, rival.pods) == rival.pods
 
 
 def _goes_first(draft: Draft, rival: Rival) -> bool:

@@ -81,9 +81,10 @@ def _over(draft: Draft) -> bool:
 def _find(draft: Draft) -> Words | None:
     if draft.seen.refusal is not None:
         return Words(reason=draft.seen.refusal.reason, message=draft.seen.refusal.message)
-    impossible = too_big(draft.spec.pod_spec, draft.seen.nodes)
     workers = draft.status.in_phase(Phase.WANTED)
-    if impossible and not any(worker.node for worker in workers):
+    placed = any(worker.node for worker in workers)
+    impossible = "" if placed else too_big(draft.spec.pod_spec, draft.seen.nodes)
+    if impossible:
         return Words(reason="Unschedulable", message=f"{impossible}: ask for less, or add a larger node")
     for worker in workers:
         pod = draft.pod(worker)
