@@ -12,7 +12,7 @@ NODES ?= 3
 CLUSTER ?= default
 CHART_CRDS := charts/holdfast/crds
 
-.PHONY: help demo test test-unit test-integration test-e2e lint fmt cluster cluster-down bench generate verify setup setup-venv clean
+.PHONY: help demo test test-unit test-integration test-e2e lint fmt cluster cluster-down bench bench-operator generate verify setup setup-venv clean
 
 help: ## print this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'
@@ -51,6 +51,8 @@ cluster-down: setup-venv ## remove it without a trace
 
 bench: setup ## every benchmark, each a table against its peer and its limit
 	@for b in benchmarks/*.py; do case $$b in */_*) ;; *) $(PY) $$b $(BENCH_ARGS) ;; esac; done
+
+bench-operator: bench-operator_scale ## the operator at scale
 
 bench-%: setup
 	@$(PY) benchmarks/$*.py $(BENCH_ARGS)

@@ -19,6 +19,7 @@ MODULES = {
     "containerd": "github.com/containerd/containerd/v2",
     "cni": "github.com/containernetworking/plugins",
     "helm": "helm.sh/helm/v3",
+    "kwok": "sigs.k8s.io/kwok",
 }
 
 

@@ -21,6 +21,7 @@ from holdfast_testbed.locks import locked
 from holdfast_testbed.settings import settings
 
 EXTRAS = ("helm", "monitoring")
+ONLY_WHEN_ASKED = ("scale",)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         dest="extras",
         action="append",
         default=[],
-        choices=EXTRAS,
+        choices=(*EXTRAS, *ONLY_WHEN_ASKED),
         help="with --only cluster",
     )
     options = parser.parse_args(arguments)
@@ -74,7 +75,7 @@ def set_up_cluster(extras: Sequence[str]) -> None:
         debs.unpack_missing()
         if "monitoring" in extras:
             debs.unpack_monitoring()
-        gotools.build_missing(helm="helm" in extras)
+        gotools.build_missing({"kwok" if extra == "scale" else extra for extra in extras})
 
 
 if __name__ == "__main__":

@@ -172,6 +172,8 @@ class ControlPlane:
             "kubeconfig": kubeconfig,
             "authentication-kubeconfig": kubeconfig,
             "authorization-kubeconfig": kubeconfig,
+            "kube-api-qps": "500",
+            "kube-api-burst": "1000",
             "leader-elect": "false",
             "secure-port": "0",
         }

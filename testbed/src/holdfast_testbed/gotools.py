@@ -10,11 +10,11 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast_testbed.constants import CNI, CONTAINERD, ETCD, GO_AT_LEAST, GO_WHEEL, HELM, KUBERNETES
+from holdfast_testbed.constants import CNI, CONTAINERD, ETCD, GO_AT_LEAST, GO_WHEEL, HELM, KUBERNETES, KWOK
 from holdfast_testbed.errors import CommandFailedError, MissingProgramError
 from holdfast_testbed.say import progress, say
 from holdfast_testbed.settings import child_environment, settings
@@ -96,12 +96,21 @@ UPSTREAMS = (
         programs={"helm": "helm.sh/helm/v3/cmd/helm"},
         variables={"helm.sh/helm/v3/internal/version.version": f"v{HELM}"},
     ),
+    Upstream(
+        name="kwok",
+        version=KWOK,
+        programs={"kwok": "sigs.k8s.io/kwok/cmd/kwok"},
+        variables={"sigs.k8s.io/kwok/pkg/consts.Version": f"v{KWOK}"},
+    ),
 )
+OPTIONAL = frozenset({"helm", "kwok"})
+"""Upstreams that a cluster does not need."""
 
 
-def build_missing(*, helm: bool) -> None:
-    """Build every upstream that is not there."""
-    missing = [upstream for upstream in UPSTREAMS if not upstream.present() and (helm or upstream.name != "helm")]
+def build_missing(wanted: Collection[str] = ()) -> None:
+    """Build every upstream that is not there; of the optional ones those that are wanted."""
+    asked = [upstream for upstream in UPSTREAMS if upstream.name not in OPTIONAL or upstream.name in wanted]
+    missing = [upstream for upstream in asked if not upstream.present()]
     if missing:
         go = find_go()
         for upstream in missing:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from holdfast_testbed.constants import CNI, CONTAINERD, ETCD, HELM, KUBERNETES
+from holdfast_testbed.constants import CNI, CONTAINERD, ETCD, HELM, KUBERNETES, KWOK
 from holdfast_testbed.errors import MissingProgramError
 from holdfast_testbed.settings import settings
 
@@ -25,6 +25,7 @@ FOLDERS = {
     **dict.fromkeys(("containerd", "containerd-shim-runc-v2", "ctr"), f"containerd-{CONTAINERD}"),
     **dict.fromkeys(("bridge", "loopback", "host-local"), f"cni-{CNI}"),
     "helm": f"helm-{HELM}",
+    "kwok": f"kwok-{KWOK}",
     "pause": "pause-1",
     **dict.fromkeys(("runc", "nft", "prometheus", "promtool", "prometheus-alertmanager", "amtool"), "debian"),
 }
@@ -35,6 +36,7 @@ FROM_PATH = frozenset(name for name, folder in FOLDERS.items() if folder == "deb
 
 OPTIONAL = {
     "helm": "helm",
+    "kwok": "scale",
     **dict.fromkeys(("prometheus", "promtool", "prometheus-alertmanager", "amtool"), "monitoring"),
 }
 """Programs that a cluster does not need, with the option of the set-up that brings them."""

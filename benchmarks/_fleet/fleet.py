@@ -1,0 +1,227 @@
+"""Jobs on nodes that kwok plays: made, counted, broken."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from _fleet.api import JOBS, MERGE, Api
+from _fleet.process import ACCOUNT
+from holdfast_testbed.cluster import Cluster
+from holdfast_testbed.programs import program
+
+PODS_A_NODE = 110
+JOBS_A_NAMESPACE = 100
+PATIENCE = 900.0
+STAGES = Path(__file__).with_name("stages.yaml")
+
+
+@contextmanager
+def kwok(cluster: Cluster, file: Path) -> Iterator[None]:
+    """Plays all nodes: leases, and pods that run as soon as they have a node, and go when they are told to."""
+    words = ("--manage-all-nodes=true", "--cidr=10.128.0.1/14", "--node-lease-duration-seconds=40")
+    with file.open("wb") as log:
+        process = subprocess.Popen(
+            [program("kwok"), f"--kubeconfig={cluster.kubeconfig}", f"--config={STAGES}", *words],
+            stdout=log,
+            stderr=log,
+            preexec_fn=_die_with_parent,  # noqa: PLW1509 - one call, no locks
+        )
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+async def add_nodes(api: Api, count: int) -> None:
+    """Nodes as a cloud has them, all alike."""
+    room = {"cpu": "128", "memory": "1Ti", "pods": str(PODS_A_NODE)}
+    for number in range(count):
+        name = f"kwok-{number}"
+        labels = {"kubernetes.io/hostname": name, "type": "kwok"}
+        status = {"capacity": room, "allocatable": room}
+        body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}, "status": status}
+        await api.call("POST", "/api/v1/nodes", body)
+    end = time.monotonic() + PATIENCE
+    while any("taints" in node["spec"] for node in (await api.call("GET", "/api/v1/nodes"))["items"]):
+        if time.monotonic() > end:
+            raise SystemExit("the nodes are not ready")
+        await asyncio.sleep(0.5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One job of the fleet."""
+
+    namespace: str
+    name: str
+    workers: int
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """As it is applied."""
+        asked = {"requests": {"cpu": "100m", "memory": "1Gi"}}
+        container = {"name": "trainer", "image": "train:1", "command": ["python", "train.py"], "resources": asked}
+        template = {"spec": {"containers": [container]}}
+        return {
+            "apiVersion": "holdfast.dev/v1alpha1",
+            "kind": "FaultTolerantJob",
+            "metadata": {"name": self.name, "namespace": self.namespace},
+            "spec": {"workers": {"replicas": self.workers, "template": template}},
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Death:
+    """A pod whose trainer was ended by SIGKILL."""
+
+    job: str
+    pod: str
+    at: float
+
+
+@dataclass(kw_only=True)
+class Fleet:
+    """What was applied."""
+
+    api: Api
+    check: Callable[[], None]
+    """Raises when the operator is not there."""
+    jobs: list[Job] = field(default_factory=list)
+
+    async def grow(self, jobs: Iterable[Job]) -> float:
+        """Apply jobs; returns the seconds until all pods of all jobs run."""
+        began, new = time.monotonic(), list(jobs)
+        for namespace in sorted({job.namespace for job in new} - {job.namespace for job in self.jobs}):
+            await self._add_namespace(namespace)
+        self.jobs += new
+        await asyncio.gather(*(self._apply(job) for job in new))
+        await self.settled()
+        return time.monotonic() - began
+
+    async def _add_namespace(self, name: str) -> None:
+        """With the service account without which no pod is made."""
+        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+        await self.api.call("POST", "/api/v1/namespaces", body)
+        path = f"/api/v1/namespaces/{name}/serviceaccounts"
+        while not (await self.api.call("GET", path))["items"]:
+            await asyncio.sleep(0.1)
+
+    async def _apply(self, job: Job) -> None:
+        await self.api.call("POST", JOBS.format(namespace=job.namespace), job.body)
+
+    async def settled(self) -> None:
+        """All pods are there and run."""
+        wanted = sum(job.workers for job in self.jobs)
+        end = time.monotonic() + PATIENCE
+        while (there := await self._running()) != wanted:
+            self.check()
+            if time.monotonic() > end:
+                raise SystemExit(f"{there} of {wanted} pods run after {PATIENCE:.0f} s")
+            await asyncio.sleep(2)
+
+    async def _running(self) -> int:
+        """Pods if all run, else -1 or fewer than there are to be."""
+        idle = await self.api.call("GET", "/api/v1/pods", fieldSelector="status.phase!=Running", limit="1")
+        if idle["items"]:
+            return -1
+        namespaces = sorted({job.namespace for job in self.jobs})
+        return sum([await self._count(namespace) for namespace in namespaces])
+
+    async def _count(self, namespace: str) -> int:
+        listed = await self.api.call("GET", f"/api/v1/namespaces/{namespace}/pods", limit="1")
+        return len(listed["items"]) + int(listed["metadata"].get("remainingItemCount") or 0)
+
+    async def pod_bytes(self) -> int:
+        """Size of some pod."""
+        path = f"/api/v1/namespaces/{self.jobs[0].namespace}/pods"
+        (pod,) = (await self.api.call("GET", path, limit="1"))["items"]
+        return len(json.dumps(pod, separators=(",", ":")))
+
+    async def kill(self, job: Job, pod: dict[str, Any]) -> Death:
+        """A pod's trainer dies of SIGKILL, as its kubelet would tell it."""
+        meta = pod["metadata"]
+        state = {"terminated": {"exitCode": 137, "reason": "Error", "finishedAt": _stamp(), "startedAt": _stamp()}}
+        ended = [{**status, "ready": False, "state": state} for status in pod["status"]["containerStatuses"]]
+        status = {"phase": "Failed", "containerStatuses": ended}
+        at = time.time()
+        path = f"/api/v1/namespaces/{job.namespace}/pods/{meta['name']}/status"
+        await self.api.call("PATCH", path, {"metadata": {"uid": meta["uid"]}, "status": status}, MERGE)
+        return Death(job=f"{job.namespace}/{job.name}", pod=str(meta["name"]), at=at)
+
+
+def jobs_of(first: int, count: int, workers: int, *, prefix: str = "fleet") -> list[Job]:
+    """Jobs by number, a hundred in a namespace."""
+    return [
+        Job(namespace=f"{prefix}-{number // JOBS_A_NAMESPACE}", name=f"job-{number}", workers=workers)
+        for number in range(first, first + count)
+    ]
+
+
+def _stamp() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What the operator asked of the API server, as that noted it."""
+
+    at: float
+    verb: str
+    resource: str
+    key: str
+    """Namespace and name of the object."""
+
+
+def requests(audit_log: Path, since: float, until: float) -> list[Request]:
+    """The operator's requests of a time, from the audit log and the one before it."""
+    found = []
+    for file in sorted(audit_log.parent.glob("audit*.log")):
+        with file.open() as lines:
+            found += [request for line in lines if ACCOUNT in line and (request := _request(line)) is not None]
+    return sorted((r for r in found if since <= r.at < until), key=lambda request: request.at)
+
+
+def _request(line: str) -> Request | None:
+    entry = json.loads(line)
+    if entry["user"]["username"] != ACCOUNT or entry["verb"] == "watch":
+        return None
+    about = entry.get("objectRef") or {}
+    resource = "/".join(filter(None, (about.get("resource", ""), about.get("subresource", ""))))
+    return Request(
+        at=datetime.fromisoformat(entry["requestReceivedTimestamp"]).timestamp(),
+        verb=entry["verb"],
+        resource=resource,
+        key=f"{about.get('namespace', '')}/{about.get('name', '')}",
+    )
+
+
+def latencies(deaths: Iterable[Death], asked: Iterable[Request]) -> list[float]:
+    """From each death to the creation of the pod that replaces it; a job's deaths and creations go by their order."""
+    created: dict[str, list[float]] = {}
+    for request in asked:
+        if (request.verb, request.resource) == ("create", "pods"):
+            created.setdefault(request.key.rpartition("-w")[0], []).append(request.at)
+    found = []
+    for death in sorted(deaths, key=lambda death: death.at):
+        times = created.get(death.job, [])
+        while times and times[0] < death.at:
+            times.pop(0)
+        if times:
+            found.append(times.pop(0) - death.at)
+    return found
