@@ -196,7 +196,7 @@ async def fleet_rows(where: Bench, much: Scale) -> list[bench.Row]:
     silent = jobs_of(0, much.jobs - much.training, much.pods_a_job)
     where.operator.start()
     async with Api(where.cluster) as api:
-        await add_nodes(api, 1 + much.jobs * much.pods_a_job // PODS_A_NODE)
+        await add_nodes(api, 1 + 2 * much.jobs * much.pods_a_job // PODS_A_NODE)
         fleet = Fleet(api=api, check=where.operator.check)
         made = await fleet.grow([*trained, *silent])
         size = await fleet.pod_bytes()
