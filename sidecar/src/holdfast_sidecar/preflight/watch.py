@@ -6,7 +6,7 @@ trains.
 
 import logging
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from datetime import UTC, timedelta
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -15,6 +15,8 @@ from holdfast_sidecar import constants as c
 from holdfast_sidecar.clock import Clock
 from holdfast_sidecar.contract import (
     FAILED,
+    RUNNING,
+    Check,
     Document,
     Peer,
     Preflight,
@@ -57,6 +59,7 @@ class PreflightWatch:
         self._skew: Skew | None = None
         self._dials = Dials(clock)
         self._view = self._remembered() or judge(asked, Facts(elapsed=0.0))
+        _say(check for check in self._view.checks if check.result != RUNNING)
 
     def view(self) -> Preflight:
         """How the checks stand."""
@@ -104,9 +107,7 @@ class PreflightWatch:
         )
 
     def _changed(self, before: Preflight, found: Preflight) -> None:
-        for check in set(found.checks) - set(before.checks):
-            level = logging.WARNING if check.result == FAILED else logging.INFO
-            _log.log(level, "preflight: %s: %s: %s", check.name, check.result, check.message)
+        _say(check for check in found.checks if check not in before.checks)
         if found.passed:
             self._keep(found)
         with self._lock:
@@ -138,6 +139,12 @@ class PreflightWatch:
         except (ContractError, OSError) as error:
             _log.debug("%s cannot be read: %s", path.name, error)
             return {"version": c.VERSION}
+
+
+def _say(checks: Iterable[Check]) -> None:
+    for check in checks:
+        level = logging.WARNING if check.result == FAILED else logging.INFO
+        _log.log(level, "preflight: %s: %s: %s", check.name, check.result, check.message)
 
 
 def _peers(answer: Response) -> tuple[Peer, ...] | None:
