@@ -136,7 +136,7 @@ async def growth(where: Bench, much: Scale) -> list[bench.Row]:
     steady: dict[int, Cost] = {0: await asyncio.to_thread(where.operator.cost, much.quiet_seconds / 3)}
     rows = []
     async with Api(where.cluster) as api:
-        await add_nodes(api, 1 + 3 * max(much.sizes) // PODS_A_NODE)
+        await add_nodes(api, 1 + 6 * max(much.sizes) // PODS_A_NODE)
         fleet = Fleet(api=api, check=where.operator.check)
         for size in much.sizes:
             what = f"{size} jobs × 3 pods"
