@@ -89,7 +89,6 @@ def assemble(settings: Settings, api: client.ApiClient, lease: LeaseStore) -> Pa
     store = ClusterSecrets(client.CoreV1Api(api), settings.namespace)
     metrics, cache, cluster = Metrics(version=__version__), Cache(), Cluster(api)
     queue = KeyedQueue(waited=metrics.queue_waited)
-    metrics.queue_depth(queue.depth)
     feed = Feed(cache, queue)
     operator_key = ensure_operator_key(store)
     tls = TlsKeeper(store, settings.agents_names, on_bundle=lambda: _wake_all(cache, queue))
@@ -215,6 +214,8 @@ class Process:
         parts.observer.begin(now())
         parts.hub.take_over()
         parts.metrics.leads()
+        # Not before: in a standby's queue all jobs wait, and nobody is late.
+        parts.metrics.queue_depth(parts.queue.depth)
         for number in range(parts.settings.workers):
             self._thread(self._work, f"worker-{number}")
         parts.nodes.start()
