@@ -12,7 +12,7 @@ NODES ?= 3
 CLUSTER ?= default
 CHART_CRDS := charts/holdfast/crds
 
-.PHONY: help demo test test-unit test-integration test-e2e lint fmt cluster cluster-down bench bench-operator generate verify setup setup-venv clean
+.PHONY: help demo test test-unit test-integration test-e2e lint fmt cluster cluster-down bench bench-operator drill generate verify setup setup-venv clean
 
 help: ## print this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'
@@ -56,6 +56,12 @@ bench-operator: bench-operator_scale ## the operator at scale
 
 bench-%: setup
 	@$(PY) benchmarks/$*.py $(BENCH_ARGS)
+
+drill: setup ## each fault of docs/reference/drills.md on one local cluster, once (DRILL_ARGS=--full: ten times)
+	@$(PY) drills/matrix.py $(DRILL_ARGS)
+
+drill-%: setup
+	@$(PY) drills/matrix.py $* $(DRILL_ARGS)
 
 generate: ## make the files that are derived from others
 	@mkdir -p $(CHART_CRDS) && cp crds/*.yaml $(CHART_CRDS)/

@@ -19,6 +19,7 @@ import _bench as bench
 from holdfast_testbed.cluster import Cluster
 from holdfast_testbed.drill.faults import Stage
 from holdfast_testbed.drill.install import example_job, install_chart
+from holdfast_testbed.drill.trial import settle
 from holdfast_testbed.drill.watch import Watcher
 
 NAMESPACE = "bench"
@@ -79,14 +80,6 @@ def trial(where: Stage, condition: str) -> float:
         if condition == DOWN:
             where.cluster.resume("apiserver")
             where.cluster.signal(operator, signal.SIGCONT)
-
-
-def settle(where: Stage) -> None:
-    """Three train, and whoever is new is warm."""
-    where.watcher.wait_for_world(3, steps=5, timeout=180)
-    where.watcher.wait(
-        "warm processes", lambda: all(where.watcher.warm(pod.name) for pod in where.workers()), timeout=120
-    )
 
 
 def next_step(where: Stage, victim: str, killed: float) -> float:

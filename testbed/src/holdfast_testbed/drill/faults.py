@@ -10,7 +10,7 @@ import json
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,11 @@ class Stage:
     cluster: Cluster
     watcher: Watcher
     say: Callable[[str], None]
+    struck: list[float] = field(default_factory=list)
+
+    def strike(self) -> None:
+        """Called by a fault right before its harm: the moment counts, not the time it took to find the victim."""
+        self.struck.append(time.time())
 
     @property
     def checkpoints(self) -> Path:
@@ -63,6 +68,10 @@ class Stage:
         """The one that leads."""
         processes = self.cluster.pod_processes(OPERATOR_NAMESPACE, leader(self.cluster)["metadata"]["name"])
         return next(p for p in processes if "holdfast_operator" in " ".join(p.cmdline))
+
+    def sidecar(self, pod: PodSight) -> Process:
+        processes = self.cluster.pod_processes(self.watcher.namespace, pod.name)
+        return next(p for p in processes if p.container == "holdfast-sidecar")
 
     def node_number(self, pod: PodSight) -> int:
         return int(pod.node.rsplit("-", 1)[1])
@@ -157,18 +166,20 @@ def kill_rank(stage: Stage) -> None:
     pod = stage.workers()[1]
     stage.watcher.wait("a warm process to stand by", lambda: stage.watcher.warm(pod.name) > 0, timeout=90)
     process = stage.rank_process(pod)
+    stage.strike()
     stage.cluster.signal(process, signal.SIGKILL)
     stage.say(f"SIGKILL to the rank process in {pod.name} (pid {process.pid} on {pod.node})")
 
 
 def delete_pod(stage: Stage) -> None:
     pod = stage.workers()[-1]
+    stage.strike()
     stage.cluster.kubectl("-n", stage.watcher.namespace, "delete", "pod", pod.name, "--wait=false")
     stage.say(f"kubectl delete pod {pod.name}")
 
 
 def announce_interruption(stage: Stage) -> None:
-    pod = _workers_away_from_operator(stage)[0]
+    pod = workers_away_from_operator(stage)[0]
     stage.cluster.notice(stage.node_number(pod), action="terminate", seconds=120)
     stage.say(f"AWS announces that {pod.node} ends in 120 s ({pod.name} runs there)")
 
@@ -185,7 +196,9 @@ def reclaim_and_replace(stage: Stage) -> None:
 
 def kill_launcher_and_operator(stage: Stage) -> None:
     pod = stage.workers()[1]
-    stage.cluster.signal(stage.launcher(pod), signal.SIGKILL)
+    launcher = stage.launcher(pod)
+    stage.strike()
+    stage.cluster.signal(launcher, signal.SIGKILL)
     stage.say(f"SIGKILL to the launcher of {pod.name}: the pod is lost")
     operator = stage.operator()
     stage.cluster.signal(operator, signal.SIGKILL)
@@ -223,7 +236,8 @@ def damage_was_named(stage: Stage) -> tuple[str, ...]:
 def cut_power(stage: Stage) -> None:
     nodes = [worker.node for worker in stage.workers()]
     # Two workers on the node would be a majority of three: then nobody may go on, which is another promise.
-    pod = min(_workers_away_from_operator(stage), key=lambda worker: nodes.count(worker.node))
+    pod = min(workers_away_from_operator(stage), key=lambda worker: nodes.count(worker.node))
+    stage.strike()
     stage.cluster.node(stage.node_number(pod)).kill()
     stage.say(f"power cut on {pod.node} ({pod.name} ran there)")
 
@@ -270,7 +284,7 @@ def flip_one_bit(path: Path) -> None:
         file.write(bytes([byte ^ 0x10]))
 
 
-def _workers_away_from_operator(stage: Stage) -> list[PodSight]:
+def workers_away_from_operator(stage: Stage) -> list[PodSight]:
     """Workers whose node does not host the operator that leads: its death is a drill of its own."""
     host = leader(stage.cluster)["spec"]["nodeName"]
     return [pod for pod in reversed(stage.workers()) if pod.node != host]

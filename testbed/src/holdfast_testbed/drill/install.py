@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import yaml
+
 from holdfast_testbed.cluster import Cluster
 from holdfast_testbed.constants import RUNTIME_CLAIM
 from holdfast_testbed.drill.faults import OPERATOR_NAMESPACE, leader
@@ -18,6 +20,9 @@ _TEST = {
     "container": {"volumeMounts": [{"name": "host", "mountPath": "/opt/host", "readOnly": True}]},
     "podSpec": {"volumes": [{"name": "host", "persistentVolumeClaim": _HOST}]},
 }
+DRILL_SCRIPT = REPOSITORY / "drills" / "_train.py"
+DRILL_JOB = "drill"
+DRILL_INTERVAL_STEPS = 50
 OPERATOR_HOST = 200
 """The testbed runs no cluster DNS, so agents are given the operator's cluster IP: this one of the range."""
 
@@ -38,6 +43,26 @@ def install_chart(cluster: Cluster, *values: str) -> None:
 
 def uninstall_chart(cluster: Cluster) -> None:
     cluster.helm("uninstall", "holdfast", "--namespace", OPERATOR_NAMESPACE, "--wait", "--timeout", "60s")
+
+
+def apply_drill_job(cluster: Cluster, namespace: str) -> None:
+    """A job of three that trains next to nothing and notes what it does, with budgets that no drill spends."""
+    folder = cluster.checkpoint_dir(namespace) / namespace / DRILL_JOB
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in (folder.parent, folder):
+        path.chmod(0o777)
+    (folder / DRILL_SCRIPT.name).write_text(DRILL_SCRIPT.read_text())
+    body = yaml.safe_load(example_job())
+    body["metadata"]["name"] = DRILL_JOB
+    trainer = body["spec"]["workers"]["template"]["spec"]["containers"][0]
+    trainer["command"] = ["holdfast", "run", "--", "python", f"/var/lib/holdfast/checkpoints/{DRILL_SCRIPT.name}"]
+    causes = ("Application", "Infrastructure", "Interruption", "OOM")
+    body["spec"]["recovery"] = {
+        "budgets": [{"cause": cause, "maxRestarts": 10_000} for cause in causes],
+        "backoff": {"initialSeconds": 0, "maxSeconds": 1},
+    }
+    body["spec"]["checkpoint"]["interval"] = DRILL_INTERVAL_STEPS
+    cluster.kubectl("-n", namespace, "apply", "-f", "-", input=json.dumps(body))
 
 
 def example_job(**arguments: str) -> str:

@@ -1,0 +1,94 @@
+"""Trains next to nothing, notes all it does, and fails in the way that it is told to.
+
+A line of JSON for each micro-batch taken, each step committed, and the weights found in each new world, in a file of
+the process's own; `holdfast_testbed.drill.notes` reads them. A file `command.json` (`do`, `pod`, `at`) makes the rank
+of that pod fail once, when step `at` is due.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import holdfast
+
+ROWS, BATCH, PACE = 480, 24, 0.05
+FOLDER = Path(__file__).parent
+POD = os.environ["HOLDFAST_POD_NAME"]
+
+
+class Notes:
+    """Appends lines. What does not fit on a full disk is written once it does."""
+
+    def __init__(self, job: holdfast.Job, model: torch.nn.Module) -> None:
+        self._job, self._model, self._left = job, model, b""
+        path = FOLDER / f"notes-{POD}.{os.getpid()}.jsonl"
+        self._file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o666)
+
+    def write(self, do: str, step: int, pair: tuple[int, int], **more: Any) -> None:
+        line = {"at": time.time(), "do": do, "pod": POD, "pair": pair, "step": step, **more}
+        self._left += json.dumps(line).encode() + b"\n"
+        try:
+            self._left = self._left[os.write(self._file, self._left) :]
+        except OSError:
+            return
+
+    def weights(self) -> str:
+        digest = hashlib.blake2b(digest_size=8)
+        for parameter in self._model.parameters():
+            digest.update(parameter.detach().numpy().tobytes())
+        return digest.hexdigest()
+
+
+def fail_if_told(notes: Notes, job: holdfast.Job) -> None:
+    command = FOLDER / "command.json"
+    try:
+        told = json.loads(command.read_text())
+        if told["pod"] != POD or job.committed_step + 1 < told["at"]:
+            return
+        command.rename(command.with_suffix(".fired"))
+    except (FileNotFoundError, ValueError):
+        return
+    notes.write("struck", job.committed_step, (job.generation, job.attempt))
+    match told["do"]:
+        case "raise":
+            raise RuntimeError("asked to fail")
+        case "exit":
+            sys.exit(2)
+        case "fill memory":
+            blocks = []
+            while True:
+                blocks.append(b"\x01" * (32 << 20))
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    job = holdfast.init()
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    job.manage(model=model, optimizer=optimizer)
+    rows = torch.randn(ROWS, 65, generator=torch.Generator().manual_seed(0))
+    rows[:, 0] = torch.arange(ROWS)
+    notes, known = Notes(job, model), (0, 0)
+    for batch in job.batches(rows, global_batch_size=BATCH, micro_batch_size=8, max_steps=10_000_000):
+        pair = (job.generation, job.attempt)
+        if pair != known:
+            known = pair
+            notes.write("begin", job.committed_step, pair, weights=notes.weights())
+        fail_if_told(notes, job)
+        notes.write("take", job.committed_step + 1, pair, samples=batch[:, 0].int().tolist())
+        result = job.step((model(batch[:, 1:]) - batch[:, 1:].mean()).square().mean())
+        if result.committed:
+            notes.write("commit", result.step, pair, weights=notes.weights())
+            time.sleep(PACE)
+
+
+main()

@@ -1,0 +1,271 @@
+"""The drill matrix: each fault that a job is to survive, with what it may cost and under which cause it is counted.
+
+The faults of the demo are in `faults`, the rest is here. Those that the script does to itself go by a file that
+`drills/_train.py` reads.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast_testbed.drill.faults import (
+    OPERATOR_NAMESPACE,
+    Stage,
+    cut_power,
+    delete_pod,
+    kill_launcher_and_operator,
+    restore_power,
+    workers_away_from_operator,
+)
+from holdfast_testbed.drill.watch import PodSight
+
+API_AWAY_SECONDS = 60.0
+PARTITION_SECONDS = 15.0
+DISK_FULL_SECONDS = 4.0
+BALLAST = "ballast"
+LEASE = "holdfast-operator"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One row. Without a cause, training goes on in the same world and nothing is counted."""
+
+    name: str
+    fault: str
+    inflict: Callable[[Stage], None]
+    cause: str = ""
+    max_lost_steps: int = 0
+    repair: Callable[[Stage], None] | None = None
+    skip: Callable[[Stage], str] | None = None
+    """Why it cannot be drilled here; empty if it can."""
+
+
+def signal_rank(number: int) -> Callable[[Stage], None]:
+    """To the process that trains, which may have stood by for another one before."""
+
+    def inflict(stage: Stage) -> None:
+        pod = stage.workers()[1]
+        newest = max(stage.checkpoints.glob(f"notes-{pod.name}.*"), key=lambda path: path.stat().st_mtime)
+        inside = newest.name.split(".")[-2]
+        found = stage.cluster.pod_processes(stage.watcher.namespace, pod.name)
+        process = next(p for p in found if p.container == "trainer" and _pid_inside(p.pid) == inside)
+        stage.strike()
+        stage.cluster.signal(process, number)
+
+    return inflict
+
+
+def _pid_inside(pid: int) -> str:
+    """What the process is called in its own namespace."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(line for line in lines if line.startswith("NSpid:")).split()[-1]
+
+
+def told(do: str) -> Callable[[Stage], None]:
+    """The script of the last worker fails in its own way, ten steps from now."""
+
+    def inflict(stage: Stage) -> None:
+        newest = stage.watcher.newest()
+        command = {"do": do, "pod": stage.workers()[-1].name, "at": (newest.step if newest else 0) + 10}
+        partial = stage.checkpoints / "command.tmp"
+        partial.write_text(json.dumps(command))
+        partial.rename(stage.checkpoints / "command.json")
+
+    return inflict
+
+
+def exhaust_container(stage: Stage) -> None:
+    """Memory that no process's end gives back: the kernel ends one after the other, the launcher among them.
+
+    What fills it is the smallest process there, so the last to go.
+    """
+    pod = stage.workers()[-1].name
+    words = ("exec", pod, "-c", "trainer", "--", "sh", "-c", "cat /dev/zero > /dev/shm/ballast")
+    stage.strike()
+    _meanwhile(stage, "-n", stage.watcher.namespace, *words)
+
+
+def evict_pod(stage: Stage) -> None:
+    namespace, pod = stage.watcher.namespace, stage.workers()[-1]
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod.name, "namespace": namespace}}
+    path = f"/api/v1/namespaces/{namespace}/pods/{pod.name}/eviction"
+    stage.strike()
+    stage.cluster.kubectl("create", "--raw", path, "-f", "-", input=json.dumps(body))
+
+
+def drain_node(stage: Stage) -> None:
+    pod = _lone_worker(stage)
+    words = ("drain", pod.node, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=60s")
+    stage.strike()
+    _meanwhile(stage, *words)
+
+
+def uncordon(stage: Stage) -> None:
+    for number in range(1, stage.cluster.nodes + 1):
+        stage.cluster.kubectl("uncordon", stage.cluster.node(number).name)
+
+
+def cut_cable(stage: Stage) -> None:
+    node = stage.cluster.node(stage.node_number(_lone_worker(stage)))
+    stage.strike()
+    node.cut()
+
+
+def plug_cable(stage: Stage) -> None:
+    _wait_until(stage, PARTITION_SECONDS)
+    for number in range(1, stage.cluster.nodes + 1):
+        node = stage.cluster.node(number)
+        if not node.connected():
+            node.heal()
+
+
+def reboot(stage: Stage) -> None:
+    node = stage.cluster.node(stage.node_number(_lone_worker(stage)))
+    stage.strike()
+    node.kill()
+    node.start()
+
+
+def kill_coordinator(stage: Stage) -> None:
+    launcher = stage.launcher(stage.workers()[0])
+    stage.strike()
+    stage.cluster.signal(launcher, signal.SIGKILL)
+
+
+def kill_all(stage: Stage) -> None:
+    launchers = [stage.launcher(pod) for pod in stage.workers()]
+    stage.strike()
+    for launcher in launchers:
+        stage.cluster.signal(launcher, signal.SIGKILL)
+
+
+def kill_sidecar(stage: Stage) -> None:
+    sidecar = stage.sidecar(stage.workers()[-1])
+    stage.strike()
+    stage.cluster.signal(sidecar, signal.SIGKILL)
+
+
+def lose_api_and_worker(stage: Stage) -> None:
+    launcher = stage.launcher(stage.workers()[-1])
+    stage.cluster.pause("apiserver")
+    stage.strike()
+    stage.cluster.signal(launcher, signal.SIGKILL)
+
+
+def return_api(stage: Stage) -> None:
+    _wait_until(stage, API_AWAY_SECONDS)
+    stage.cluster.resume("apiserver")
+
+
+def no_lease(stage: Stage) -> str:
+    found = stage.cluster.kubectl("-n", OPERATOR_NAMESPACE, "get", "leases", "-o", "name")
+    return "" if f"/{LEASE}" in found else "this operator holds no Lease"
+
+
+def take_lease(stage: Stage) -> None:
+    """Somebody else's name in it, as after a leader that was asleep for longer than the Lease lasts."""
+    patch = json.dumps({"spec": {"holderIdentity": "somebody-else"}})
+    stage.strike()
+    stage.cluster.kubectl("-n", OPERATOR_NAMESPACE, "patch", "lease", LEASE, "--type=merge", "-p", patch)
+
+
+def fill_disk(stage: Stage) -> None:
+    """The folder is on a small disk of its own: see `drills/matrix.py`."""
+    stage.strike()
+    try:
+        with (stage.checkpoints / BALLAST).open("wb", buffering=0) as file:
+            while file.write(b"\0" * (1 << 20)):
+                pass
+    except OSError:
+        return
+
+
+def free_disk(stage: Stage) -> None:
+    _wait_until(stage, DISK_FULL_SECONDS)
+    (stage.checkpoints / BALLAST).unlink(missing_ok=True)
+    known = {path.name for path in stage.checkpoints.glob("step-*")}
+    stage.watcher.wait(
+        "a commit after the disk has room again",
+        lambda: any(path.name not in known for path in stage.checkpoints.glob("step-*.g*")),
+        timeout=60,
+    )
+
+
+def _meanwhile(stage: Stage, *words: str) -> None:
+    """A kubectl that goes on while the job is watched."""
+    threading.Thread(target=lambda: stage.cluster.kubectl(*words, check=False), daemon=True).start()
+
+
+def _lone_worker(stage: Stage) -> PodSight:
+    """One away from the operator, alone on its node if there is such a one: two of three would be the majority."""
+    nodes = [worker.node for worker in stage.workers()]
+    return min(workers_away_from_operator(stage), key=lambda worker: nodes.count(worker.node))
+
+
+def _wait_until(stage: Stage, seconds: float) -> None:
+    """So long after the harm was done."""
+    time.sleep(max(0.0, stage.struck[-1] + seconds - time.time()))
+
+
+def cases(interval_steps: int) -> list[Case]:
+    """All rows, the gentle ones first."""
+    infrastructure, interruption, application, oom = "Infrastructure", "Interruption", "Application", "OOM"
+    every = interval_steps
+    return [
+        Case(name="sidecar-killed", fault="sidecar SIGKILLed", inflict=kill_sidecar),
+        Case(
+            name="rank-killed",
+            fault="rank process SIGKILLed",
+            inflict=signal_rank(signal.SIGKILL),
+            cause=infrastructure,
+        ),
+        Case(
+            name="rank-stopped",
+            fault="rank process SIGSTOPped",
+            inflict=signal_rank(signal.SIGSTOP),
+            cause=infrastructure,
+        ),
+        Case(name="exception", fault="exception in the script", inflict=told("raise"), cause=application),
+        Case(name="exit-2", fault="script ends with 2", inflict=told("exit"), cause=application),
+        Case(name="oom-process", fault="out of memory, one process", inflict=told("fill memory"), cause=oom),
+        Case(name="oom-container", fault="out of memory, the container", inflict=exhaust_container, cause=oom),
+        Case(name="disk-full", fault="checkpoint volume full for 4 s", inflict=fill_disk, repair=free_disk),
+        Case(name="pod-deleted", fault="pod deleted", inflict=delete_pod, cause=interruption),
+        Case(name="pod-evicted", fault="pod evicted", inflict=evict_pod, cause=interruption),
+        Case(name="coordinator-killed", fault="coordinator's pod", inflict=kill_coordinator, cause=infrastructure),
+        Case(
+            name="operator-killed",
+            fault="a pod, and the operator in mid-recovery",
+            inflict=kill_launcher_and_operator,
+            cause=infrastructure,
+        ),
+        Case(
+            name="all-killed", fault="all pods at once", inflict=kill_all, cause=infrastructure, max_lost_steps=every
+        ),
+        Case(name="lease-lost", fault="the leader's Lease lost", inflict=take_lease, skip=no_lease),
+        Case(name="node-drained", fault="kubectl drain", inflict=drain_node, cause=interruption, repair=uncordon),
+        Case(name="node-rebooted", fault="node rebooted", inflict=reboot, cause=infrastructure),
+        Case(
+            name="node-partitioned",
+            fault="node cut off for 15 s",
+            inflict=cut_cable,
+            cause=infrastructure,
+            repair=plug_cable,
+        ),
+        Case(
+            name="node-power", fault="node's power cut", inflict=cut_power, cause=infrastructure, repair=restore_power
+        ),
+        Case(
+            name="api-away",
+            fault="API server away for 60 s, a pod lost meanwhile",
+            inflict=lose_api_and_worker,
+            cause=infrastructure,
+            repair=return_api,
+        ),
+    ]

@@ -1,0 +1,125 @@
+"""One trial of a case of the matrix: done to a job that trains, watched by its script's own notes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
+
+from holdfast_testbed.drill import notes
+from holdfast_testbed.drill.faults import Stage
+from holdfast_testbed.drill.matrix import Case
+from holdfast_testbed.drill.sight import Pair
+
+WORKERS = 3
+BATCH, EPOCH_STEPS = 24, 20  # of drills/_train.py
+PATIENCE = 120.0
+UNDISTURBED_SECONDS = 3.0
+LATE_COUNT_SECONDS = 2.0
+POLL = 0.2
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What one trial showed. `detected` is None where nothing was counted; there `resumed` is the longest pause."""
+
+    case: str
+    resumed: float | None
+    detected: float | None = None
+    lost: int = 0
+    wrong: int = 0
+    equal: bool = False
+    counted: Mapping[str, int] = field(default_factory=dict)
+    complaint: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """As kept between runs."""
+        return asdict(self)
+
+    def held(self, case: Case) -> bool:
+        """Everything that is promised except seconds."""
+        counted = {case.cause: 1} if case.cause else {}
+        whole = self.resumed is not None and self.equal and not self.wrong and not self.complaint
+        return whole and self.lost <= case.max_lost_steps and dict(self.counted) == counted
+
+
+def settle(stage: Stage, workers: int = WORKERS) -> None:
+    """All train in one world, and whoever is new is warm."""
+    stage.watcher.wait_for_world(workers, steps=5, timeout=240)
+    stage.watcher.wait(
+        "warm processes", lambda: all(stage.watcher.warm(pod.name) for pod in stage.workers()), timeout=120
+    )
+
+
+def run(case: Case, stage: Stage) -> Trial:
+    """Settle, hurt, watch, repair, settle again, judge."""
+    settle(stage)
+    folder, known = stage.checkpoints, dict(stage.watcher.sight.restarts)
+    pairs = {incident.pair for incident in stage.watcher.sight.incidents}
+    notes.clear(folder)
+    if case.max_lost_steps:
+        _await_commit(stage)
+    before = _await("a step", lambda: _known(notes.newest_pair(notes.read(folder))), 30.0)
+    stage.struck.clear()
+    asked = time.time()
+    case.inflict(stage)
+    try:
+        struck = stage.struck[-1] if stage.struck else _struck(stage, asked)
+        resumed = _resumed(case, stage, before, struck)
+    except TimeoutError as error:
+        return Trial(case=case.name, resumed=None, complaint=str(error))
+    finally:
+        if case.repair is not None:
+            case.repair(stage)
+    settle(stage)
+    time.sleep(LATE_COUNT_SECONDS)
+    seen = notes.whole(notes.read(folder))
+    times = [i.detected.timestamp() for i in stage.watcher.sight.incidents if i.pair not in pairs and i.detected]
+    return Trial(
+        case=case.name,
+        resumed=notes.longest_pause(seen, struck) if resumed is None else resumed - struck,
+        detected=max(0.0, min(times) - struck) if times else None,
+        lost=notes.lost_steps(seen, before),
+        wrong=notes.wrong_samples(seen, batch=BATCH, epoch=EPOCH_STEPS),
+        equal=notes.weights_equal(seen),
+        counted=_new(known, stage.watcher.sight.restarts),
+    )
+
+
+def _await_commit(stage: Stage) -> None:
+    """A commit whose steps are noted, so that what is restored from it can be compared."""
+    known = stage.watcher.sight.checkpoint_name
+    stage.watcher.wait("a checkpoint", lambda: stage.watcher.sight.checkpoint_name != known, timeout=60)
+
+
+def _struck(stage: Stage, asked: float) -> float:
+    return _await("the script to fail", lambda: notes.struck_at(notes.read(stage.checkpoints), asked), 60.0)
+
+
+def _resumed(case: Case, stage: Stage, before: Pair, struck: float) -> float | None:
+    """A step of a later world. Without a cause none is expected, and the time passes that would show one."""
+    if not case.cause:
+        time.sleep(UNDISTURBED_SECONDS)
+        return None
+    what = f"the next step after '{case.fault}'"
+    return _await(what, lambda: notes.resumed_at(notes.read(stage.checkpoints), before, struck), PATIENCE)
+
+
+def _known(pair: Pair) -> Pair | None:
+    return pair if pair.generation else None
+
+
+def _await(what: str, find: Callable[[], T | None], seconds: float) -> T:
+    deadline = time.monotonic() + seconds
+    while (found := find()) is None:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"after {seconds:.0f} s still waiting for: {what}")
+        time.sleep(POLL)
+    return found
+
+
+def _new(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    return {cause: count - before.get(cause, 0) for cause, count in after.items() if count != before.get(cause, 0)}
