@@ -220,7 +220,8 @@ class Sim:
             case CreatePod():
                 return self._create(action)
             case LiftGate():
-                return self._change(action.uid, lambda body: body["spec"].pop("schedulingGates", None) is not None)
+                labels = dict(action.node_labels)
+                return self._change(action.uid, lambda body: _lifted(body["spec"], labels))
             case LabelPod():
                 labels = {c.LABEL_INDEX: action.index}
                 return self._change(action.uid, lambda body: bool(body["metadata"]["labels"].update(labels) or True))
@@ -309,8 +310,7 @@ class Sim:
         for body in sorted(self.pods.values(), key=lambda body: str(body["metadata"]["name"])):
             if body["spec"].get("nodeName") or body["spec"].get("schedulingGates") or self.unplaceable:
                 continue
-            avoid = _avoided(body)
-            usable = [name for name in self.nodes if self._node_up(name) and name not in avoid]
+            usable = [name for name in self.nodes if self._node_up(name) and self._suits(name, body)]
             free = [
                 name for name in usable if taken.get(name, 0) < int(self.nodes[name]["status"]["allocatable"]["cpu"])
             ]
@@ -318,6 +318,20 @@ class Sim:
                 node = min(free, key=lambda name: (taken.get(name, 0), name))
                 body["spec"]["nodeName"] = node
                 taken[node] = taken.get(node, 0) + 1
+
+    def _suits(self, node: str, body: Body) -> bool:
+        labels = self.nodes[node]["metadata"].get("labels", {})
+        selector = body["spec"].get("nodeSelector", {})
+        return (
+            node not in _avoided(body)
+            and all(labels.get(key) == value for key, value in selector.items())
+            and not any(labels.get(key) in values for key, values in _excluded(body))
+            and not any(_foreign(body, other) for other in self._live_on(node))
+        )
+
+    def _live_on(self, node: str) -> list[Body]:
+        there = (body for body in self._all_pods() if body["spec"].get("nodeName") == node)
+        return [body for body in there if body["status"]["phase"] not in ("Failed", "Succeeded")]
 
     def _alive(self, uid: str) -> bool:
         body = self.pods.get(uid)
@@ -544,10 +558,36 @@ def _merged(before: Any, patch: Any) -> Any:
     return {key: value for key, value in kept.items() if value is not None}
 
 
-def _avoided(body: Body) -> set[str]:
+def _lifted(spec: Body, labels: dict[str, str]) -> bool:
+    """As the API server takes it: labels are added with the gate's end, never later."""
+    if spec.pop("schedulingGates", None) is None:
+        return False
+    if labels:
+        spec["nodeSelector"] = {**spec.get("nodeSelector", {}), **labels}
+    return True
+
+
+def _terms(body: Body) -> list[Body]:
     affinity = body["spec"].get("affinity", {}).get("nodeAffinity", {})
-    terms = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms", [])
-    return {node for term in terms for field in term.get("matchFields", []) for node in field["values"]}
+    terms: list[Body] = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get(
+        "nodeSelectorTerms", []
+    )
+    return terms
+
+
+def _avoided(body: Body) -> set[str]:
+    return {node for term in _terms(body) for field in term.get("matchFields", []) for node in field["values"]}
+
+
+def _excluded(body: Body) -> list[tuple[str, list[str]]]:
+    found = [expression for term in _terms(body) for expression in term.get("matchExpressions", [])]
+    return [(expression["key"], expression["values"]) for expression in found if expression["operator"] == "NotIn"]
+
+
+def _foreign(body: Body, other: Body) -> bool:
+    """One of the two wants no other job's worker beside it, and they are of two jobs."""
+    exclusive = any("podAntiAffinity" in pod["spec"].get("affinity", {}) for pod in (body, other))
+    return exclusive and body["metadata"]["labels"][c.LABEL_JOB] != other["metadata"]["labels"][c.LABEL_JOB]
 
 
 @pytest.fixture

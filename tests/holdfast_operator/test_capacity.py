@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_operator.capacity import Room, admits, too_big
+from holdfast_operator.capacity import Ask, Room, admits, keeps_away, place_together, too_big
 from holdfast_operator.quantities import quantity, requests
-from holdfast_operator.seen import NodeView, Usage
+from holdfast_operator.seen import NodeView, Tenant, Usage
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
 
@@ -53,7 +53,7 @@ def test_limits_stand_in_for_requests_and_native_sidecars_add_up() -> None:
 
 def test_a_node_holds_what_fits_beside_what_runs() -> None:
     room = Room([node("n1"), node("n2")], [Usage(node="n1", amounts=requests(pod("3")))], NOW)
-    assert room.place(pod(), 5) == 2
+    assert room.place(Ask(pod_spec=pod(), count=5)) == 2
 
 
 def one_by_one(left: dict[str, int], asked: int, count: int) -> int:
@@ -75,12 +75,12 @@ def test_gangs_are_placed_as_if_pod_by_pod(offers: list[int], gangs: list[tuple[
     room = Room(nodes, [], NOW)
     left = {f"n{i}": cpu for i, cpu in enumerate(offers)}
     for asked, count in gangs:
-        assert room.place(pod(str(asked)), count) == one_by_one(left, asked, count)
+        assert room.place(Ask(pod_spec=pod(str(asked)), count=count)) == one_by_one(left, asked, count)
 
 
 def test_dead_cordoned_and_avoided_nodes_hold_nothing() -> None:
     nodes = [node("n1", ready=False), node("n2", unschedulable=True), node("n3"), node("n4")]
-    assert Room(nodes, [], NOW).place(pod(), 9, ("n4",)) == 2
+    assert Room(nodes, [], NOW).place(Ask(pod_spec=pod(), count=9, avoid=("n4",))) == 2
 
 
 def test_selectors_affinity_and_taints_are_respected() -> None:
@@ -100,3 +100,59 @@ def test_more_than_any_node_has_is_said_with_the_figures() -> None:
     )
     assert too_big(pod("8"), [node("n1"), node("n2", cpu="8")]) == ""
     assert too_big(pod("8"), []) == ""
+
+
+def labelled(name: str, **labels: str) -> NodeView:
+    return node(name, cpu="2", labels={"kubernetes.io/hostname": name, **labels})
+
+
+def apart_from(*terms: dict[str, Any]) -> dict[str, Any]:
+    return pod(affinity={"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": list(terms)}})
+
+
+def test_pods_that_keep_away_from_each_other_share_no_domain() -> None:
+    nodes = [labelled("n1", rack="r1"), labelled("n2", rack="r1"), labelled("n3", rack="r2")]
+    apart = {"topologyKey": "rack", "labelSelector": {"matchLabels": {"app": "x"}}}
+    ask = Ask(pod_spec=apart_from(apart), count=3, namespace="ml", labels={"app": "x"})
+    assert Room(nodes, [], NOW).place(ask) == 2, "one in each rack"
+    assert Room(nodes, [], NOW).place(Ask(pod_spec=ask.pod_spec, count=3, namespace="ml", labels={"app": "y"})) == 3
+
+
+@pytest.mark.parametrize(
+    ("term", "held"),
+    [
+        ({}, 1),
+        ({"namespaces": ["other"]}, 2),
+        ({"namespaces": ["ml"]}, 1),
+        ({"namespaceSelector": {}}, 1),
+        (
+            {
+                "namespaceSelector": {
+                    "matchExpressions": [
+                        {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["ml"]}
+                    ]
+                }
+            },
+            2,
+        ),
+        ({"matchLabelKeys": ["pod-template-hash"]}, 2),
+    ],
+    ids=["own namespace", "another", "named", "all", "all others", "beyond what is known"],
+)
+def test_who_is_kept_away_from_depends_on_the_namespace(term: dict[str, Any], held: int) -> None:
+    away = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "x"}}, **term}
+    there = Usage(node="n1", amounts={}, tenants=(Tenant(namespace="ml", labels={"app": "x"}),))
+    nodes = [labelled("n1"), labelled("n2")]
+    assert Room(nodes, [there], NOW).place(Ask(pod_spec=apart_from(away), count=9, namespace="ml")) == held
+    guard = Tenant(namespace="ml", keeps_away=keeps_away(apart_from(away)))
+    bound = Usage(node="n1", amounts={}, tenants=(guard,))
+    newcomer = Ask(pod_spec=pod(), count=9, namespace="ml", labels={"app": "x"})
+    assert Room(nodes, [bound], NOW).place(newcomer) == held, "who is there keeps others away as well"
+
+
+def test_one_domain_holds_all_or_the_most() -> None:
+    nodes = [labelled("n1", zone="a"), labelled("n2", zone="b"), labelled("n3", zone="b"), labelled("n4")]
+    room = Room(nodes, [], NOW)
+    assert place_together(room, [Ask(pod_spec=pod(), count=3)], "zone") == ((2,), "b")
+    assert place_together(room, [Ask(pod_spec=pod(), count=3)], "zone") == ((1,), "a"), "that room was taken"
+    assert place_together(room, [Ask(pod_spec=pod(), count=3)], "zone") == ((0,), "")

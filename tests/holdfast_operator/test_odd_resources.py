@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from holdfast_operator.api import parse_job
-from holdfast_operator.capacity import Room, too_big
+from holdfast_operator.capacity import Ask, Room, too_big
 from holdfast_operator.manifests import pod
 from holdfast_operator.observe import rival_of
 from holdfast_operator.quantities import quantity
@@ -33,6 +33,7 @@ SETTINGS = settings(deadline=None, max_examples=60, phases=PHASES, suppress_heal
 
 EXPRESSION = {"key": "kind", "operator": "In", "values": ["gpu"]}
 TERMS = {"nodeSelectorTerms": [{"matchExpressions": [EXPRESSION], "matchFields": [EXPRESSION]}]}
+AWAY = {"topologyKey": "rack", "labelSelector": {"matchLabels": {"app": "x"}, "matchExpressions": [EXPRESSION]}}
 # What the operator itself reads of a pod's spec, as a user would write it.
 POD: Json = {
     "resources": {"requests": {"cpu": "100m", "memory": "1Gi"}, "limits": {"nvidia.com/gpu": 1}},
@@ -40,7 +41,11 @@ POD: Json = {
     "restartPolicy": "Always",
     "overhead": {"cpu": "10m"},
     "nodeSelector": {"kubernetes.io/hostname": "node-1"},
-    "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": TERMS}},
+    "affinity": {
+        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": TERMS},
+        "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [AWAY]},
+    },
+    "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "rack", "whenUnsatisfiable": "ScheduleAnyway"}],
     "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
     "terminationGracePeriodSeconds": 30,
     "imagePullSecrets": [{"name": "pull"}],
@@ -172,7 +177,7 @@ def test_any_amount_is_one_that_can_be_weighed(amount: Any) -> None:
     assert 0 <= quantity(amount) < 2**63
     asked = {"containers": [{"resources": {"requests": {"cpu": amount, "memory": amount}}}]}
     node = NodeView(name="n", allocatable={"cpu": "4", "memory": "8Gi", "pods": "10"})
-    assert Room([node], [], parse_job({}).created).place(asked, 3) <= 3
+    assert Room([node], [], parse_job({}).created).place(Ask(pod_spec=asked, count=3)) <= 3
     assert len(too_big(asked, [node])) < 200
 
 
@@ -180,11 +185,15 @@ def test_a_template_of_endless_alternatives_is_left_to_the_scheduler() -> None:
     """Weighing it would cost each pass of each other job seconds."""
     terms = [{"matchExpressions": [EXPRESSION] * 10}] * 20_000
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    apart = {"requiredDuringSchedulingIgnoredDuringExecution": [AWAY] * 20_000}
     many = {f"example.com/r{number}": "0" for number in range(20_000)}
-    spec = {"containers": [{"resources": {"requests": many}}], "affinity": {"nodeAffinity": required}}
+    spec = {
+        "containers": [{"resources": {"requests": many}}],
+        "affinity": {"nodeAffinity": required, "podAntiAffinity": apart},
+    }
     nodes = [NodeView(name=f"n{number}", allocatable={"cpu": "4", "pods": "10"}) for number in range(200)]
     started = time.process_time()
-    assert Room(nodes, [], parse_job({}).created).place(spec, 1024) == 1024
+    assert Room(nodes, [], parse_job({}).created).place(Ask(pod_spec=spec, count=1024)) == 1024
     assert time.process_time() - started < 20
 
 

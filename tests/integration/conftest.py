@@ -643,11 +643,12 @@ class Stage:
         self.launchers: list[Launchers] = []
         self._nodes: list[str] = []
 
-    def nodes(self, count: int, cpu: str = "4") -> list[str]:
+    def nodes(self, count: int, cpu: str = "4", labels: dict[str, str] | None = None) -> list[str]:
         """Nodes that only this test's pods may use."""
         for number in range(count):
             name = f"{self.namespace}-n{len(self._nodes)}"
-            self.kubelets.add_node(name, cpu=cpu, labels={"test": self.namespace})
+            own = {"test": self.namespace, "kubernetes.io/hostname": name}
+            self.kubelets.add_node(name, cpu=cpu, labels={**own, **(labels or {})})
             self._nodes.append(name)
             assert number < count
         return list(self._nodes)

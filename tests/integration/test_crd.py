@@ -166,6 +166,30 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
         "shrinkAfterSeconds is for onFailure Shrink",
     ),
     ("a wait below none", [("spec.elasticity.shrinkAfterSeconds", -1)], "greater than or equal to 0"),
+    # -- placement
+    (
+        "more off spot capacity than there are",
+        [("spec.workers.onDemandReplicas", 4)],
+        "onDemandReplicas is above workers.replicas: lower it or raise workers.replicas",
+    ),
+    (
+        "spares that could never take a place",
+        [("spec.workers.spares", 1), ("spec.elasticity.onFailure", "Wait")],
+        "with Wait a lost worker keeps its place",
+    ),
+    ("too many spares", [("spec.workers.spares", 65)], "less than or equal to 64"),
+    ("a topology without a policy", [("spec.scheduling.topologyKey", "zone")], "give both, or neither"),
+    ("a policy without a topology", [("spec.scheduling.topologyPolicy", "Packed")], "give both, or neither"),
+    (
+        "unknown policy",
+        [("spec.scheduling", {"topologyKey": "zone", "topologyPolicy": "Stacked"})],
+        'supported values: "Spread", "Packed"',
+    ),
+    (
+        "what is no label",
+        [("spec.scheduling", {"topologyKey": "a b", "topologyPolicy": "Packed"})],
+        "spec.scheduling.topologyKey in body should match",
+    ),
     ("unknown reaction", [("spec.elasticity.onFailure", "Panic")], 'supported values: "Shrink", "Replace", "Wait"'),
     # -- recovery
     (
@@ -380,7 +404,7 @@ def test_the_smallest_job_gets_every_default(trial: Jobs) -> None:
     spec = trial.create(job(), dry_run="All")["spec"]
     del spec["workers"]["template"]
     assert spec == {
-        "workers": {"replicas": 3, "processesPerWorker": 1},
+        "workers": {"replicas": 3, "processesPerWorker": 1, "spares": 0, "onDemandReplicas": 0},
         "elasticity": {
             "replicaStep": 1,
             "onFailure": "Shrink",
@@ -397,6 +421,7 @@ def test_the_smallest_job_gets_every_default(trial: Jobs) -> None:
         "startupDeadlineSeconds": 1200,
         "interruption": {"providers": ["AWS", "GCP", "Azure"], "checkpointDeadlineSeconds": 25},
         "nodeRemediation": {"optOut": False},
+        "scheduling": {"exclusiveNodes": False},
     }
 
 
@@ -424,6 +449,7 @@ CHANGES_REFUSED = [
     ),
     ("another label", [("spec.workers.template.metadata.labels", {"a": "b"})], "delete the job and apply it again"),
     ("more processes", [("spec.workers.processesPerWorker", 2)], "processesPerWorker is immutable"),
+    ("exclusive nodes", [("spec.scheduling.exclusiveNodes", True)], "scheduling is immutable"),
     ("another volume", [("spec.checkpoint.volume.claimName", "other")], "checkpoint.volume is immutable"),
     ("no volume", [("spec.checkpoint.volume", None)], "checkpoint.volume is immutable"),
     ("no volume by the back door", [("spec.checkpoint", None)], "checkpoint.volume is immutable"),

@@ -84,7 +84,7 @@ class Actor:
                     logger.info("created pod %s", action.name)
                     self._hub.bind(str(created["metadata"]["uid"]), job.uid)
             case LiftGate():
-                self._cluster.lift_gate(job.namespace, action.name, action.uid)
+                self._cluster.lift_gate(job.namespace, action.name, action.uid, dict(action.node_labels))
             case LabelPod():
                 self._cluster.label_pod(job.namespace, action.name, action.uid, {c.LABEL_INDEX: action.index})
             case DeletePod():

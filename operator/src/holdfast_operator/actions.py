@@ -27,10 +27,11 @@ class CreatePod:
 
 @dataclass(frozen=True, kw_only=True)
 class LiftGate:
-    """Let the scheduler have the pod."""
+    """Let the scheduler have the pod, on nodes with these labels only."""
 
     name: str
     uid: str
+    node_labels: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -119,11 +119,32 @@ class HangSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Scheduling:
+    """Where workers may go, beyond what their template says."""
+
+    on_demand: int = 0  # so many of them stay off spot capacity
+    topology_key: str = ""
+    topology_policy: str = ""
+    exclusive_nodes: bool = False
+
+    @property
+    def packed_by(self) -> str:
+        """The label whose value all workers share; empty if they need not."""
+        return self.topology_key if self.topology_policy == c.PACKED else ""
+
+    @property
+    def spread_by(self) -> str:
+        """The label over whose values they are spread; empty if they are not."""
+        return self.topology_key if self.topology_policy == c.SPREAD else ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobSpec:
     """What the user asked for."""
 
     replicas: int
     template: Json = field(hash=False)
+    spares: int = 0
     processes_per_worker: int = 1
     min_replicas: int = 1
     replica_step: int = 1
@@ -139,6 +160,7 @@ class JobSpec:
     checkpoint: CheckpointSpec = CheckpointSpec()
     startup_deadline_seconds: int = 1200
     remediation_opt_out: bool = False
+    scheduling: Scheduling = Scheduling()
     hang: HangSpec | None = None  # None: as the launchers have it
     preflight: PreflightSpec | None = None
     providers: tuple[str, ...] = c.PROVIDERS
@@ -226,6 +248,7 @@ def parse_spec(value: Any) -> JobSpec:
     return JobSpec(
         replicas=replicas,
         template=_template(workers.get("template")),
+        spares=_integer(workers, "spares", "spec.workers", 0, minimum=0),
         processes_per_worker=_integer(workers, "processesPerWorker", "spec.workers", 1, minimum=1),
         min_replicas=_integer(elasticity, "minReplicas", "spec.elasticity", replicas, minimum=1),
         replica_step=_integer(elasticity, "replicaStep", "spec.elasticity", 1, minimum=1),
@@ -241,6 +264,7 @@ def parse_spec(value: Any) -> JobSpec:
         checkpoint=_checkpoint(_mapping(spec.get("checkpoint", {}), "spec.checkpoint")),
         startup_deadline_seconds=_integer(spec, "startupDeadlineSeconds", "spec", 1200, minimum=1),
         remediation_opt_out=_mapping(spec.get("nodeRemediation", {}), "spec.nodeRemediation").get("optOut") is True,
+        scheduling=parse_scheduling(spec),
         hang=_hang(spec),
         preflight=parse_preflight(spec),
         providers=tuple(
@@ -252,6 +276,19 @@ def parse_spec(value: Any) -> JobSpec:
         suspend=spec.get("suspend") is True,
         active_deadline_seconds=_optional(spec, "activeDeadlineSeconds", "spec", minimum=1),
         ttl_seconds=_optional(spec, "ttlSecondsAfterFinished", "spec", minimum=0),
+    )
+
+
+def parse_scheduling(spec: Json) -> Scheduling:
+    """What a job's spec says of placement. Raises ``UnreadableError``."""
+    path = "spec.scheduling"
+    value = _mapping(spec.get("scheduling", {}), path)
+    workers = _mapping(spec.get("workers"), "spec.workers")
+    return Scheduling(
+        on_demand=_integer(workers, "onDemandReplicas", "spec.workers", 0, minimum=0),
+        topology_key=str(value.get("topologyKey") or ""),
+        topology_policy=_choice(value, "topologyPolicy", path, ("", c.SPREAD, c.PACKED), ""),
+        exclusive_nodes=value.get("exclusiveNodes") is True,
     )
 
 

@@ -1,22 +1,41 @@
 """Could the cluster hold these pods? Pure, and optimistic: the scheduler has the last word.
 
 Only what our own pods take is known to be taken, so a yes may be wrong; a gang that is not bound in time is gated
-again. A no is right as far as requests, node selectors, required node affinity, taints and cordons go.
+again. A no is right as far as requests, node selectors, required node affinity, required anti-affinity among our own
+pods (``Ask.namespace`` and ``labels``), taints and cordons go.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
 
 from holdfast_operator import constants as c
 from holdfast_operator.api import Json
 from holdfast_operator.quantities import SUFFIX, Amounts, add, requests
-from holdfast_operator.seen import NodeView, Usage
+from holdfast_operator.seen import NodeView, Tenant, Usage
 
 # What is longer is weighed by the scheduler only: templates of other jobs must not cost this pass anything.
 _WEIGHED_EXPRESSIONS = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """So many pods alike that want a place."""
+
+    pod_spec: Json = field(hash=False)
+    count: int
+    avoid: tuple[str, ...] = ()
+    namespace: str = ""
+    labels: Json = field(default_factory=dict, hash=False)
+
+    def within(self, key: str, domain: str) -> Ask:
+        """The same on nodes with this label only."""
+        selector = {**(self.pod_spec.get("nodeSelector") or {}), key: domain}
+        return replace(self, pod_spec={**self.pod_spec, "nodeSelector": selector})
 
 
 class Room:
@@ -25,19 +44,38 @@ class Room:
     def __init__(self, nodes: Iterable[NodeView], usage: Iterable[Usage], now: datetime) -> None:
         self._nodes = [node for node in nodes if node.ready and not node.unschedulable and not node.dead(now)]
         self._left = {node.name: dict(node.offers) for node in self._nodes}
+        self._tenants: dict[str, tuple[Tenant, ...]] = {}
         for taken in usage:
             if taken.node in self._left:
                 add(self._left[taken.node], taken.amounts, -1)
+                self._tenants[taken.node] = (*self._tenants.get(taken.node, ()), *taken.tenants)
 
-    def place(self, pod_spec: Json, count: int, avoid: Sequence[str] = ()) -> int:
-        """Put up to ``count`` such pods, the fullest nodes first; returns how many found a place."""
-        asked = {key: value for key, value in requests(pod_spec).items() if value > 0}
-        placed = 0
-        for node in self._fullest_first(pod_spec, avoid):
-            if placed == count:
-                break
-            here = self._holds(node, asked, count - placed)
-            add(self._left[node], asked, -here)
+    def copy(self) -> Room:
+        """The same room, to try something in."""
+        other = copy(self)
+        other._left = {node: dict(left) for node, left in self._left.items()}
+        other._tenants = dict(self._tenants)
+        return other
+
+    def domains(self, key: str) -> list[str]:
+        """The values that usable nodes have of a label."""
+        return sorted({str(node.labels[key]) for node in self._nodes if key in node.labels})
+
+    def place(self, ask: Ask) -> int:
+        """Put up to so many pods, the fullest nodes first; returns how many found a place."""
+        asked = {key: value for key, value in requests(ask.pod_spec).items() if value > 0}
+        own = Tenant(namespace=ask.namespace, labels=ask.labels, keeps_away=keeps_away(ask.pod_spec))
+        from_itself = [term for term in own.keeps_away if _means(term, own, own)]
+        barred, placed = self._barred(own), 0
+        for node in self._fullest_first(ask.pod_spec, ask.avoid):
+            if placed == ask.count or node in barred:
+                continue
+            apart = self._sharing((_key(term), node) for term in from_itself)
+            here = self._holds(node, asked, 1 if node in apart else ask.count - placed)
+            if here:
+                add(self._left[node], asked, -here)
+                self._tenants[node] = (*self._tenants.get(node, ()), own)
+                barred |= apart
             placed += here
         return placed
 
@@ -46,6 +84,24 @@ class Room:
         allowed = [node.name for node in self._nodes if node.name not in avoid and admits(node, pod_spec)]
         return sorted(allowed, key=lambda name: (self._left[name].get("cpu", Decimal(0)), name))
 
+    def _barred(self, own: Tenant) -> frozenset[str]:
+        """Nodes from which the pods there keep this one away, or it keeps away from them."""
+        keys: set[tuple[str, str]] = set()
+        for node, tenants in self._tenants.items():
+            for tenant in tenants:
+                keys.update((_key(term), node) for term in own.keeps_away if _means(term, own, tenant))
+                keys.update((_key(term), node) for term in tenant.keeps_away if _means(term, tenant, own))
+        return self._sharing(keys)
+
+    def _sharing(self, keys: Iterable[tuple[str, str]]) -> frozenset[str]:
+        """The nodes that have the same value of a label as one that is named with it."""
+        wanted = set(keys)
+        if not wanted:
+            return frozenset()
+        labels = {node.name: node.labels for node in self._nodes}
+        domains = {(key, labels[node][key]) for key, node in wanted if key in labels[node]}
+        return frozenset(node for node in labels if any(labels[node].get(key) == value for key, value in domains))
+
     def _holds(self, node: str, asked: Amounts, most: int) -> int:
         """How many pods that ask for so much still fit, as far as that matters."""
         left = self._left[node]
@@ -53,6 +109,61 @@ class Room:
             if value * most > left.get(key, Decimal(0)):
                 most = max(0, int(left.get(key, Decimal(0)) // value))
         return most
+
+
+def place_together(room: Room, asks: Sequence[Ask], key: str = "") -> tuple[tuple[int, ...], str]:
+    """How many of each find room, all in one domain where a label is given, and in which. Takes that room."""
+    if not key:
+        return tuple(room.place(ask) for ask in asks), ""
+    best, most = "", 0
+    for domain in room.domains(key):
+        trial = room.copy()
+        found = sum(trial.place(ask.within(key, domain)) for ask in asks)
+        if found > most:
+            best, most = domain, found
+    if not best:
+        return (0,) * len(asks), ""
+    return tuple(room.place(ask.within(key, best)) for ask in asks), best
+
+
+def keeps_away(pod_spec: Json) -> tuple[Json, ...]:
+    """The required terms of a pod's anti-affinity."""
+    affinity = pod_spec.get("affinity")
+    if not affinity:
+        return ()
+    found: Sequence[Json] = (affinity.get("podAntiAffinity") or {}).get(
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ) or ()
+    return tuple(found) if sum(map(_weight, found)) <= _WEIGHED_EXPRESSIONS else ()
+
+
+def _weight(term: Json) -> int:
+    selectors = (term.get("labelSelector") or {}, term.get("namespaceSelector") or {})
+    keys = ("matchLabels", "matchExpressions")
+    return 1 + sum(len(selector.get(key) or ()) for selector in selectors for key in keys)
+
+
+def _key(term: Json) -> str:
+    return str(term.get("topologyKey"))
+
+
+def _means(term: Json, own: Tenant, other: Tenant) -> bool:
+    """Whether a term of one pod is about another.
+
+    Of namespaces only the name is known; what asks for more is left to the scheduler.
+    """
+    selector, named = term.get("namespaceSelector"), term.get("namespaces") or ()
+    there = other.namespace in (named or ([own.namespace] if selector is None else ()))
+    if selector is not None:
+        there = there or _selects(selector, {c.LABEL_NAMESPACE: other.namespace})
+    pods = term.get("labelSelector")
+    return there and pods is not None and not term.get("matchLabelKeys") and _selects(pods, other.labels)
+
+
+def _selects(selector: Json, labels: Mapping[str, str]) -> bool:
+    return all(labels.get(key) == value for key, value in (selector.get("matchLabels") or {}).items()) and all(
+        _expression(expression, labels) for expression in selector.get("matchExpressions") or ()
+    )
 
 
 def too_big(pod_spec: Json, nodes: Iterable[NodeView]) -> str:

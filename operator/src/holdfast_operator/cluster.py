@@ -126,10 +126,12 @@ class Cluster:
                 raise RejectedError(f"pod {meta['name']}", "NameTaken", told) from None
             return None
 
-    def lift_gate(self, namespace: str, name: str, uid: str) -> None:
-        """Take our gate from a pod; others stay."""
-        gates = [{"name": c.GANG_GATE, "$patch": "delete"}]
-        self._patch_pod(namespace, name, {"metadata": {"uid": uid}, "spec": {"schedulingGates": gates}})
+    def lift_gate(self, namespace: str, name: str, uid: str, node_labels: Mapping[str, str]) -> None:
+        """Take our gate from a pod; others stay. It may be told its node's labels with that, and never after it."""
+        spec: dict[str, Any] = {"schedulingGates": [{"name": c.GANG_GATE, "$patch": "delete"}]}
+        if node_labels:
+            spec["nodeSelector"] = dict(node_labels)
+        self._patch_pod(namespace, name, {"metadata": {"uid": uid}, "spec": spec})
 
     def label_pod(self, namespace: str, name: str, uid: str, labels: Mapping[str, str]) -> None:
         """Set labels on a pod."""

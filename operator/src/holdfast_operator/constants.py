@@ -194,6 +194,19 @@ GPU_ERROR = "GpuError"
 POD_CONDITION = "PodCondition"
 SYMPTOMS = frozenset({GPU_ERROR, POD_CONDITION})
 
+# Labels by which clouds and autoscalers say that a node is spot capacity, and the values that mean it.
+SPOT_LABELS = (
+    ("eks.amazonaws.com/capacityType", "SPOT"),
+    ("cloud.google.com/gke-spot", "true"),
+    ("cloud.google.com/gke-preemptible", "true"),
+    ("kubernetes.azure.com/scalesetpriority", "spot"),
+    ("karpenter.sh/capacity-type", "spot"),
+)
+LABEL_HOSTNAME = "kubernetes.io/hostname"
+LABEL_NAMESPACE = "kubernetes.io/metadata.name"
+SPREAD = "Spread"
+PACKED = "Packed"
+
 SHRINK = "Shrink"
 REPLACE = "Replace"
 WAIT = "Wait"

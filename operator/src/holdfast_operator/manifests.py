@@ -14,6 +14,7 @@ from typing import Any
 
 from holdfast_operator import constants as c
 from holdfast_operator.api import HangSpec, Job, JobSpec, ca_config_map, pod_name, run_id, trainer_container
+from holdfast_operator.placement import placed
 from holdfast_operator.preflight import STORAGE
 from holdfast_operator.recovery import Rule
 from holdfast_operator.seen import Platform
@@ -148,11 +149,18 @@ def _pod_spec(job: Job, spec: JobSpec, worker: Worker, platform: Platform) -> Ma
     if platform.image_pull_secrets:
         own = [{"name": name} for name in platform.image_pull_secrets]
         result["imagePullSecrets"] = [*(result.get("imagePullSecrets") or []), *own]
-    if worker.avoid:
-        result["affinity"] = _avoiding(result.get("affinity") or {}, worker.avoid)
     if worker.gated:
         result["schedulingGates"] = [{"name": c.GANG_GATE}]
-    return result
+    return placed(
+        result,
+        spec.scheduling,
+        namespace=job.namespace,
+        job=job.name,
+        on_demand=worker.on_demand,
+        spare=worker.spare,
+        domain=worker.domain,
+        avoid=worker.avoid,
+    )
 
 
 def _trainer(container: Manifest, job: Job, spec: JobSpec) -> Manifest:
@@ -286,19 +294,6 @@ def _tolerations(pod_spec: Manifest) -> list[Manifest]:
         for key in (c.TAINT_NOT_READY, c.TAINT_UNREACHABLE)
         if key not in given and None not in given
     ]
-
-
-def _avoiding(affinity: Manifest, nodes: tuple[str, ...]) -> Manifest:
-    """The affinity with these nodes excluded from each of its alternatives."""
-    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
-    node_affinity = dict(affinity.get("nodeAffinity") or {})
-    required = dict(node_affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {})
-    terms = required.get("nodeSelectorTerms") or [{}]
-    required["nodeSelectorTerms"] = [
-        {**term, "matchFields": [*(term.get("matchFields") or []), *fields]} for term in terms
-    ]
-    node_affinity["requiredDuringSchedulingIgnoredDuringExecution"] = required
-    return {**affinity, "nodeAffinity": node_affinity}
 
 
 def _mounts_shm(container: Manifest) -> bool:

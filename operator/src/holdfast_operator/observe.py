@@ -15,7 +15,7 @@ from typing import Any
 from zlib import crc32
 
 from holdfast_operator import constants as c
-from holdfast_operator.api import Job, parse_job, parse_time
+from holdfast_operator.api import Job, parse_job, parse_scheduling, parse_time
 from holdfast_operator.cache import Cache, job_key, owner_of
 from holdfast_operator.cluster import Cluster
 from holdfast_operator.errors import UnreadableError
@@ -260,6 +260,11 @@ def rival_of(body: Json) -> Rival | None:
     gang = _part(status, "gang")
     if not gang.get("liftedAt") and _cannot_lift(status):
         return None
+    try:
+        scheduling = parse_scheduling(body["spec"])
+    except UnreadableError:
+        return None
+    unplaced = [worker for worker in gated if not worker.get("node")]
     return Rival(
         key=job_key(body),
         uid=str(body["metadata"].get("uid", "")),
@@ -269,6 +274,9 @@ def rival_of(body: Json) -> Rival | None:
         pods=waiting,
         pod_spec=pod_spec,
         retry_at=parse_time(gang.get("retryAt")),
+        scheduling=scheduling,
+        on_demand=sum(bool(w.get("onDemand")) for w in unplaced) if listed else min(scheduling.on_demand, waiting),
+        domain=next((str(worker["domain"]) for worker in unplaced if worker.get("domain")), ""),
     )
 
 

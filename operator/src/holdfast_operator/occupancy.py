@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
+from holdfast_operator.capacity import keeps_away
 from holdfast_operator.quantities import Amounts, add, requests
-from holdfast_operator.seen import Usage
+from holdfast_operator.seen import Tenant, Usage
 
 Json = Mapping[str, Any]
 
@@ -48,7 +49,13 @@ class Occupancy:
     def by_node(self) -> tuple[Usage, ...]:
         """One for each node with pods of ours."""
         if self._snapshot is None:
-            self._snapshot = tuple(Usage(node=node, amounts=dict(sums)) for node, sums in self._nodes.items())
+            tenants: dict[str, list[Tenant]] = {node: [] for node in self._nodes}
+            for taken in self._pods.values():
+                tenants[taken.node] += taken.tenants
+            self._snapshot = tuple(
+                Usage(node=node, amounts=dict(sums), tenants=tuple(tenants[node]))
+                for node, sums in self._nodes.items()
+            )
         return self._snapshot
 
 
@@ -57,4 +64,8 @@ def usage_of(body: Json) -> Usage | None:
     spec, status = body.get("spec") or {}, body.get("status") or {}
     if not spec.get("nodeName") or status.get("phase") in ("Succeeded", "Failed"):
         return None
-    return Usage(node=str(spec["nodeName"]), amounts=requests(spec))
+    meta = body.get("metadata") or {}
+    tenant = Tenant(
+        namespace=str(meta.get("namespace", "")), labels=meta.get("labels") or {}, keeps_away=keeps_away(spec)
+    )
+    return Usage(node=str(spec["nodeName"]), amounts=requests(spec), tenants=(tenant,))

@@ -13,6 +13,7 @@ from holdfast_operator.errors import UnreadableError
 from holdfast_operator.reading import Json, items, mapping
 
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
 def check(pod_spec: Json, path: str) -> None:
@@ -21,7 +22,7 @@ def check(pod_spec: Json, path: str) -> None:
         _container(container, where)
     for key in ("overhead", "nodeSelector"):
         _object(pod_spec, key, path)
-    for key in ("volumes", "imagePullSecrets", "schedulingGates"):
+    for key in ("volumes", "imagePullSecrets", "schedulingGates", "topologySpreadConstraints"):
         list(_objects(pod_spec, key, path))
     for toleration, where in _objects(pod_spec, "tolerations", path):
         _text(toleration, "key", where)
@@ -47,8 +48,21 @@ def _affinity(pod_spec: Json, path: str) -> None:
     required = _object(of_nodes, _REQUIRED, f"{path}.affinity.nodeAffinity")
     for term, where in _objects(required, "nodeSelectorTerms", f"{path}.affinity.nodeAffinity.{_REQUIRED}"):
         for key in ("matchExpressions", "matchFields"):
-            for expression, there in _objects(term, key, where):
-                items(expression.get("values") or [], f"{there}.values")
+            _expressions(term, key, where)
+    of_pods = _object(affinity, "podAntiAffinity", f"{path}.affinity")
+    for term, where in _objects(of_pods, _REQUIRED, f"{path}.affinity.podAntiAffinity"):
+        for key in ("labelSelector", "namespaceSelector"):
+            selector = _object(term, key, where)
+            _object(selector, "matchLabels", f"{where}.{key}")
+            _expressions(selector, "matchExpressions", f"{where}.{key}")
+        items(term.get("namespaces") or [], f"{where}.namespaces")
+    for kind in (of_nodes, of_pods):
+        list(_objects(kind, _PREFERRED, f"{path}.affinity"))
+
+
+def _expressions(value: Json, key: str, path: str) -> None:
+    for expression, where in _objects(value, key, path):
+        items(expression.get("values") or [], f"{where}.values")
 
 
 def _object(value: Json, key: str, path: str) -> Json:

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from holdfast_operator import constants as c
-from holdfast_operator.api import Job, Json, Pair, parse_pair, parse_time, trainer_container
+from holdfast_operator.api import Job, Json, Pair, Scheduling, parse_pair, parse_time, trainer_container
 from holdfast_operator.quantities import Amounts, quantity
 from holdfast_operator.reading import loads
 from holdfast_operator.remediation.marks import Mark, mark_of
@@ -293,14 +293,27 @@ class Rival:
     pods: int
     pod_spec: Json = field(hash=False)
     retry_at: datetime | None = None
+    scheduling: Scheduling = field(default_factory=Scheduling)
+    on_demand: int = 0  # of the pods
+    domain: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tenant:
+    """A pod of ours on a node, as far as others keep away from it or it from them."""
+
+    namespace: str
+    labels: Json = field(default_factory=dict, hash=False)
+    keeps_away: tuple[Json, ...] = field(default=(), hash=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What pods of ours take of a node."""
+    """What pods of ours take of a node, and who they are to those that keep away from them."""
 
     node: str
     amounts: Amounts = field(hash=False)
+    tenants: tuple[Tenant, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,7 @@ def slim_pod(body: Json) -> dict[str, Any]:
         "metadata": _only(body.get("metadata") or {}, _META),
         "spec": {
             **_only(spec, _SPEC),
+            **_apart(spec),
             **_lists(spec, ("containers", "initContainers"), _CONTAINER),
         },
         "status": {
@@ -39,6 +40,12 @@ def slim_pod(body: Json) -> dict[str, Any]:
             **_lists(status, ("containerStatuses", "initContainerStatuses"), _CONTAINER_STATUS),
         },
     }
+
+
+def _apart(spec: Json) -> dict[str, Any]:
+    """From whom the pod keeps away."""
+    found = (spec.get("affinity") or {}).get("podAntiAffinity")
+    return {"affinity": {"podAntiAffinity": found}} if found else {}
 
 
 def slim(body: Json) -> dict[str, Any]:

@@ -40,6 +40,9 @@ class Worker:
     phase: Phase = Phase.WANTED
     gated: bool = False
     avoid: tuple[str, ...] = ()
+    spare: bool = False  # made to stand by; that it has a rank since, the membership tells
+    on_demand: bool = False  # it stays off spot capacity
+    domain: str = ""  # the value of the label by which the job is packed
     pod_uid: str = ""
     node: str = ""
     boot_id: str = ""
@@ -72,6 +75,9 @@ class Worker:
                 "phase": str(self.phase),
                 "gated": self.gated,
                 "avoid": list(self.avoid),
+                "spare": self.spare,
+                "onDemand": self.on_demand,
+                "domain": self.domain,
                 "podUID": self.pod_uid,
                 "node": self.node,
                 "bootID": self.boot_id,
@@ -101,6 +107,9 @@ class Worker:
             phase=Phase(value.get("phase", Phase.WANTED)),
             gated=bool(value.get("gated", False)),
             avoid=tuple(map(str, _items(value.get("avoid")))),
+            spare=bool(value.get("spare", False)),
+            on_demand=bool(value.get("onDemand", False)),
+            domain=str(value.get("domain") or ""),
             pod_uid=str(value.get("podUID") or ""),
             node=str(value.get("node") or ""),
             boot_id=str(value.get("bootID") or ""),

@@ -76,12 +76,19 @@ def _ready(draft: Draft, training: int) -> Words:
         told = f"{training} of {wanted} workers train"
         if training > wanted:
             told = f"{training} workers train, {wanted} were asked for"
-        return Words(reason="Training", message=_with_volume(draft, told))
+        return Words(reason="Training", message=_with_volume(draft, told + _standing_by(draft)))
     if draft.hold is not None:
         return draft.hold
     phases = sorted({f"{report.phase}: {report.message}" for report in draft.seen.reports if report.phase})
     told = f"; launchers say {'; '.join(phases[:2])}" if phases else ""
     return Words(reason="Starting", message=_with_volume(draft, f"the workers start{told}"))
+
+
+def _standing_by(draft: Draft) -> str:
+    if not draft.spec.spares:
+        return ""
+    ready = sum(worker.ready_at is not None for worker in draft.spares)
+    return f"; {ready} of {draft.spec.spares} spares stand by"
 
 
 def _with_volume(draft: Draft, message: str) -> str:

@@ -83,8 +83,10 @@ def first(draft: Draft, incident: Incident, facts: Facts, worker: Worker | None)
 def _can_leave(draft: Draft, incident: Incident, worker: Worker | None) -> bool:
     """All of the job's workers on the node find another one, or those elsewhere may go on without them."""
     node = incident.node or (worker.node if worker is not None else "")
-    wanted = draft.status.in_phase(Phase.WANTED)
-    moved = sum(1 for other in wanted if other.node == node) + (worker is None or worker.phase is not Phase.WANTED)
+    wanted = draft.needed
+    moved = [other for other in wanted if other.node == node]
+    if worker is None or worker.phase is not Phase.WANTED:
+        moved.append(worker or draft.some_worker())
     elsewhere = sum(1 for other in wanted if other.node not in ("", node))
     elsewhere -= elsewhere % draft.spec.replica_step
     if draft.spec.shrinkable and elsewhere >= max(draft.spec.min_replicas, 1):

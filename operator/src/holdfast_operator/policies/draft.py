@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 from holdfast_operator.actions import Action, Decided, Event, Recovered
 from holdfast_operator.api import JobSpec
 from holdfast_operator.capacity import Room
+from holdfast_operator.fitting import place
 from holdfast_operator.policies.words import Words
 from holdfast_operator.seen import NodeView, Observed, PodView
-from holdfast_operator.status import Status, Worker
+from holdfast_operator.status import Phase, Status, Worker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,32 @@ class Draft:
             return 0
         wanted = self.spec.replicas + self.status.extra
         return min(self.status.gang.size or wanted, wanted)
+
+    @property
+    def needed(self) -> tuple[Worker, ...]:
+        """The wanted workers that are to train; all others stand by."""
+        wanted = self.status.in_phase(Phase.WANTED)
+        if not self.spec.spares:
+            return wanted
+        members = frozenset(self.status.membership.member_uids())
+        ordered = sorted(
+            wanted, key=lambda w: (w.pod_uid not in members, w.ready_at is None, not w.node, w.incarnation)
+        )
+        return tuple(ordered[: self.target])
+
+    @property
+    def spares(self) -> tuple[Worker, ...]:
+        """The wanted workers that stand by without a rank."""
+        needed = {worker.incarnation for worker in self.needed}
+        return tuple(w for w in self.status.in_phase(Phase.WANTED) if w.incarnation not in needed)
+
+    def idle(self, worker: Worker) -> bool:
+        """It has no rank, and nobody waits for it to get one: what befalls it is nothing to those that train."""
+        if not self.spec.spares or not worker.known or worker.pod_uid in self.status.membership.named():
+            return False
+        members = frozenset(self.status.membership.member_uids())
+        there = sum(other.pod_uid in members for other in self.status.in_phase(Phase.WANTED))
+        return worker.spare or there >= self.target
 
     def but(self, **changes: Any) -> Draft:
         """A copy with changes to the status."""
@@ -83,10 +111,24 @@ class Draft:
         """The worker's node."""
         return self.seen.node(worker.node)
 
-    def fits_without(self, node: str, pods: int = 1) -> bool:
-        """Whether so many of the job's pods find room on other nodes than this one and those that it avoids."""
-        avoid = (*(entry.node for entry in self.status.avoided), node)
-        return Room(self.seen.nodes, self.seen.usage, self.now).place(self.spec.pod_spec, pods, avoid) == pods
+    def fits_without(self, node: str, workers: Iterable[Worker]) -> bool:
+        """Whether pods for these workers find room on other nodes than this one and those that the job avoids.
+
+        They stay where the job is packed, unless none of it is left there.
+        """
+        moved = {worker.incarnation: worker for worker in workers}
+        stay = [w for w in self.status.in_phase(Phase.WANTED) if w.node and w.incarnation not in moved]
+        free = [replace(worker, domain=worker.domain if stay else "", avoid=()) for worker in moved.values()]
+        room = Room(self.seen.nodes, self.seen.usage, self.now)
+        return len(place(self.seen, room, free, self.avoided(node))[0]) == len(free)
+
+    def some_worker(self) -> Worker:
+        """One that stands for whichever is meant, where that is not known."""
+        return Worker(incarnation=self.status.incarnations, batch=self.status.incarnations)
+
+    def avoided(self, *nodes: str) -> tuple[str, ...]:
+        """These nodes and those that the job avoids."""
+        return (*(entry.node for entry in self.status.avoided), *nodes)
 
     def changed_worker(self, worker: Worker, **changes: Any) -> Draft:
         """A copy with these fields of one worker changed."""

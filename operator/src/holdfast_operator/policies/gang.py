@@ -7,13 +7,14 @@ each other up.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from holdfast_operator import constants as c
 from holdfast_operator.actions import CreatePod, LiftGate
 from holdfast_operator.api import pod_name
 from holdfast_operator.capacity import Room
+from holdfast_operator.fitting import place, place_rival
 from holdfast_operator.manifests import pod as pod_manifest
 from holdfast_operator.policies.draft import Draft
 from holdfast_operator.policies.replicas import order_away
@@ -29,7 +30,7 @@ def time_out(draft: Draft) -> Draft:
     if gang.lifted_at is not None and unbound:
         deadline = gang.lifted_at + c.GANG_BIND
         draft = draft.wake_at(deadline) if draft.now < deadline else _send_away(draft, len(unbound))
-    return _outdated(draft)
+    return _outdated(_stranded(draft))
 
 
 def _send_away(draft: Draft, missing: int) -> Draft:
@@ -61,6 +62,17 @@ def _go_on_with_fewer(draft: Draft, gated: list[Worker], missing: int) -> Draft:
         else:
             draft = order_away(draft, worker, "GangTimeout", message)
     return draft.but(gang=Gang()).tell("GangTimeout", message, warning=True)
+
+
+def _stranded(draft: Draft) -> Draft:
+    """Those who were to follow the others of a packed job, of whom none is left: they go with the next gang."""
+    wanted = draft.status.in_phase(Phase.WANTED)
+    if any(worker.node for worker in wanted):
+        return draft
+    for worker in wanted:
+        if worker.domain and not worker.gated:
+            draft = order_away(draft, worker, "DomainLeft", f"nothing of the job is left in {worker.domain}")
+    return draft
 
 
 def _outdated(draft: Draft) -> Draft:
@@ -111,16 +123,36 @@ def _wait_or_lift(draft: Draft, gated: list[Worker]) -> Draft:
         return _hold(
             draft.wake_at(retry_at), "WaitingForGang", "not all workers found a node, the next try is due soon"
         )
-    placed, of_others = _places(draft, gated)
+    places = _places(draft, gated)
+    placed = len(places.workers)
     if placed < len(gated):
         draft, size = _enough(draft, placed)
         if size:
-            return _start_with(draft, gated, size)
-        beside = f" beside {of_others} of older jobs" if of_others else ""
-        message = f"the cluster has room for {placed} of {len(gated)} workers{beside}; they start together"
-        return _hold(draft, "WaitingForCapacity", message)
+            return _start_with(draft, gated, places, size)
+        return _hold(draft, "WaitingForCapacity", _lacking(draft, gated, places))
     gang = replace(draft.status.gang, lifted_at=draft.now)
-    return _lift(draft.but(gang=gang), gated)
+    return _lift(*_settled(draft.but(gang=gang), gated, places))
+
+
+def _lacking(draft: Draft, gated: list[Worker], places: _Places) -> str:
+    scheduling = draft.spec.scheduling
+    where = f" with one {scheduling.packed_by}" if scheduling.packed_by else ""
+    on_demand = sum(worker.on_demand for worker in gated)
+    if sum(worker.on_demand for worker in places.workers) < on_demand:
+        where += f", of which {on_demand} must be off spot capacity (onDemandReplicas)"
+    beside = f" beside {places.of_others} of older jobs" if places.of_others else ""
+    return (
+        f"the cluster has room for {len(places.workers)} of {len(gated)} workers{where}{beside}; they start together"
+    )
+
+
+def _settled(draft: Draft, gated: list[Worker], places: _Places) -> tuple[Draft, list[Worker]]:
+    """Those of a packed job know where they go before their gates lift."""
+    if places.domain:
+        gated = [replace(worker, domain=places.domain) for worker in gated]
+        for worker in gated:
+            draft = draft.with_worker(worker)
+    return draft, gated
 
 
 def _enough(draft: Draft, placed: int) -> tuple[Draft, int]:
@@ -133,34 +165,40 @@ def _enough(draft: Draft, placed: int) -> tuple[Draft, int]:
     return (draft.wake_at(due), 0) if draft.now < due else (draft, size)
 
 
-def _start_with(draft: Draft, gated: list[Worker], size: int) -> Draft:
+def _start_with(draft: Draft, gated: list[Worker], places: _Places, size: int) -> Draft:
     """The others are made anew once these have their places, and join when there is room for them."""
     message = f"the cluster has room for {size} of {len(gated)} workers: they begin, the others join when they can"
-    ordered = sorted(gated, key=lambda worker: worker.incarnation)
-    for worker in ordered[size:]:
-        draft = order_away(draft, worker, "NoRoom", message)
+    begin = sorted(places.workers, key=lambda worker: (not worker.on_demand, worker.incarnation))[:size]
+    for worker in gated:
+        if worker not in begin:
+            draft = order_away(draft, worker, "NoRoom", message)
     gang = replace(draft.status.gang, lifted_at=draft.now, size=size)
-    return _lift(draft.but(gang=gang).tell("StartsWithFewer", message), ordered[:size])
+    return _lift(*_settled(draft.but(gang=gang).tell("StartsWithFewer", message), begin, places))
 
 
-def _places(draft: Draft, gated: list[Worker]) -> tuple[int, int]:
-    """How many of the gang find room after the pods that run and the gangs before it, and how many those take."""
+@dataclass(frozen=True, kw_only=True)
+class _Places:
+    workers: tuple[Worker, ...]
+    domain: str
+    of_others: int
+
+
+def _places(draft: Draft, gated: list[Worker]) -> _Places:
+    """Who of the gang finds room after the pods that run and the gangs before it, where, and how many those take."""
     own = {worker.node for worker in gated if worker.node}
     usage: list[Usage] = [taken for taken in draft.seen.usage if taken.node not in own]
     room = Room(draft.seen.nodes, usage, draft.now)
     others = 0
     for rival in sorted(draft.seen.rivals, key=lambda rival: (rival.created, rival.key)):
         if _goes_first(draft, rival) and _could_start(draft, rival):
-            others += room.place(rival.pod_spec, rival.pods)
-    wanted = pod_manifest(draft.seen.job, draft.spec, gated[0], draft.seen.platform)["spec"]
-    return room.place(wanted, len(gated), _avoided(gated)), others
+            others += place_rival(room, rival)
+    found, domain = place(draft.seen, room, gated)
+    return _Places(workers=found, domain=domain, of_others=others)
 
 
 def _could_start(draft: Draft, rival: Rival) -> bool:
     """A gang that not even an empty cluster could hold blocks nobody."""
-    if rival.lifted:
-        return True
-    return Room(draft.seen.nodes, (), draft.now).place(rival.pod_spec, rival.pods) == rival.pods
+    return rival.lifted or place_rival(Room(draft.seen.nodes, (), draft.now), rival) == rival.pods
 
 
 def _goes_first(draft: Draft, rival: Rival) -> bool:
@@ -172,13 +210,13 @@ def _goes_first(draft: Draft, rival: Rival) -> bool:
     return (rival.created, rival.key) < (job.created, job.key)
 
 
-def _avoided(gated: list[Worker]) -> tuple[str, ...]:
-    return tuple(sorted({node for worker in gated for node in worker.avoid}))
-
-
 def _lift(draft: Draft, gated: list[Worker]) -> Draft:
-    pods = [pod for worker in gated if (pod := draft.pod(worker)) is not None and pod.gated and not pod.absent]
-    draft = draft.act(*(LiftGate(name=pod.name, uid=pod.uid) for pod in pods)).wake_in(timedelta(seconds=2))
+    for worker in gated:
+        pod = draft.pod(worker)
+        if pod is not None and pod.gated and not pod.absent:
+            labels = ((draft.spec.scheduling.packed_by, worker.domain),) if worker.domain else ()
+            draft = draft.act(LiftGate(name=pod.name, uid=pod.uid, node_labels=labels))
+    draft = draft.wake_in(timedelta(seconds=2))
     waiting = sum(1 for worker in gated if not worker.node)
     return _hold(draft, "Scheduling", f"{waiting} of {len(gated)} workers wait for a node") if waiting else draft
 

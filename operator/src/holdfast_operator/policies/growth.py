@@ -9,14 +9,14 @@ Invariant: replicas ≤ target ≤ maxReplicas while the job is not suspended.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 from holdfast_operator import constants as c
 from holdfast_operator.capacity import Room
-from holdfast_operator.manifests import pod as pod_manifest
+from holdfast_operator.fitting import place
 from holdfast_operator.policies.draft import Draft
 from holdfast_operator.policies.progress import newest_report
+from holdfast_operator.policies.replicas import planned
 from holdfast_operator.status import Phase, Worker
 
 
@@ -26,7 +26,7 @@ def apply(draft: Draft) -> Draft:
     if draft.spec.suspend or most <= 0:
         return draft.but(extra=0)
     draft = _unplaced(draft)
-    there = len(draft.status.in_phase(Phase.WANTED)) - draft.spec.replicas
+    there = _ranked(draft) - draft.spec.replicas
     draft = draft.but(extra=max(0, min(draft.status.extra, most, there)))
     if _wanted_elsewhere(draft):
         return _given_back(draft)
@@ -36,6 +36,14 @@ def apply(draft: Draft) -> Draft:
     if due is None or draft.now < due:
         return draft if due is None else draft.wake_at(due)
     return _grown(draft) if _room(draft) else draft.wake_in(c.GROWTH_POLL)
+
+
+def _ranked(draft: Draft) -> int:
+    """Workers that train or are to: what is lost of a growth is not replaced at once by a spare either."""
+    wanted = draft.status.in_phase(Phase.WANTED)
+    members = frozenset(draft.status.membership.member_uids())
+    idle = sum(worker.pod_uid not in members for worker in wanted)
+    return len(wanted) - min(draft.spec.spares, idle)
 
 
 def _unplaced(draft: Draft) -> Draft:
@@ -54,8 +62,8 @@ def _unplaced(draft: Draft) -> Draft:
 
 
 def _youngest(draft: Draft, count: int) -> list[Worker]:
-    wanted = sorted(draft.status.in_phase(Phase.WANTED), key=lambda worker: worker.incarnation)
-    return wanted[-count:]
+    wanted = (worker for worker in draft.status.in_phase(Phase.WANTED) if not worker.spare)
+    return sorted(wanted, key=lambda worker: worker.incarnation)[-count:]
 
 
 def _wanted_elsewhere(draft: Draft) -> bool:
@@ -74,12 +82,12 @@ def _given_back(draft: Draft) -> Draft:
 def _all_is_well(draft: Draft) -> bool:
     """All workers train in one world, and nothing is being recovered from."""
     best = newest_report(draft)
-    wanted = draft.status.in_phase(Phase.WANTED)
+    needed = draft.needed
     unsettled = draft.status.in_phase(Phase.LEAVING, Phase.LOST)
     open_incident = any(incident.resumed is None for incident in draft.status.incidents)
     if best is None or best.world is None or unsettled or open_incident or draft.status.trouble is not None:
         return False
-    return draft.status.holds(c.READY) and {worker.pod_uid for worker in wanted} == set(best.world.members)
+    return draft.status.holds(c.READY) and {worker.pod_uid for worker in needed} == set(best.world.members)
 
 
 def _due(draft: Draft) -> datetime | None:
@@ -91,11 +99,9 @@ def _due(draft: Draft) -> datetime | None:
 
 
 def _room(draft: Draft) -> bool:
-    some = draft.status.in_phase(Phase.WANTED)[0]
-    wanted = pod_manifest(draft.seen.job, draft.spec, replace(some, gated=False), draft.seen.platform)["spec"]
-    avoid = tuple(entry.node for entry in draft.status.avoided)
     room = Room(draft.seen.nodes, draft.seen.usage, draft.now)
-    return room.place(wanted, draft.spec.replica_step, avoid) == draft.spec.replica_step
+    found, _ = place(draft.seen, room, planned(draft, draft.spec.replica_step), draft.avoided())
+    return len(found) == draft.spec.replica_step
 
 
 def _grown(draft: Draft) -> Draft:

@@ -161,6 +161,9 @@ def _at_startup(draft: Draft, worker: Worker) -> Draft:
 
     What was done to it while the job recovers, or while a member's loss is yet to be counted, is part of that.
     """
+    if draft.idle(worker):
+        draft = draft.changed_worker(worker, counted=True)
+        return draft.tell("SpareLost", f"a spare, in no world: {worker.message}", warning=True)
     if worker.exit_code is None and worker.reason == causes.POD_FAILED:
         # A kubelet that rejects a pod rejects the next one as fast: without a wait, each pass would make one.
         draft = draft.changed_worker(worker, counted=True).but(backoff_until=draft.now + c.TEMPLATE_RETRY)

@@ -67,7 +67,7 @@ def _going(draft: Draft, worker: Worker, pod: PodView) -> _Going | None:
     if node is not None and node.mark is not None and node.mark.drains:
         words = f"node {node.name} of {pod.name} is taken out of service: {node.mark.message}"
         return _Going(verdict=_interrupted("NodeRemediation", words), shun_node=True)
-    if node is not None and node.unschedulable and draft.fits_without(pod.node):
+    if node is not None and node.unschedulable and draft.fits_without(pod.node, [worker]):
         words = f"node {node.name} of {pod.name} is cordoned, another one has room"
         return _Going(verdict=_interrupted("NodeCordoned", words), shun_node=False)
     return None

@@ -57,7 +57,7 @@ def _ended(draft: Draft, worker: Worker, pod: PodView) -> Worker:
         phase=Phase.ENDED,
         since=draft.now,
         exit_code=pod.exit.code if pod.exit else None,
-        final=bool(pod.exit and pod.exit.final and not worker.ordered),
+        final=bool(pod.exit and pod.exit.final and not worker.ordered and not draft.idle(worker)),
     )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import count
 
 KEPT_CLAIMS = 64
 GATHER_SECONDS = 5.0
@@ -119,6 +120,7 @@ class Worker:
     store_port: int = 29400
     control_port: int = 29401
     index: int | None = None
+    on_demand: bool = False
     terminal: bool = False
     leaving: bool = False
     unplaced: bool = False
@@ -142,6 +144,7 @@ class Rules:
     may_shrink: bool = True
     first_wait: float = 30.0
     shrink_after: float = 0.0
+    on_demand: int = 0
 
 
 class Reason(StrEnum):
@@ -292,7 +295,11 @@ def _chosen(observed: Observed, recorded: Membership) -> tuple[Worker, ...]:
     kept += [worker for worker in up if worker.pod_uid in last and worker not in kept]
     room = max(rules.replicas - len(kept), 0)
     known = {worker.pod_uid for worker in kept}
-    newcomers = sorted((w for w in up if w.pod_uid not in known), key=lambda w: (w.ready_since or 0.0, w.pod))
+    steady = sum(worker.on_demand for worker in kept) >= rules.on_demand
+    newcomers = sorted(
+        (w for w in up if w.pod_uid not in known),
+        key=lambda w: (not (w.on_demand or steady), w.ready_since or 0.0, w.pod),
+    )
     fitting = newcomers[:room]
     while fitting and (len(kept) + len(fitting)) % rules.replica_step:
         fitting.pop()
@@ -511,7 +518,7 @@ def _publish(observed: Observed, recorded: Membership, chosen: tuple[Worker, ...
         active=active,
         previous=previous,
         claims=recorded.claims,
-        members=_members(recorded, chosen),
+        members=_members(recorded, chosen, observed.rules.on_demand),
     )
     named = proposed.uids.union(*(entry.members for entry in previous))
     gone = (set(recorded.gone) | observed.proved_gone) & named
@@ -544,19 +551,20 @@ def _skipped(first: int, last: int) -> list[Previous]:
     return [Previous(generation=first, publication="", members=(), through=last)] if first <= last else []
 
 
-def _members(recorded: Membership, chosen: Iterable[Worker]) -> tuple[Member, ...]:
-    """Survivors keep their index, a newcomer gets the lowest free one."""
+def _members(recorded: Membership, chosen: Iterable[Worker], on_demand: int) -> tuple[Member, ...]:
+    """Survivors keep their index, a newcomer gets the lowest free one; the first are for those off spot capacity."""
     workers = {worker.pod_uid: worker for worker in chosen}
     places = {member.pod_uid: member.index for member in recorded.members if member.pod_uid in workers}
     newcomers = sorted(workers.keys() - places.keys(), key=lambda uid: _wish(workers[uid]))
     for uid in newcomers:
         taken = set(places.values())
-        places[uid] = next(index for index in range(len(workers) + len(taken)) if index not in taken)
+        first = 0 if workers[uid].on_demand else on_demand
+        places[uid] = next(index for index in count(first) if index not in taken)
     return tuple(sorted(_member(workers[uid], index) for uid, index in places.items()))
 
 
-def _wish(worker: Worker) -> tuple[int, str]:
-    return (worker.index if worker.index is not None else 1 << 30, worker.pod)
+def _wish(worker: Worker) -> tuple[bool, int, str]:
+    return (not worker.on_demand, worker.index if worker.index is not None else 1 << 30, worker.pod)
 
 
 def _member(worker: Worker, index: int) -> Member:

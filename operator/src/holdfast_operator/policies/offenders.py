@@ -34,7 +34,7 @@ def offended(draft: Draft, incident: Incident, worker: Worker | None) -> Draft:
     weight = offender.weight(draft.now)
     if weight < limit - _MARGIN or any(entry.node == node for entry in draft.status.avoided):
         return draft
-    return _avoid(draft, offender, until_below(weight, limit))
+    return _avoid(draft, offender, worker or draft.some_worker(), until_below(weight, limit))
 
 
 def until_below(weight: float, limit: int) -> timedelta:
@@ -42,11 +42,12 @@ def until_below(weight: float, limit: int) -> timedelta:
     return max(0.0, math.log2(weight / (limit - _MARGIN))) * c.OFFENCE_HALVES
 
 
-def _avoid(draft: Draft, offender: Offender, span: timedelta) -> Draft:
+def _avoid(draft: Draft, offender: Offender, moved: Worker, span: timedelta) -> Draft:
     count = len(offender.times)
     times = "1 time" if count == 1 else f"{count} times"
     message = f"node {offender.node} failed this job {times}"
-    if not draft.fits_without(offender.node):  # one avoided node too many would leave the job without a place
+    # One avoided node too many would leave the job without a place.
+    if not draft.fits_without(offender.node, [moved]):
         told = f"{message}; it is used all the same, since no other node has room for a worker"
         return _said(draft, KEPT, told)
     told = f"{message}; no worker is placed there for {span.total_seconds() / 3600:.1f} h"

@@ -22,7 +22,7 @@ from holdfast_operator.api import pod_name, shorten
 from holdfast_operator.policies.avoid import avoiding
 from holdfast_operator.policies.draft import Draft
 from holdfast_operator.policies.reach import to_blame
-from holdfast_operator.policies.replicas import order_away
+from holdfast_operator.policies.replicas import order_away, planned
 from holdfast_operator.policies.terminal import finish
 from holdfast_operator.policies.words import Words
 from holdfast_operator.preflight import CLOCK, NETWORK, STORAGE
@@ -74,7 +74,10 @@ def held(draft: Draft) -> Words | None:
     """What keeps a worker out whose node is not to be left, with the mend."""
     if _answer(draft) != c.AVOID_NODE:
         return None
+    spares = {worker.incarnation for worker in draft.spares}
     for unfit in _all_unfit(draft):
+        if unfit.worker.incarnation in spares:
+            continue
         told = _told(draft, unfit)
         match _blame(draft, unfit):
             case _Blame.SHARED:
@@ -173,8 +176,8 @@ def _leave(draft: Draft, unfit: _Unfit) -> Draft:
     blame = _blame(draft, unfit)
     if blame is _Blame.UNKNOWN:
         return draft.wake_in(c.POLL_OPEN)
-    wanted = draft.status.in_phase(Phase.WANTED)
-    moved = sum(1 for other in _all_unfit(draft) if other.worker.node == node) + max(0, draft.target - len(wanted))
+    lacking = max(0, draft.target - len(draft.status.in_phase(Phase.WANTED)))
+    moved = (*(other.worker for other in _all_unfit(draft) if other.worker.node == node), *planned(draft, lacking))
     if blame is _Blame.SHARED or not draft.fits_without(node, moved):
         return draft
     hours = c.AVOID_UNFIT.total_seconds() / 3600

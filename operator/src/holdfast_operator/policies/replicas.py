@@ -1,10 +1,12 @@
-"""As many wanted workers as replicas: a new incarnation for each that is missing, an order to leave for each surplus.
+"""As many wanted workers as replicas, and spares: a new incarnation for each that is missing, an order to leave for
+each surplus.
 
 Names come from a counter in the status and are never used twice.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from holdfast_operator import constants as c
@@ -13,16 +15,18 @@ from holdfast_operator.policies.draft import Draft
 from holdfast_operator.policies.words import Words
 from holdfast_operator.status import Phase, Worker
 
+_NO_PLACE = 1 << 30
+
 
 def apply(draft: Draft) -> Draft:
     """Add or remove workers from the roster."""
     draft = _filled(draft)
-    return draft.but(replicas=len(draft.status.in_phase(Phase.WANTED)))
+    return draft.but(replicas=len(draft.needed))
 
 
 def _filled(draft: Draft) -> Draft:
-    surplus = len(draft.status.in_phase(Phase.WANTED)) - draft.target
-    if surplus > 0:
+    surplus = len(draft.status.in_phase(Phase.WANTED)) - _total(draft)
+    if surplus > 0 or len(_holders(draft)) > draft.target:
         return _fewer(draft, surplus)
     waited_for = _waited_for(draft)
     if surplus + len(waited_for) >= 0:
@@ -33,6 +37,26 @@ def _filled(draft: Draft) -> Draft:
             return draft.wake_at(draft.status.backoff_until)
         draft = draft.but(backoff_until=None)
     return _more(draft, -surplus)
+
+
+def _total(draft: Draft) -> int:
+    """Workers and spares. These are asked for once all others have their places, and not at once after one failed."""
+    there = draft.status.in_phase(Phase.WANTED)
+    most = draft.target + (draft.spec.spares if draft.target else 0)
+    placed = sum(bool(worker.node) and not worker.gated for worker in there)
+    if placed < draft.target or _spare_failed(draft):
+        return min(most, max(draft.target, len(there)))
+    return most
+
+
+def _spare_failed(draft: Draft) -> bool:
+    """By itself, a moment ago: the next one may do so as fast."""
+    failed = (worker for worker in draft.status.in_phase(Phase.ENDED) if worker.spare and worker.pair is None)
+    return any(
+        worker.since is not None and draft.now - worker.since < c.TEMPLATE_RETRY
+        for worker in failed
+        if not worker.ordered and worker.cause != c.CAUSE_INTERRUPTION
+    )
 
 
 def _waited_for(draft: Draft) -> tuple[Worker, ...]:
@@ -50,18 +74,47 @@ def _waits(draft: Draft, workers: tuple[Worker, ...]) -> Draft:
 
 def _more(draft: Draft, count: int) -> Draft:
     """All that are made together share a batch; a batch waits behind gates if nothing of the job has a place yet."""
-    first = draft.status.incarnations
-    placed = any(worker.node for worker in draft.status.in_phase(Phase.WANTED))
-    avoid = _to_avoid(draft)
-    new = tuple(
-        Worker(incarnation=number, batch=first, gated=not placed, avoid=avoid, since=draft.now)
-        for number in range(first, first + count)
-    )
-    status = replace(draft.status, workers=(*draft.status.workers, *new), incarnations=first + count)
-    if not placed:
+    new = planned(draft, count)
+    incarnations = draft.status.incarnations + count
+    status = replace(draft.status, workers=(*draft.status.workers, *new), incarnations=incarnations)
+    if any(worker.gated for worker in new):
         gang = status.gang
         status = replace(status, gang=replace(gang, since=gang.since or draft.now, lifted_at=None))
     return replace(draft, status=status)
+
+
+def planned(draft: Draft, count: int) -> tuple[Worker, ...]:
+    """The next workers, as they would be asked for now: first those that stay off spot capacity, where some lack."""
+    first = draft.status.incarnations
+    wanted = draft.status.in_phase(Phase.WANTED)
+    gated = not any(worker.node for worker in wanted)
+    avoid, domain = _to_avoid(draft), _domain(draft, wanted)
+    steady = sum(worker.on_demand for worker in (*wanted, *_waited_for(draft)))
+    lack = min(draft.spec.scheduling.on_demand, draft.target) - steady
+    return tuple(
+        Worker(
+            incarnation=number,
+            batch=first,
+            gated=gated,
+            avoid=avoid,
+            spare=len(wanted) + number - first >= draft.target,
+            on_demand=number - first < lack,
+            domain=domain,
+            since=draft.now,
+        )
+        for number in range(first, first + count)
+    )
+
+
+def _domain(draft: Draft, wanted: tuple[Worker, ...]) -> str:
+    """Where most of a packed job is, or is bound for; empty if nothing of it is."""
+    key = draft.spec.scheduling.packed_by
+    if not key:
+        return ""
+    nodes = [draft.node(worker) for worker in wanted]
+    found = Counter(str(node.labels[key]) for node in nodes if node is not None and key in node.labels)
+    found = found or Counter(worker.domain for worker in wanted if worker.domain)
+    return max(sorted(found), key=lambda domain: found[domain], default="")
 
 
 def _to_avoid(draft: Draft) -> tuple[str, ...]:
@@ -71,16 +124,43 @@ def _to_avoid(draft: Draft) -> tuple[str, ...]:
 
 
 def _fewer(draft: Draft, surplus: int) -> Draft:
-    """Those without a place in the generation first, the youngest of them first; then the highest places."""
-    places = {member.pod_uid: member.index for member in draft.status.membership.members}
-    wanted = sorted(
+    """Those without a place in the generation first, the youngest of them first; then the highest places.
+
+    Those that stay off spot capacity are the last, and spares stay where it is those with places that are too many.
+    """
+    holders = _holders(draft)
+    others = [worker for worker in _dispensable(draft) if worker not in holders]
+    from_holders = max(surplus - len(others), len(holders) - draft.target, 0)
+    for worker in (*others[: max(surplus - from_holders, 0)], *holders[:from_holders]):
+        draft = order_away(draft, worker, "Surplus", "more workers than asked for")
+    return draft
+
+
+def _holders(draft: Draft) -> list[Worker]:
+    """Who trains, or comes to a place that is kept for those off spot capacity; first who may leave first."""
+    members, steady = _places(draft), _steady(draft)
+    return [w for w in _dispensable(draft) if w.pod_uid in members or (w in steady and not w.spare)]
+
+
+def _dispensable(draft: Draft) -> list[Worker]:
+    places, steady = _places(draft), _steady(draft)
+    return sorted(
         draft.status.in_phase(Phase.WANTED),
-        key=lambda worker: (places.get(worker.pod_uid, len(places) + 1), worker.incarnation),
+        key=lambda worker: (worker not in steady, places.get(worker.pod_uid, _NO_PLACE), worker.incarnation),
         reverse=True,
     )
-    for worker in wanted[:surplus]:
-        draft = order_away(draft, worker, "Surplus", "more workers than replicas")
-    return draft
+
+
+def _steady(draft: Draft) -> list[Worker]:
+    """As many of those off spot capacity as there are to be."""
+    places = _places(draft)
+    found = (worker for worker in draft.status.in_phase(Phase.WANTED) if worker.on_demand)
+    ordered = sorted(found, key=lambda worker: (places.get(worker.pod_uid, _NO_PLACE), worker.incarnation))
+    return ordered[: draft.spec.scheduling.on_demand]
+
+
+def _places(draft: Draft) -> dict[str, int]:
+    return {member.pod_uid: member.index for member in draft.status.membership.members}
 
 
 def order_away(draft: Draft, worker: Worker, reason: str, message: str) -> Draft:

@@ -12,9 +12,11 @@ from holdfast_operator import constants as c
 from holdfast_operator.api import Pair, pod_name
 from holdfast_operator.policies import decision as decisions
 from holdfast_operator.policies import facts as found
+from holdfast_operator.policies.avoid import avoiding
 from holdfast_operator.policies.draft import Draft
 from holdfast_operator.policies.facts import Facts
 from holdfast_operator.policies.record import announced, decided, record, recounted
+from holdfast_operator.policies.replicas import order_away
 from holdfast_operator.policies.restart import carry_out
 from holdfast_operator.policies.rules import first_match
 from holdfast_operator.status import Incident, Phase, Worker, say
@@ -37,8 +39,21 @@ def apply(draft: Draft) -> Draft:
         # An answer may send others away as well: what they show is then no news.
         symptom = _new(draft, worker) if worker in draft.status.workers else None
         if symptom is not None:
-            draft = _answered(draft, worker, symptom)
+            draft = (_unfit if draft.idle(worker) else _answered)(draft, worker, symptom)
     return draft
+
+
+def _unfit(draft: Draft, worker: Worker, symptom: _Symptom) -> Draft:
+    """A spare that shows it is no incident: nobody trains with it. It leaves for what a worker would leave for."""
+    draft = draft.changed_worker(worker, symptoms=(*worker.symptoms, symptom.key)[-_KEPT:])
+    match, error = first_match(draft.spec.rules, symptom.facts), decisions.advised(symptom.facts)
+    action = match.rule.action if match is not None else error.action if error is not None else c.IGNORE
+    if action in (c.IGNORE, c.IN_PLACE):
+        return draft
+    if action == c.REPLACE_NODE and worker.node:
+        draft = avoiding(draft, worker.node, symptom.reason, c.AVOID_REPLACED)
+    message = f"a spare, in no world: {symptom.message}"
+    return order_away(draft, worker, symptom.reason, message).tell("SpareLost", message, warning=True)
 
 
 def _new(draft: Draft, worker: Worker) -> _Symptom | None:

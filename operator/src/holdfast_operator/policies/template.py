@@ -46,7 +46,7 @@ def apply(draft: Draft) -> Draft:
 
 def _slow(draft: Draft) -> Draft:
     """No trouble yet, but a person who wonders should see what is waited for."""
-    for worker in draft.status.in_phase(Phase.WANTED):
+    for worker in draft.needed:
         pod = draft.pod(worker)
         if pod is not None and pod.pulling and not pod.absent:
             words = Words(reason="ImagePulling", message=f"{pod.name}: {pod.pulling}")
@@ -74,14 +74,14 @@ def _overdue(draft: Draft) -> Draft:
 
 def _over(draft: Draft) -> bool:
     """All workers run: what was wrong is mended."""
-    pods = [draft.pod(worker) for worker in draft.status.in_phase(Phase.WANTED)]
+    pods = [draft.pod(worker) for worker in draft.needed]
     return bool(pods) and all(pod is not None and pod.phase == "Running" and not pod.waiting for pod in pods)
 
 
 def _find(draft: Draft) -> Words | None:
-    if draft.seen.refusal is not None:
+    if draft.seen.refusal is not None and not _only_spares_lack(draft):
         return Words(reason=draft.seen.refusal.reason, message=draft.seen.refusal.message)
-    workers = draft.status.in_phase(Phase.WANTED)
+    workers = draft.needed
     placed = any(worker.node for worker in workers)
     impossible = "" if placed else too_big(draft.spec.pod_spec, draft.seen.nodes)
     if impossible:
@@ -92,6 +92,11 @@ def _find(draft: Draft) -> Words | None:
         if words is not None:
             return words
     return _start_failed(draft) or preflight.held(draft)
+
+
+def _only_spares_lack(draft: Draft) -> bool:
+    """A quota with room for the workers, and none for what stands by."""
+    return bool(draft.spec.spares) and all(worker.known for worker in draft.needed)
 
 
 def _of_pod(pod: PodView) -> Words | None:

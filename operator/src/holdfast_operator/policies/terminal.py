@@ -19,10 +19,15 @@ def apply(draft: Draft) -> Draft:
     complete = draft.status.holds(c.COMPLETE)
     since = draft.status.completion_time or draft.now
     grace = c.COMPLETE_GRACE if complete else timedelta(0)
+    why = "the job is complete" if complete else "the job failed"
+    named = draft.status.membership.named()
     left = [pod for pod in draft.seen.pods if _runs(pod)]
+    # Launchers that trained end by themselves; a spare knows nothing of the end.
+    spare = [pod for pod in left if complete and pod.uid not in named]
+    draft = draft.act(*(DeletePod(name=pod.name, uid=pod.uid, why=why) for pod in spare))
+    left = [pod for pod in left if pod not in spare]
     if left and draft.now < since + grace:
         return replace(draft, ended=True).wake_at(since + grace)
-    why = "the job is complete" if complete else "the job failed"
     draft = draft.act(*(DeletePod(name=pod.name, uid=pod.uid, why=why) for pod in left))
     return replace(_deleted(draft, since), ended=True)
 
