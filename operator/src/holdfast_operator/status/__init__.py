@@ -1,0 +1,33 @@
+"""What the operator remembers of a job, all of it in the resource's status.
+
+Each type reads itself back from JSON (``from_json`` drops what it cannot read and keeps the rest) and writes
+itself (``to_json``). Nothing else survives a restart of the operator, and nothing else is needed.
+"""
+
+from holdfast_operator.status.conditions import Condition, Trouble
+from holdfast_operator.status.incidents import Count, Incident, reason_word, say
+from holdfast_operator.status.membership import Member, Membership, Previous
+from holdfast_operator.status.placement import AvoidedNode, Gang
+from holdfast_operator.status.progress import Checkpoint, Origin, Progress
+from holdfast_operator.status.whole import Status
+from holdfast_operator.status.workers import Phase, Worker
+
+__all__ = [
+    "AvoidedNode",
+    "Checkpoint",
+    "Condition",
+    "Count",
+    "Gang",
+    "Incident",
+    "Member",
+    "Membership",
+    "Origin",
+    "Phase",
+    "Previous",
+    "Progress",
+    "Status",
+    "Trouble",
+    "Worker",
+    "reason_word",
+    "say",
+]
