@@ -103,6 +103,7 @@ def make_operator() -> OperatorMetrics:
     """An operator with two jobs to which everything has happened once."""
     metrics = OperatorMetrics(version="1.2.3")
     metrics.set_jobs({"Ready": 1, "Degraded": 1})
+    metrics.leads()
     metrics.queue_depth(lambda: 0)
     metrics.polls_held(3)
     metrics.ca_expires(time.time() + 86_400)
