@@ -113,7 +113,7 @@ def calls(cluster: Cluster, namespace: str) -> dict[str, Callable[[], Any]]:
         "apply": apply,
         "apply_config_map": lambda: cluster.apply_config_map(namespace, "nobody", {}),
         "create_pod": create_pod,
-        "lift_gate": lambda: cluster.lift_gate(namespace, "absent", "0"),
+        "lift_gate": lambda: cluster.lift_gate(namespace, "absent", "0", {}),
         "label_pod": lambda: cluster.label_pod(namespace, "absent", "0", {}),
         "delete_pod": lambda: cluster.delete_pod(namespace, "absent", "0"),
         "delete_job": lambda: cluster.delete_job(namespace, "absent", "0"),

@@ -115,6 +115,12 @@ def test_an_exception_of_the_script_is_told_with_its_last_lines(launcher: Any, t
     assert "ValueError: loss is negative" in launcher.output()[1]
 
 
+def test_nobody_misses_a_rank_that_exits_before_its_launcher_can_see_how(launcher: Any, tmp_path: Path) -> None:
+    launcher.start(2, tmp_path / "tier", "--exit-at", "2")
+    launcher.wait("the other one to miss it", lambda: bool(launcher.of(0, "peerLost")))
+    assert launcher.processes[1].wait(1.0) == 2, "its connections ended before it did"
+
+
 def test_a_rank_that_leaves_the_loop_early_is_not_done(launcher: Any, tmp_path: Path) -> None:
     launcher.start(2, tmp_path / "tier", "--leave-at", "2")
     assert launcher.processes[1].wait(60) == 0

@@ -11,6 +11,7 @@ same order, from one thread at a time.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import json
 import math
 import socket
@@ -274,6 +275,15 @@ class Group:
     def close(self) -> None:
         """Leave in order, when nothing is in flight."""
         self._leave().join(CLOSING)
+
+    def outlive(self) -> None:
+        """Never close the connections: they end with the process, when its launcher sees how it ended.
+
+        An interpreter takes up to seconds to end. Peers that miss this rank before that have nothing to say but that
+        it is lost, and that would stand as the root of an attempt that the script ended.
+        """
+        for held in (self._gloo, self._nccl):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))  # a last reference would go with the interpreter
 
     def _leave(self) -> threading.Thread:
         held = [self._gloo, self._nccl]

@@ -338,7 +338,11 @@ class Job:
                 pass
             self._say_done()
         self._agent.close()
-        if self._team is not None:
+        if self._team is None:
+            return
+        if self._looping and not failed():
+            self._team.outlive()
+        else:
             self._team.close()
 
     # Worlds

@@ -68,6 +68,11 @@ class Team:
         for group in self._groups():
             group.close()
 
+    def outlive(self) -> None:
+        """Leave no group before the process ends."""
+        for group in self._groups():
+            group.outlive()
+
     def sharing(self, ranks: Sequence[int]) -> list[int]:
         """Those of them that have, or are to have, the same state as this rank."""
         return [rank for rank in ranks if self.deal is None or self.deal.shards[rank] == self._shard()]

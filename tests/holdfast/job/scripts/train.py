@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import os
 import signal
+import sys
 import time
 
 import torch
@@ -49,7 +51,10 @@ def main() -> None:
     parser.add_argument("--raise-at", type=int, default=-1)
     parser.add_argument("--kill-at", type=int, default=-1)
     parser.add_argument("--leave-at", type=int, default=-1)
+    parser.add_argument("--exit-at", type=int, default=-1)
     args = parser.parse_args()
+    if args.exit_at >= 0:
+        atexit.register(time.sleep, 1.5)  # an interpreter that takes its time, after Holdfast's own end
 
     job = holdfast.init()
     torch.manual_seed(job.rank)  # ranks begin with different weights: rank 0's must win
@@ -63,6 +68,8 @@ def main() -> None:
                 raise ValueError("loss is negative")
             if job.committed_step == args.kill_at:
                 os.kill(os.getpid(), signal.SIGKILL)
+            if job.committed_step == args.exit_at:
+                sys.exit(2)
             if job.committed_step == args.leave_at:
                 return
         time.sleep(args.pause)
