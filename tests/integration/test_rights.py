@@ -85,18 +85,6 @@ def calls(cluster: Cluster, namespace: str) -> dict[str, Callable[[], Any]]:
         with pytest.raises(RejectedError, match="belongs to somebody else"):
             cluster.create_pod({"apiVersion": "v1", "kind": "Pod", **pod})
 
-    event = {
-        "apiVersion": "events.k8s.io/v1",
-        "kind": "Event",
-        "metadata": meta,
-        "eventTime": "2026-01-01T00:00:00.000000Z",
-        "reportingController": "holdfast.dev/operator",
-        "reportingInstance": "test",
-        "action": "Test",
-        "type": "Normal",
-        "reason": "Test",
-        "regarding": {"apiVersion": "v1", "kind": "Pod", **meta},
-    }
     return {
         "job": lambda: cluster.job(namespace, "nobody"),
         "jobs": cluster.jobs,
@@ -117,9 +105,24 @@ def calls(cluster: Cluster, namespace: str) -> dict[str, Callable[[], Any]]:
         "label_pod": lambda: cluster.label_pod(namespace, "absent", "0", {}),
         "delete_pod": lambda: cluster.delete_pod(namespace, "absent", "0"),
         "delete_job": lambda: cluster.delete_job(namespace, "absent", "0"),
-        "tell": lambda: cluster.tell(event),
+        "tell": lambda: cluster.tell(event_about(meta)),
         "evict": lambda: cluster.evict(namespace, "nobody", "0"),
         "patch_node": lambda: cluster.patch_node("nobody", {}),
+    }
+
+
+def event_about(meta: dict[str, str]) -> dict[str, Any]:
+    return {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": meta,
+        "eventTime": "2026-01-01T00:00:00.000000Z",
+        "reportingController": "holdfast.dev/operator",
+        "reportingInstance": "test",
+        "action": "Test",
+        "type": "Normal",
+        "reason": "Test",
+        "regarding": {"apiVersion": "v1", "kind": "Pod", **meta},
     }
 
 
