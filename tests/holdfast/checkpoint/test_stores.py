@@ -1,0 +1,93 @@
+"""What every store must do, played with each kind of store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from holdfast.checkpoint import save
+from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.stores import Store
+from holdfast.checkpoint.stores.folder import FolderStore
+from holdfast.errors import DamagedError
+
+torch = pytest.importorskip("torch")
+
+STORES: dict[str, Callable[[Path], Store]] = {"folder": FolderStore}
+
+
+@pytest.fixture(params=STORES, ids=str)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    return STORES[request.param](tmp_path / "target")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> tuple[Store, CommitName]:
+    save(tmp_path / "source", step=7, model=torch.nn.Linear(64, 64))
+    made = FolderStore(tmp_path / "source")
+    return made, made.commits()[0]
+
+
+def whole(store: Store, name: CommitName, file: str) -> bytes:
+    with store.open(name, file) as opened:
+        data = bytearray(opened.nbytes)
+        opened.read_into(0, memoryview(data))
+    return bytes(data)
+
+
+def copy(source: Store, name: CommitName, target: Store) -> None:
+    manifest = source.manifest(name)
+    incoming = target.receive(name)
+    for file, record in manifest.files.items():
+        assert incoming.write(file, [whole(source, name, file)]) == record
+    assert target.commits() == ()
+    incoming.publish(manifest)
+
+
+def test_a_commit_arrives_whole_and_is_nobodys_before_its_manifest(
+    store: Store, source: tuple[Store, CommitName]
+) -> None:
+    made, name = source
+
+    copy(made, name, store)
+
+    assert store.commits() == (name,)
+    assert store.manifest(name) == made.manifest(name)
+    assert all(whole(store, name, file) == whole(made, name, file) for file in made.manifest(name).files)
+
+
+def test_what_is_given_up_is_no_commit(store: Store, source: tuple[Store, CommitName]) -> None:
+    incoming = store.receive(source[1])
+    incoming.write("rank-0.json", [b"{}"])
+
+    incoming.discard()
+
+    assert store.commits() == ()
+
+
+def test_reading_behind_the_end_or_what_is_not_there_is_damage(
+    store: Store, source: tuple[Store, CommitName]
+) -> None:
+    made, name = source
+    copy(made, name, store)
+
+    with store.open(name, "rank-0.json") as opened, pytest.raises(DamagedError, match="ends before"):
+        opened.read_into(opened.nbytes - 1, memoryview(bytearray(2)))
+    with pytest.raises(DamagedError, match="missing"), store.open(name, "rank-9.json"):
+        pass
+
+
+def test_a_bad_commit_is_moved_aside_and_a_deleted_one_is_gone(
+    store: Store, source: tuple[Store, CommitName]
+) -> None:
+    made, name = source
+    copy(made, name, store)
+    assert store.quarantine(name, "a test says so")
+    assert store.commits() == ()
+    copy(made, name, store)
+
+    store.delete(name)
+
+    assert store.commits() == ()

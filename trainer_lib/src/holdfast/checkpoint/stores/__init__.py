@@ -1,0 +1,78 @@
+"""Where commits lie: the whole surface that a tier must offer to be read, filled, and looked after. No torch.
+
+A store tells two troubles apart. `DamagedError`: the bytes are gone or are not those that were written, so another
+copy is needed. Any other `CheckpointError`: this process cannot get at them now (rights, network, credentials), and
+nothing may be concluded about the commit. A commit is there when its manifest is; what has none is nobody's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Protocol, Self
+
+from holdfast.checkpoint.files import Buffer
+from holdfast.checkpoint.manifest import FileRecord, Manifest
+from holdfast.checkpoint.names import CommitName
+from holdfast.worlds import Claim
+
+
+class Source(Protocol):
+    """One file of a commit, open for reading; any thread may read any part."""
+
+    @property
+    def nbytes(self) -> int:
+        """The file's length as the store has it."""
+
+    def read_into(self, offset: int, target: memoryview) -> None:
+        """Fill all of `target` from `offset` on; DamagedError if the file ends before."""
+
+    def __enter__(self) -> Self:
+        """Open until the block ends."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Let go of it."""
+
+
+class Incoming(Protocol):
+    """A commit on its way into a store: nobody sees it before it is published."""
+
+    def write(self, file: str, parts: Iterable[Buffer]) -> FileRecord:
+        """Write one file whole; its length and digests, once the store has it for good."""
+
+    def publish(self, manifest: Manifest) -> None:
+        """Make it a commit, durably, by writing its manifest last."""
+
+    def discard(self) -> None:
+        """Give it up. What cannot be removed now is nobody's commit."""
+
+
+class Store(Protocol):
+    """One tier's commits."""
+
+    @property
+    def url(self) -> str:
+        """Where it is, for people; without credentials."""
+
+    def commits(self) -> tuple[CommitName, ...]:
+        """What is a commit by name."""
+
+    def claims(self) -> tuple[Claim, ...]:
+        """Every claim that lies here; a claim that cannot be read is an error."""
+
+    def manifest(self, name: CommitName) -> Manifest:
+        """The manifest of a commit, whole and of this commit; DamagedError or UnknownFormatError."""
+
+    def open(self, name: CommitName, file: str) -> Source:
+        """One of its files; DamagedError if it is missing."""
+
+    def receive(self, name: CommitName) -> Incoming:
+        """Begin a commit of this name."""
+
+    def quarantine(self, name: CommitName, reason: str) -> bool:
+        """Move a bad commit aside, never delete it; False if it cannot be moved (it is then ignored where it is)."""
+
+    def delete(self, name: CommitName) -> None:
+        """Delete a commit, its manifest first. One that this release cannot read is left alone."""

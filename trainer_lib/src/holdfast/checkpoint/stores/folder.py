@@ -1,0 +1,110 @@
+"""A folder as a store: a shared volume that all ranks see, or a disk of one node. No torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from holdfast.checkpoint import commit, tier
+from holdfast.checkpoint.claims import list_claims
+from holdfast.checkpoint.files import Buffer, write_file
+from holdfast.checkpoint.manifest import FileRecord, Manifest
+from holdfast.checkpoint.names import CommitName
+from holdfast.errors import DamagedError
+from holdfast.worlds import Claim
+
+
+class FolderSource:
+    """An open file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with tier.reading(path):
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+    @property
+    def nbytes(self) -> int:
+        """Its length."""
+        return os.fstat(self._fd).st_size
+
+    def read_into(self, offset: int, target: memoryview) -> None:
+        """Fill all of `target`."""
+        rest = target
+        with tier.reading(self._path):
+            while rest.nbytes:
+                count = os.preadv(self._fd, [rest], offset)
+                if count == 0:
+                    raise DamagedError(f"{self._path.name} ends before byte {offset + rest.nbytes}")
+                rest, offset = rest[count:], offset + count
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._fd)
+
+
+class FolderIncoming:
+    """A folder under a name that is nobody's."""
+
+    def __init__(self, root: Path, name: CommitName) -> None:
+        root.mkdir(parents=True, exist_ok=True)
+        self._root = root
+        self._staging = commit.begin(root, name)
+
+    def write(self, file: str, parts: Iterable[Buffer]) -> FileRecord:
+        """Write and fsync one file."""
+        return write_file(self._root / self._staging / file, parts)
+
+    def publish(self, manifest: Manifest) -> None:
+        """Turn the folder into the commit."""
+        commit.publish(self._root, self._staging, manifest)
+
+    def discard(self) -> None:
+        """Remove what was written."""
+        commit.discard(self._root, self._staging)
+
+
+class FolderStore:
+    """Commits in a folder."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    @property
+    def url(self) -> str:
+        """The folder's path."""
+        return str(self._root)
+
+    def commits(self) -> tuple[CommitName, ...]:
+        """What is a commit by name."""
+        return tier.list_commits(self._root)
+
+    def claims(self) -> tuple[Claim, ...]:
+        """Every claim in the folder."""
+        return list_claims(self._root)
+
+    def manifest(self, name: CommitName) -> Manifest:
+        """The manifest of a commit."""
+        return tier.read_manifest(self._root, name)
+
+    def open(self, name: CommitName, file: str) -> FolderSource:
+        """One of its files."""
+        return FolderSource(self._root / str(name) / file)
+
+    def receive(self, name: CommitName) -> FolderIncoming:
+        """Begin a commit."""
+        return FolderIncoming(self._root, name)
+
+    def quarantine(self, name: CommitName, reason: str) -> bool:
+        """Move a bad commit to `quarantine/`."""
+        return tier.quarantine(self._root, name, reason)
+
+    def delete(self, name: CommitName) -> None:
+        """Delete a commit."""
+        tier.delete(self._root, [name])
