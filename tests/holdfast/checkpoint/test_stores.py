@@ -11,11 +11,12 @@ from holdfast.checkpoint import save
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.stores import Store
 from holdfast.checkpoint.stores.folder import FolderStore
+from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.errors import DamagedError
 
 torch = pytest.importorskip("torch")
 
-STORES: dict[str, Callable[[Path], Store]] = {"folder": FolderStore}
+STORES: dict[str, Callable[[Path], Store]] = {"folder": FolderStore, "memory": MemoryStore}
 
 
 @pytest.fixture(params=STORES, ids=str)

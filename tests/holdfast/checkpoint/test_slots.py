@@ -1,0 +1,195 @@
+"""Slots in memory: whatever instruction a writer is killed at, a whole commit is there, and nothing torn is read."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from holdfast.checkpoint.files import encode_json
+from holdfast.checkpoint.manifest import Chunk, Manifest, TensorRecord
+from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.stores import slots
+from holdfast.checkpoint.stores.memory import MemoryStore
+from holdfast.checkpoint.stores.slots import SlotPair, opened
+from holdfast.errors import CheckpointError, DamagedError
+from holdfast.worlds import Pair
+
+FILE = "rank-0.safetensors"
+BYTES = 100_000
+
+
+def named(step: int, attempt: int = 1) -> CommitName:
+    return CommitName(step=step, pair=Pair(1, attempt))
+
+
+def body(step: int, nbytes: int = BYTES) -> bytes:
+    return bytes([step % 251]) * nbytes
+
+
+def commit(pair: SlotPair, step: int, keep: int | None = None, nbytes: int = BYTES) -> None:
+    writer = pair.begin(named(step), nbytes + 8192, keep=None if keep is None else named(keep))
+    record = writer.write(FILE, [body(step, nbytes)], nbytes)
+    writer.stage()
+    chunk = Chunk(file=FILE, offset=0, nbytes=nbytes, start=(0,), shape=(nbytes,))
+    writer.seal(
+        Manifest(
+            step=step,
+            pair=Pair(1, 1),
+            job_uid="job",
+            publication="p",
+            run_id="r",
+            created="",
+            world_size=1,
+            mesh={"data": 1},
+            tensors={"x": TensorRecord(dtype="U8", shape=(nbytes,), chunks=(chunk,))},
+            files={FILE: record},
+            state={},
+            data=None,
+            numerics={},
+        )
+    )
+
+
+def whole(store: MemoryStore, name: CommitName) -> bytes:
+    with store.open(name, FILE) as source:
+        data = bytearray(source.nbytes)
+        source.read_into(0, memoryview(data))
+    return bytes(data)
+
+
+def steps(store: MemoryStore) -> list[int]:
+    """What can be read, every byte of it compared."""
+    found = [name.step for name in store.commits()]
+    assert all(whole(store, named(step)) == body(step) for step in found)
+    assert all(store.manifest(named(step)).step == step for step in found)
+    return found
+
+
+def killed_at(line: int, act: Callable[[], Any]) -> bool:
+    """Do something in a child that is killed before this line of `slots.py`; False if it came to its end."""
+    child = os.fork()
+    if child == 0:
+        left = [line]
+
+        def trace(frame: FrameType, event: str, _: Any) -> Any:
+            if frame.f_code.co_filename != slots.__file__:
+                return None
+            if event == "line":
+                left[0] -= 1
+                if not left[0]:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return trace
+
+        sys.settrace(trace)
+        act()
+        os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+def test_a_writer_killed_before_any_line_leaves_the_commit_before(tmp_path: Path) -> None:
+    def third() -> None:
+        commit(SlotPair(tmp_path, "own-0"), 3, keep=2)
+
+    pair = SlotPair(tmp_path, "own-0")
+    commit(pair, 1)
+    commit(pair, 2, keep=1)
+    pair.close()
+    store, line, seen = MemoryStore(tmp_path), 0, set()
+    while killed_at(line := line + 1, third):
+        found = steps(store)
+        assert 2 in found
+        seen.add(tuple(found))
+    assert seen == {(1, 2), (2,)}
+    assert steps(store) == [2, 3]
+    assert line > 80, "the lines of the writer were not counted"
+
+
+def test_a_first_commit_that_is_killed_while_its_slots_are_made_leaves_nothing_in_the_way(tmp_path: Path) -> None:
+    line = 0
+    while killed_at(line := line + 7, lambda: commit(SlotPair(tmp_path, "own-0"), 1)):
+        assert steps(MemoryStore(tmp_path)) in ([], [1])
+    pair = SlotPair(tmp_path, "own-0")
+    commit(pair, 2)
+    assert 2 in steps(MemoryStore(tmp_path))
+    assert list(tmp_path.glob("*.tmp-*")) == []
+
+
+def test_a_slot_is_overwritten_for_its_age_unless_it_is_what_training_goes_on_from(tmp_path: Path) -> None:
+    pair, store = SlotPair(tmp_path, "own-0"), MemoryStore(tmp_path)
+    commit(pair, 10)
+    commit(pair, 11)
+    assert steps(store) == [10, 11]
+    commit(pair, 12, keep=11)
+    assert steps(store) == [11, 12]
+    commit(pair, 13, keep=11)  # 12 was fenced: an attempt went on from 11
+    assert steps(store) == [11, 13]
+
+
+def test_bytes_that_are_overwritten_while_they_are_read_are_not_given_out(tmp_path: Path) -> None:
+    pair, store = SlotPair(tmp_path, "own-0"), MemoryStore(tmp_path)
+    commit(pair, 1)
+    commit(pair, 2)
+    with store.open(named(1), FILE) as source:
+        pair.begin(named(3), BYTES, keep=named(2))
+        with pytest.raises(DamagedError, match="overwritten in memory"):
+            source.read_into(0, memoryview(bytearray(10)))
+    assert steps(store) == [2]
+
+
+@pytest.mark.parametrize("at", [0, 1024, 1040, 2048, 2070])
+def test_a_torn_table_is_nothing(tmp_path: Path, at: int) -> None:
+    pair, store = SlotPair(tmp_path, "own-0"), MemoryStore(tmp_path)
+    commit(pair, 1)
+    commit(pair, 2)
+    path = tmp_path / "own-0.slot-1"
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 0x41]))
+    with opened(tmp_path) as found:
+        assert all(content.name in (named(1), named(2)) for _, content in found)
+    assert 1 in steps(store)
+
+
+def test_staged_bytes_are_read_for_a_manifest_that_is_elsewhere(tmp_path: Path) -> None:
+    pair, store = SlotPair(tmp_path, "own-0"), MemoryStore(tmp_path)
+    writer = pair.begin(named(5), 1000, keep=None)
+    writer.write("rank-0.json", [encode_json({})], len(encode_json({})))
+    writer.stage()
+    assert store.commits() == ()
+    with store.open(named(5), "rank-0.json") as source:
+        assert source.nbytes == len(encode_json({}))
+
+
+def test_larger_commits_get_larger_slots_and_the_one_to_keep_stays(tmp_path: Path) -> None:
+    pair, store = SlotPair(tmp_path, "own-0"), MemoryStore(tmp_path)
+    commit(pair, 1)
+    commit(pair, 2, keep=1, nbytes=5 << 20)
+    assert {name.step for name in store.commits()} == {1, 2}
+    assert whole(store, named(1)) == body(1)
+    assert whole(store, named(2)) == body(2, 5 << 20)
+
+
+def test_two_slots_beyond_the_limit_are_refused_with_the_field_and_the_need(tmp_path: Path) -> None:
+    pair = SlotPair(tmp_path, "own-0", limit=7 << 20)
+    message = r"own-0 needs two slots of 4 MiB, 8 MiB in all.*raise checkpoint\.memory\.sizeLimit \(or --memory-tier"
+    with pytest.raises(CheckpointError, match=message):
+        pair.begin(named(1), 3 << 20, keep=None)
+    assert list(tmp_path.glob("*.slot-*")) == []
+
+
+def test_only_one_process_writes_an_owners_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "_OTHER_WRITER_SECONDS", 0.0)
+    held = SlotPair(tmp_path, "own-0")
+    with pytest.raises(CheckpointError, match="another process writes the slots of own-0"):
+        SlotPair(tmp_path, "own-0")
+    held.close()
+    SlotPair(tmp_path, "own-0").close()
