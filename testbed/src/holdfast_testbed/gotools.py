@@ -14,7 +14,17 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast_testbed.constants import CNI, CONTAINERD, ETCD, GO_AT_LEAST, GO_WHEEL, HELM, KUBERNETES, KWOK
+from holdfast_testbed.constants import (
+    CNI,
+    CONTAINERD,
+    ETCD,
+    GO_AT_LEAST,
+    GO_WHEEL,
+    HELM,
+    KUBERNETES,
+    KWOK,
+    VERSITYGW,
+)
 from holdfast_testbed.errors import CommandFailedError, MissingProgramError
 from holdfast_testbed.say import progress, say
 from holdfast_testbed.settings import child_environment, settings
@@ -102,8 +112,14 @@ UPSTREAMS = (
         programs={"kwok": "sigs.k8s.io/kwok/cmd/kwok"},
         variables={"sigs.k8s.io/kwok/pkg/consts.Version": f"v{KWOK}"},
     ),
+    Upstream(
+        name="versitygw",
+        version=VERSITYGW,
+        programs={"versitygw": "github.com/versity/versitygw/cmd/versitygw"},
+        variables={"main.Version": f"v{VERSITYGW}"},
+    ),
 )
-OPTIONAL = frozenset({"helm", "kwok"})
+OPTIONAL = frozenset({"helm", "kwok", "versitygw"})
 """Upstreams that a cluster does not need."""
 
 

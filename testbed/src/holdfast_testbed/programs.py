@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from holdfast_testbed.constants import CNI, CONTAINERD, ETCD, HELM, KUBERNETES, KWOK
+from holdfast_testbed.constants import CNI, CONTAINERD, ETCD, HELM, KUBERNETES, KWOK, VERSITYGW
 from holdfast_testbed.errors import MissingProgramError
 from holdfast_testbed.settings import settings
 
@@ -26,6 +26,7 @@ FOLDERS = {
     **dict.fromkeys(("bridge", "loopback", "host-local"), f"cni-{CNI}"),
     "helm": f"helm-{HELM}",
     "kwok": f"kwok-{KWOK}",
+    "versitygw": f"versitygw-{VERSITYGW}",
     "pause": "pause-1",
     **dict.fromkeys(("runc", "nft", "prometheus", "promtool", "prometheus-alertmanager", "amtool"), "debian"),
 }
@@ -37,6 +38,7 @@ FROM_PATH = frozenset(name for name, folder in FOLDERS.items() if folder == "deb
 OPTIONAL = {
     "helm": "helm",
     "kwok": "scale",
+    "versitygw": "s3",
     **dict.fromkeys(("prometheus", "promtool", "prometheus-alertmanager", "amtool"), "monitoring"),
 }
 """Programs that a cluster does not need, with the option of the set-up that brings them."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -14,8 +15,11 @@ from holdfast.checkpoint.exchange import Alone, Exchange
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.reader import Loaded
 from holdfast.checkpoint.shard import TensorSpec
+from holdfast.checkpoint.stores.objects import ObjectStore
+from holdfast.checkpoint.stores.s3 import S3Bucket, S3Settings
 from holdfast.checkpoint.writer import SaveResult, Snapshot, save
 from holdfast.worlds import Pair
+from holdfast_testbed.s3 import REGION, S3Server, s3_server
 
 Tensors = Mapping[str, bytes]
 
@@ -34,7 +38,7 @@ def snapshot_of(step: int, pair: Pair, tensors: Tensors, *, rank: int = 0) -> Sn
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def commit() -> Callable[..., SaveResult]:
     """Write a commit of named byte strings."""
 
@@ -97,3 +101,31 @@ def commit_by() -> Callable[..., SaveResult]:
         return save(root, snapshot_of(step, pair or Pair(1, 1), tensors, rank=exchange.rank), exchange)
 
     return write
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A real S3 server."""
+    with s3_server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture
+def s3_settings(s3: S3Server) -> S3Settings:
+    """A bucket of the test's own, with small parts and short pauses."""
+    return S3Settings(
+        bucket=s3.make_bucket(f"bucket-{uuid4().hex[:12]}"),
+        prefix="team/job",
+        endpoint=s3.url,
+        region=REGION,
+        credentials=s3.credentials,
+        part_bytes=8 << 20,
+        pause_seconds=0.001,
+        longest_pause_seconds=0.01,
+    )
+
+
+@pytest.fixture
+def s3_store(s3_settings: S3Settings) -> ObjectStore:
+    """A store in that bucket."""
+    return ObjectStore(S3Bucket(s3_settings), s3_settings.prefix)

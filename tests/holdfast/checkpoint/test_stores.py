@@ -11,16 +11,26 @@ from holdfast.checkpoint import save
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.stores import Store
 from holdfast.checkpoint.stores.folder import FolderStore
+from holdfast.checkpoint.stores.fsspec import fsspec_store
 from holdfast.checkpoint.stores.memory import MemoryStore
+from holdfast.checkpoint.stores.open import open_store
 from holdfast.errors import DamagedError
 
 torch = pytest.importorskip("torch")
 
-STORES: dict[str, Callable[[Path], Store]] = {"folder": FolderStore, "memory": MemoryStore}
+STORES: dict[str, Callable[[Path], Store]] = {
+    "folder": FolderStore,
+    "memory": MemoryStore,
+    "file": lambda path: open_store(f"file://{path}"),
+    "fsspec": lambda path: fsspec_store(f"local://{path}"),
+    "fsspec-memory": lambda path: open_store(f"memory://{path}"),
+}
 
 
-@pytest.fixture(params=STORES, ids=str)
+@pytest.fixture(params=[*STORES, pytest.param("s3", marks=pytest.mark.integration)], ids=str)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "s3":
+        return request.getfixturevalue("s3_store")
     return STORES[request.param](tmp_path / "target")
 
 

@@ -12,6 +12,7 @@ HoldfastError
 ├── CheckpointError          a checkpoint cannot be written or read
 │   ├── DamagedError         ... because its bytes are not those that were written
 │   ├── UnknownFormatError   ... because another program or a newer release wrote it
+│   ├── UnavailableError     ... because the store cannot be used now: network, credentials, rights, room
 │   └── ClaimError           the right to commit could not be had
 │       └── ForeignClaimError    ... because another job or operator uses the folder
 └── LaunchError              the launcher cannot do its part
@@ -72,6 +73,14 @@ class DamagedError(CheckpointError):
 
 class UnknownFormatError(CheckpointError):
     """Another program or a newer release wrote the checkpoint; it is left alone."""
+
+
+class UnavailableError(CheckpointError):
+    """A store cannot be used now; nothing follows from that for what lies in it. `cause` is a word for counters."""
+
+    def __init__(self, message: str, *, cause: str) -> None:
+        super().__init__(message)
+        self.cause = cause
 
 
 class ClaimError(CheckpointError):

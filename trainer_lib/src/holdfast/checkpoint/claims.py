@@ -28,8 +28,13 @@ def list_claims(root: Path) -> tuple[Claim, ...]:
 
 
 def _read(path: Path, pair: Pair) -> Claim:
+    return parse_document(path.read_bytes(), pair, str(path))
+
+
+def parse_document(raw: bytes, pair: Pair, path: str) -> Claim:
+    """The claim that a file named after `pair` holds."""
     try:
-        claim = Claim.from_json(json.loads(path.read_bytes()))
+        claim = Claim.from_json(json.loads(raw))
     except (ValueError, DocumentError) as error:
         raise ClaimError(
             f"{path} is not a claim that this release can read ({error}): nothing was changed; "

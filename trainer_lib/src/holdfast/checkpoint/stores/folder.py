@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from holdfast.checkpoint import commit, tier
-from holdfast.checkpoint.claims import list_claims
+from holdfast.checkpoint.claims import list_claims, write_claim
 from holdfast.checkpoint.files import Buffer, write_file
 from holdfast.checkpoint.manifest import FileRecord, Manifest
 from holdfast.checkpoint.names import CommitName
@@ -88,6 +88,16 @@ class FolderStore:
     def claims(self) -> tuple[Claim, ...]:
         """Every claim in the folder."""
         return list_claims(self._root)
+
+    def keep_claim(self, claim: Claim) -> None:
+        """Write a claim, exclusively; the same claim again is none too many."""
+        if claim not in self.claims():
+            self._root.mkdir(parents=True, exist_ok=True)
+            write_claim(self._root, claim)
+
+    def sweep(self, below: CommitName) -> None:
+        """Remove what attempts before this commit's left half done."""
+        tier.clean(self._root, own=below.pair)
 
     def manifest(self, name: CommitName) -> Manifest:
         """The manifest of a commit."""

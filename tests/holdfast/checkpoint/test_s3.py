@@ -1,0 +1,381 @@
+"""A commit in a bucket is whole or none, whatever happens; trouble on the way is never taken for damage."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.stores import s3 as s3_module
+from holdfast.checkpoint.stores.folder import FolderStore
+from holdfast.checkpoint.stores.objects import SHA256SUMS, ObjectStore
+from holdfast.checkpoint.stores.open import open_store
+from holdfast.checkpoint.stores.s3 import S3Bucket, S3Settings
+from holdfast.checkpoint.stores.s3_errors import Kind, pause, trouble_of
+from holdfast.errors import CheckpointError, ClaimError, DamagedError, UnavailableError, UsageError
+from holdfast.worlds import Claim, Pair
+from holdfast_testbed.s3 import S3Server
+from holdfast_testbed.s3_faults import Answer, Delay, Fault, Flip, Proxy, Request, Reset, faults
+
+SIZE = (20 << 20) + 12345  # three parts of 8 MiB
+
+
+@dataclass(frozen=True)
+class Made:
+    """A commit in a folder, and where it lies."""
+
+    store: FolderStore
+    name: CommitName
+    bytes: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.store.manifest(self.name)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, commit: Callable[..., Any]) -> Made:
+    root = tmp_path_factory.mktemp("source")
+    pattern = bytes(range(251)) * (SIZE // 251 + 1)
+    commit(root, 7, {"w": pattern[:SIZE]})
+    store = FolderStore(root)
+    name = store.commits()[0]
+    return Made(store, name, {file: (root / str(name) / file).read_bytes() for file in store.manifest(name).files})
+
+
+@pytest.fixture
+def proxy(s3: S3Server) -> Iterator[Proxy]:
+    with faults(s3.url) as running:
+        yield running
+
+
+@pytest.fixture
+def through(s3_settings: S3Settings, proxy: Proxy) -> Callable[..., ObjectStore]:
+    """A store whose requests pass the proxy."""
+
+    def make(**changes: Any) -> ObjectStore:
+        settings = replace(s3_settings, endpoint=proxy.url, **changes)
+        return ObjectStore(S3Bucket(settings), settings.prefix)
+
+    return make
+
+
+def upload(made: Made, target: ObjectStore) -> None:
+    incoming = target.receive(made.name)
+    for file, record in made.manifest.files.items():
+        assert incoming.write(file, [made.bytes[file]]) == record
+    incoming.publish(made.manifest)
+
+
+def whole(store: ObjectStore, name: CommitName, file: str) -> bytes:
+    with store.open(name, file) as opened:
+        data = bytearray(opened.nbytes)
+        opened.read_into(0, memoryview(data))
+    return bytes(data)
+
+
+def is_whole(store: ObjectStore, made: Made) -> bool:
+    assert store.commits() == (made.name,)
+    assert store.manifest(made.name) == made.manifest
+    return all(whole(store, made.name, file) == data for file, data in made.bytes.items())
+
+
+def once(fault: Fault, matches: Callable[[Request], bool]) -> Callable[[Request], Fault | None]:
+    """The fault for the first request that matches, and for no other."""
+    left = [fault]
+    return lambda request: left.pop() if left and matches(request) else None
+
+
+PASSING: dict[str, Fault] = {
+    "500": Answer(status=500, code="InternalError"),
+    "503": Answer(status=503, code="SlowDown"),
+    "reset in mid-part": Reset(after_bytes=5 << 20),
+    "reset before the answer": Reset(answer_lost=True),
+    "a byte of a part flipped": Flip(at=4 << 20),
+    "seconds of silence": Delay(seconds=3),
+}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("fault", PASSING.values(), ids=PASSING.keys())
+def test_a_fault_that_passes_is_outlived(
+    fault: Fault, made: Made, proxy: Proxy, through: Callable[..., ObjectStore], s3_store: ObjectStore
+) -> None:
+    proxy.plan = once(fault, lambda request: request.is_part)
+
+    upload(made, through(read_seconds=1.0))
+
+    assert is_whole(s3_store, made)
+    assert sum(request.is_part for request in proxy.seen) >= 4
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("fault", [PASSING["500"], PASSING["503"], Reset(), Reset(answer_lost=True)], ids=str)
+def test_so_is_one_while_reading(
+    fault: Fault, made: Made, proxy: Proxy, through: Callable[..., ObjectStore], s3_store: ObjectStore
+) -> None:
+    upload(made, s3_store)
+    proxy.plan = lambda request: fault if request.number % 3 == 0 else None
+
+    assert is_whole(through(), made)
+
+
+LASTING: dict[Kind, Answer] = {
+    Kind.CREDENTIALS: Answer(status=400, code="ExpiredToken"),
+    Kind.DENIED: Answer(status=403, code="AccessDenied"),
+    Kind.FULL: Answer(status=403, code="QuotaExceeded"),
+    Kind.THROTTLED: Answer(status=503, code="SlowDown"),
+    Kind.SERVER: Answer(status=500, code="InternalError"),
+    Kind.CLOCK: Answer(status=403, code="RequestTimeTooSkewed"),
+}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("kind", LASTING)
+def test_a_fault_that_lasts_is_named_with_what_to_do_and_concludes_nothing(
+    kind: Kind, made: Made, proxy: Proxy, through: Callable[..., ObjectStore], s3_store: ObjectStore
+) -> None:
+    answer = LASTING[kind]
+    proxy.plan = lambda request: answer if request.is_part else None
+    store = through(attempts=3)
+    with pytest.raises(UnavailableError, match=answer.code) as error:
+        upload(made, store)
+    assert error.value.cause == kind
+    assert s3_store.commits() == ()
+
+    proxy.heal()
+    upload(made, store)
+    assert is_whole(s3_store, made)
+
+    proxy.plan = lambda _: answer
+    for act in (
+        store.commits,
+        store.claims,
+        lambda: store.manifest(made.name),
+        lambda: store.open(made.name, "rank-0.json"),
+    ):
+        with pytest.raises(UnavailableError):
+            act()
+    assert not store.quarantine(made.name, "a test says so")
+    store.delete(made.name)
+    assert is_whole(s3_store, made)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("answer_lost", [False, True], ids=["unheard", "answer lost"])
+def test_cut_at_every_request_there_is_no_commit_or_a_whole_one_and_a_retry_completes_it(
+    answer_lost: bool, made: Made, proxy: Proxy, through: Callable[..., ObjectStore], s3_store: ObjectStore
+) -> None:
+    store = through(attempts=1)
+    for cut in range(1, 100):
+        first = len(proxy.seen)
+        proxy.plan = lambda request, at=first + cut: Reset(answer_lost=answer_lost) if request.number >= at else None
+        try:
+            upload(made, store)
+        except UnavailableError:
+            finished = False
+        else:
+            finished = True
+        proxy.heal()
+        assert s3_store.commits() in ((), (made.name,))
+        upload(made, store)
+        assert is_whole(s3_store, made)
+        s3_store.delete(made.name)
+        if finished:
+            break
+    assert finished
+    assert cut > len(made.bytes) + 3
+
+
+@pytest.mark.integration
+def test_an_interrupted_upload_goes_on_from_its_parts(
+    made: Made, proxy: Proxy, through: Callable[..., ObjectStore], s3_store: ObjectStore
+) -> None:
+    proxy.plan = lambda request: Reset() if "partNumber=3" in request.target else None
+    with pytest.raises(UnavailableError):
+        upload(made, through(attempts=1))
+    proxy.heal()
+    before = len(proxy.seen)
+
+    upload(made, through())
+
+    again = [request for request in proxy.seen[before:] if request.is_part]
+    assert ["partNumber=3" in request.target for request in again] == [True]
+    assert is_whole(s3_store, made)
+
+
+@pytest.mark.integration
+def test_without_awscrt_the_server_compares_sha256(
+    made: Made, s3_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3_module, "_crc64nvme", lambda: None)
+    incoming = s3_store.receive(made.name)
+    incoming.write("rank-0.safetensors", [made.bytes["rank-0.safetensors"]])
+
+    upload(made, s3_store)
+
+    assert is_whole(s3_store, made)
+
+
+@pytest.mark.integration
+def test_of_two_writers_of_one_commit_one_wins_and_the_other_is_told(made: Made, s3_store: ObjectStore) -> None:
+    upload(made, s3_store)
+    upload(made, s3_store)
+
+    with pytest.raises(CheckpointError, match="another manifest"):
+        s3_store.receive(made.name).publish(replace(made.manifest, run_id="another"))
+
+    assert is_whole(s3_store, made)
+
+
+@pytest.mark.integration
+def test_the_sha256_of_each_file_lies_beside_it(
+    made: Made, s3: S3Server, s3_settings: S3Settings, s3_store: ObjectStore
+) -> None:
+    from hashlib import sha256
+
+    upload(made, s3_store)
+
+    folder = s3.folder / s3_settings.bucket / s3_settings.prefix / str(made.name)
+    sums = dict(reversed(line.split()) for line in (folder / SHA256SUMS).read_text().splitlines())
+    assert sums == {file: sha256(data).hexdigest() for file, data in made.bytes.items()}
+
+
+@pytest.mark.integration
+def test_claims_are_exclusive(s3_store: ObjectStore) -> None:
+    claims = [Claim(pair=Pair(g, 1), job_uid="job", publication="p", from_step=g) for g in (2, 1)]
+    for claim in [*claims, claims[0]]:
+        s3_store.keep_claim(claim)
+
+    with pytest.raises(ClaimError, match="another job"):
+        s3_store.keep_claim(replace(claims[0], job_uid="other"))
+
+    assert s3_store.claims() == tuple(reversed(claims))
+
+
+@pytest.mark.integration
+def test_what_was_never_finished_is_swept_away_and_nothing_else(
+    made: Made, proxy: Proxy, through: Callable[..., ObjectStore], s3_settings: S3Settings, s3_store: ObjectStore
+) -> None:
+    upload(made, s3_store)
+    unfinished = CommitName(step=8, pair=made.name.pair)
+    proxy.plan = lambda request: Reset() if "partNumber=3" in request.target else None
+    with pytest.raises(UnavailableError):
+        through(attempts=1).receive(unfinished).write("rank-0.safetensors", [made.bytes["rank-0.safetensors"]])
+    s3_store.receive(unfinished).write("rank-0.json", [b"{}"])
+    bucket = S3Bucket(s3_settings)
+    assert len(bucket.unfinished("")) == 1
+
+    s3_store.sweep(unfinished)
+    assert len(bucket.unfinished("")) == 1
+    s3_store.sweep(replace(unfinished, step=9))
+
+    assert bucket.unfinished("") == []
+    assert {key.split("/")[2] for key in bucket.keys("")} == {str(made.name)}
+    assert is_whole(s3_store, made)
+
+
+@pytest.mark.integration
+def test_listings_go_on_over_pages(s3: S3Server, s3_settings: S3Settings) -> None:
+    folder = s3.folder / s3_settings.bucket / "many"
+    folder.mkdir()
+    for number in range(2100):
+        (folder / f"{number:04}").touch()
+    bucket = S3Bucket(s3_settings)
+
+    assert bucket.keys("many/") == [f"many/{number:04}" for number in range(2100)]
+    bucket.delete(bucket.keys("many/"))
+    assert bucket.keys("many/") == []
+
+
+@pytest.mark.integration
+def test_a_missing_bucket_is_no_damage(s3_settings: S3Settings) -> None:
+    store = ObjectStore(S3Bucket(replace(s3_settings, bucket="not-there")))
+    name = CommitName(step=1, pair=Pair(1, 1))
+    for act in (store.commits, lambda: store.manifest(name), lambda: store.open(name, "rank-0.json")):
+        with pytest.raises(UnavailableError, match="create it, or mend the URL") as error:
+            act()
+        assert error.value.cause == Kind.NO_BUCKET
+
+
+@pytest.mark.integration
+def test_renewed_credentials_are_read_again(
+    made: Made, s3: S3Server, s3_settings: S3Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mounted secret that was renewed while the process ran."""
+    file = tmp_path / "credentials"
+    keys = list(s3.credentials.items())
+    file.write_text("\n".join(["[default]", *(f"{name} = {value[::-1]}" for name, value in keys)]))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    store = ObjectStore(S3Bucket(replace(s3_settings, credentials={})))
+    with pytest.raises(UnavailableError) as error:
+        store.commits()
+    assert error.value.cause == Kind.CREDENTIALS
+
+    file.write_text("\n".join(["[default]", *(f"{name} = {value}" for name, value in keys)]))
+
+    upload(made, store)
+    assert is_whole(store, made)
+
+
+@pytest.mark.integration
+def test_an_object_that_is_replaced_while_it_is_read_is_damage(
+    made: Made, s3_store: ObjectStore, s3_settings: S3Settings
+) -> None:
+    upload(made, s3_store)
+    with s3_store.open(made.name, "rank-0.json") as opened:
+        S3Bucket(s3_settings).put(f"team/job/{made.name}/rank-0.json", b"{} ")
+        with pytest.raises(DamagedError, match="replaced"):
+            opened.read_into(0, memoryview(bytearray(2)))
+
+
+def test_an_s3_url_carries_no_credentials() -> None:
+    for url in ("s3://key:secret@bucket/x", "s3://bucket/x?endpoint=y"):
+        with pytest.raises(UsageError, match="from the environment") as error:
+            open_store(url)
+        assert "secret" not in str(error.value)
+    with pytest.raises(UsageError, match="names no bucket"):
+        open_store("s3:///x")
+
+
+def test_secrets_are_not_shown() -> None:
+    assert "hidden" not in repr(S3Settings(bucket="b", credentials={"aws_secret_access_key": "hidden"}))
+
+
+def test_without_boto3_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    with pytest.raises(UsageError, match=r"holdfast\[s3\]"):
+        open_store("s3://bucket/prefix")
+
+
+class Said(Exception):  # noqa: N818
+    def __init__(self, status: int, code: str) -> None:
+        self.response = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (Said(404, "NoSuchKey"), Kind.MISSING),
+        (Said(404, "404"), Kind.MISSING),
+        (Said(404, "NoSuchBucket"), Kind.NO_BUCKET),
+        (Said(403, "SomethingNew"), Kind.DENIED),
+        (Said(599, "SomethingNew"), Kind.SERVER),
+        (Said(418, "SomethingNew"), Kind.REFUSED),
+        (ConnectionResetError(), Kind.NETWORK),
+    ],
+)
+def test_only_an_answer_that_it_is_not_there_is_damage(error: Exception, kind: Kind) -> None:
+    assert trouble_of(error).kind is kind
+
+
+def test_pauses_grow_to_a_bound() -> None:
+    longest = [pause(attempt, base=0.25, cap=20, draw=1) for attempt in range(8)]
+    assert longest == [0.25, 0.5, 1, 2, 4, 8, 16, 20]
+    assert all(pause(attempt, base=0.25, cap=20, draw=0) == whole / 2 for attempt, whole in enumerate(longest))

@@ -1,0 +1,322 @@
+"""Commits in a store of objects: no folders, no rename, no link. No torch.
+
+The names are those of a folder tier. What stands in for its rename is the order of writes: every file of a commit is
+complete, and its checksum compared by the store where it does that, before the manifest is created; and the manifest
+is created once, by one writer. Files without a manifest are nobody's commit, whatever interrupted them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Final, Protocol, Self, TypeVar
+from uuid import uuid4
+
+import xxhash
+
+from holdfast.checkpoint.claims import parse_document
+from holdfast.checkpoint.files import Buffer, encode_json
+from holdfast.checkpoint.manifest import CHUNK_BYTES, FileRecord, Manifest, decode, encode
+from holdfast.checkpoint.names import CLAIMS, MANIFEST, QUARANTINE, CommitName, claim_file, parse_claim, parse_commit
+from holdfast.errors import CheckpointError, ClaimError, DamagedError, UnknownFormatError
+from holdfast.worlds import Claim
+
+_log = logging.getLogger("holdfast.checkpoint.objects")
+
+# Beside each commit's files, for whoever has no holdfast: `sha256sum --check` reads it.
+SHA256SUMS: Final = "SHA256SUMS"
+_LOOKS: Final = 8
+
+Thing = TypeVar("Thing")
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stat:
+    """What is known of an object: its length, and a tag that changes with its content."""
+
+    nbytes: int
+    tag: str
+
+
+class Bucket(Protocol):
+    """What a store of objects can do. A missing object is a DamagedError, trouble an UnavailableError."""
+
+    @property
+    def url(self) -> str:
+        """Where it is, without credentials."""
+
+    @property
+    def part_bytes(self) -> int:
+        """How much of a file is handled at once; a multiple of the digests' chunk."""
+
+    def folders(self, prefix: str) -> list[str]:
+        """Names directly below a prefix that have something below them."""
+
+    def keys(self, prefix: str) -> list[str]:
+        """Every key that begins so."""
+
+    def stat(self, key: str) -> Stat:
+        """An object's length and tag."""
+
+    def read(self, key: str) -> bytes:
+        """All of a small object."""
+
+    def read_into(self, key: str, stat: Stat, offset: int, target: memoryview) -> None:
+        """A part of an object, which must still be the one that `stat` was taken of."""
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Write a small object that does not exist; False if it exists with other bytes."""
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write a small object."""
+
+    def upload(self, key: str, blocks: Iterable[memoryview]) -> None:
+        """Write an object in blocks of `part_bytes`; each is free for other use when the next is asked for."""
+
+    def copy(self, source: str, target: str) -> None:
+        """Copy within the store."""
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete; what is missing is no error."""
+
+    def unfinished(self, prefix: str) -> list[str]:
+        """Keys below a prefix of which an upload was begun and not finished."""
+
+    def abandon(self, prefix: str) -> None:
+        """Give up unfinished uploads below a prefix."""
+
+
+class Digests:
+    """Digests of a file that passes by in blocks."""
+
+    def __init__(self) -> None:
+        self._whole = xxhash.xxh3_128()
+        self._sha256 = hashlib.sha256()
+        self._chunks: list[str] = []
+        self._nbytes = 0
+
+    def update(self, block: memoryview) -> None:
+        """The next block; all but the last are multiples of a chunk."""
+        for begin in range(0, block.nbytes, CHUNK_BYTES):
+            self._chunks.append(xxhash.xxh3_128_hexdigest(block[begin : begin + CHUNK_BYTES]))
+        self._whole.update(block)
+        self._sha256.update(block)
+        self._nbytes += block.nbytes
+
+    def record(self) -> FileRecord:
+        """As the manifest has it."""
+        return FileRecord(nbytes=self._nbytes, digest=self._whole.hexdigest(), chunks=tuple(self._chunks))
+
+    def sha256(self) -> str:
+        """As `sha256sum` prints it."""
+        return self._sha256.hexdigest()
+
+
+def blocks_of(parts: Iterable[Buffer], size: int) -> Iterator[memoryview]:
+    """The same bytes in blocks of `size`, the last one shorter; one buffer serves all."""
+    buffer = memoryview(bytearray(size))
+    filled = 0
+    for part in parts:
+        source = memoryview(part).cast("B")
+        while source.nbytes:
+            taken = source[: size - filled]
+            if not filled and taken.nbytes == size:
+                yield taken
+            else:
+                buffer[filled : filled + taken.nbytes] = taken
+                filled = (filled + taken.nbytes) % size
+                if not filled:
+                    yield buffer
+            source = source[taken.nbytes :]
+    if filled:
+        yield buffer[:filled]
+
+
+class ObjectSource:
+    """An object, open for reading."""
+
+    def __init__(self, bucket: Bucket, key: str) -> None:
+        self._bucket = bucket
+        self._key = key
+        self._stat = bucket.stat(key)
+
+    @property
+    def nbytes(self) -> int:
+        """Its length."""
+        return self._stat.nbytes
+
+    def read_into(self, offset: int, target: memoryview) -> None:
+        """Fill all of `target`."""
+        if offset + target.nbytes > self.nbytes:
+            raise DamagedError(f"{self._key.rpartition('/')[2]} ends before byte {offset + target.nbytes}")
+        if target.nbytes:
+            self._bucket.read_into(self._key, self._stat, offset, target)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+
+class ObjectIncoming:
+    """Files under the commit's own name, which is nobody's until its manifest is there."""
+
+    def __init__(self, bucket: Bucket, prefix: str, name: CommitName) -> None:
+        self._bucket = bucket
+        self._folder = f"{prefix}{name}/"
+        self._name = name
+        self._sums: dict[str, str] = {}
+
+    def write(self, file: str, parts: Iterable[Buffer]) -> FileRecord:
+        """Upload one file."""
+        digests = Digests()
+
+        def passing() -> Iterator[memoryview]:
+            for block in blocks_of(parts, self._bucket.part_bytes):
+                digests.update(block)
+                yield block
+
+        self._bucket.upload(self._folder + file, passing())
+        self._sums[file] = digests.sha256()
+        return digests.record()
+
+    def publish(self, manifest: Manifest) -> None:
+        """Create the manifest. That it is there already, the same to the byte, is what a lost answer leaves."""
+        sums = "".join(f"{digest}  {file}\n" for file, digest in sorted(self._sums.items()))
+        self._bucket.put(self._folder + SHA256SUMS, sums.encode())
+        if not self._bucket.create(self._folder + MANIFEST, encode(manifest)):
+            raise CheckpointError(
+                f"{self._bucket.url}: {self._name} is there already, with another manifest; nothing was changed"
+            )
+
+    def discard(self) -> None:
+        """Remove what was written, unless it is a commit."""
+        try:
+            if not _exists(self._bucket, self._folder + MANIFEST):
+                self._bucket.abandon(self._folder)
+                self._bucket.delete(self._bucket.keys(self._folder))
+        except CheckpointError as error:
+            _log.warning("what was uploaded of %s stays where it is: %s", self._name, error)
+
+
+def _exists(bucket: Bucket, key: str) -> bool:
+    try:
+        bucket.stat(key)
+    except DamagedError:
+        return False
+    return True
+
+
+class ObjectStore:
+    """Commits below a prefix of a bucket."""
+
+    def __init__(self, bucket: Bucket, prefix: str = "") -> None:
+        self._bucket = bucket
+        self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+
+    @property
+    def url(self) -> str:
+        """Where the commits are."""
+        return f"{self._bucket.url}/{self._prefix}".rstrip("/")
+
+    def commits(self) -> tuple[CommitName, ...]:
+        """The names that have a manifest."""
+        parsed = [parse_commit(name) for name in self._bucket.folders(self._prefix)]
+        names = [name for name in parsed if name is not None and not name.staging]
+        there = _together(lambda name: _exists(self._bucket, self._key(name, MANIFEST)), names)
+        return tuple(name for name, exists in zip(names, there, strict=True) if exists)
+
+    def claims(self) -> tuple[Claim, ...]:
+        """Every claim."""
+        folder = f"{self._prefix}{CLAIMS}/"
+        found = [(key, parse_claim(key.removeprefix(folder))) for key in self._bucket.keys(folder)]
+        pairs = sorted((parsed[0], key) for key, parsed in found if parsed is not None and not parsed[1])
+        raw = _together(lambda entry: self._bucket.read(entry[1]), pairs)
+        return tuple(
+            parse_document(data, pair, f"{self._bucket.url}/{key}")
+            for (pair, key), data in zip(pairs, raw, strict=True)
+        )
+
+    def keep_claim(self, claim: Claim) -> None:
+        """Write a claim, exclusively; the same claim again is none too many."""
+        key = f"{self._prefix}{CLAIMS}/{claim_file(claim.pair)}"
+        if not self._bucket.create(key, encode_json(claim.to_json())):
+            raise ClaimError(
+                f"{self._bucket.url}/{key} exists: another job has claimed attempt {claim.pair} here; "
+                "give each job a prefix of its own"
+            )
+
+    def manifest(self, name: CommitName) -> Manifest:
+        """The manifest of a commit."""
+        manifest = decode(self._bucket.read(self._key(name, MANIFEST)))
+        if (manifest.step, manifest.pair) != (name.step, name.pair):
+            raise DamagedError(f"MANIFEST.json is that of step {manifest.step}, attempt {manifest.pair}")
+        return manifest
+
+    def open(self, name: CommitName, file: str) -> ObjectSource:
+        """One of its files."""
+        return ObjectSource(self._bucket, self._key(name, file))
+
+    def receive(self, name: CommitName) -> ObjectIncoming:
+        """Begin a commit, or go on with one that was interrupted."""
+        return ObjectIncoming(self._bucket, self._prefix, name)
+
+    def quarantine(self, name: CommitName, reason: str) -> bool:
+        """Copy a bad commit below `quarantine/`, then take it away, its manifest first."""
+        folder = f"{self._prefix}{name}/"
+        target = f"{self._prefix}{QUARANTINE}/{name}.{uuid4().hex[:8]}"
+        note = {"path": str(name), "reason": reason, "time": datetime.now(UTC).isoformat()}
+        try:
+            keys = self._bucket.keys(folder)
+            for key in keys:
+                self._bucket.copy(key, f"{target}/{key.removeprefix(folder)}")
+            self._bucket.put(f"{target}.reason.json", encode_json(note))
+            self._remove(keys)
+        except CheckpointError as error:
+            _log.error("%s is damaged (%s) and cannot be moved to quarantine: %s", name, reason, error)
+            return False
+        _log.error("%s is damaged (%s): moved to %s", name, reason, target)
+        return True
+
+    def delete(self, name: CommitName) -> None:
+        """Delete a commit, its manifest first."""
+        try:
+            self.manifest(name)
+            self._remove(self._bucket.keys(f"{self._prefix}{name}/"))
+        except (UnknownFormatError, DamagedError) as error:
+            _log.warning("retention leaves %s alone: %s", name, error)
+        except CheckpointError as error:
+            _log.warning("%s could not be deleted: %s", name, error)
+
+    def sweep(self, below: CommitName) -> None:
+        """Remove what was never finished of the commits before this one."""
+        begun = {key.removeprefix(self._prefix).partition("/")[0] for key in self._bucket.unfinished(self._prefix)}
+        committed = set(self.commits())
+        for name in map(parse_commit, sorted({*begun, *self._bucket.folders(self._prefix)})):
+            if name is None or name in committed or (name.pair, name.step) >= (below.pair, below.step):
+                continue
+            self._bucket.abandon(f"{self._prefix}{name}/")
+            self._bucket.delete(self._bucket.keys(f"{self._prefix}{name}/"))
+            _log.info("removed what was never finished of %s", name)
+
+    def _key(self, name: CommitName, file: str) -> str:
+        return f"{self._prefix}{name}/{file}"
+
+    def _remove(self, keys: Sequence[str]) -> None:
+        first = [key for key in keys if key.endswith(f"/{MANIFEST}")]
+        self._bucket.delete(first)
+        self._bucket.delete([key for key in keys if key not in first])
+
+
+def _together(act: Callable[[Thing], Found], things: Sequence[Thing]) -> list[Found]:
+    with ThreadPoolExecutor(_LOOKS) as pool:
+        return list(pool.map(act, things))

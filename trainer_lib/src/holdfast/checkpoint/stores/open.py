@@ -1,0 +1,36 @@
+"""A store by its URL. No torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from holdfast.checkpoint.stores.folder import FolderStore
+from holdfast.checkpoint.stores.objects import ObjectStore
+from holdfast.errors import UsageError
+
+
+def open_store(url: str) -> FolderStore | ObjectStore:
+    """A folder (a path, or `file://`), a bucket (`s3://bucket/prefix`), or what fsspec has a scheme for."""
+    parts = urlsplit(url)
+    if "://" not in url:
+        return _folder(url)
+    if parts.scheme == "file":
+        if parts.netloc not in ("", "localhost"):
+            raise UsageError(f"file://{parts.netloc}{parts.path} names a host: write file:///PATH")
+        return _folder(unquote(parts.path))
+    if parts.scheme == "s3":
+        from holdfast.checkpoint.stores.s3 import S3Settings, s3_store
+
+        return s3_store(S3Settings.of_url(url))
+    from holdfast.checkpoint.stores.fsspec import fsspec_store
+
+    return fsspec_store(url)
+
+
+def _folder(path: str) -> FolderStore:
+    if not path:
+        raise UsageError(
+            "a checkpoint folder has no name: give a path, file:///PATH, s3://BUCKET/PREFIX or another URL"
+        )
+    return FolderStore(Path(path))

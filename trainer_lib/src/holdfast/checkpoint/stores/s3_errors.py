@@ -1,0 +1,108 @@
+"""What an error of an S3 client means. Pure: it looks at names and codes, and imports no client.
+
+Invariant: only an answer that the object is not there is damage. Trouble on the way, with credentials, rights or room
+says nothing about what lies in the bucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+
+class Kind(StrEnum):
+    """What is wrong; those below `UNAVAILABLE` are words for counters."""
+
+    MISSING = "Missing"
+    TAKEN = "Taken"
+    NO_UPLOAD = "NoUpload"
+    NETWORK = "Network"
+    SERVER = "Server"
+    THROTTLED = "Throttled"
+    CORRUPTED = "Corrupted"
+    CREDENTIALS = "Credentials"
+    DENIED = "Denied"
+    NO_BUCKET = "NoBucket"
+    FULL = "Full"
+    CLOCK = "Clock"
+    REFUSED = "Refused"
+
+
+RETRIED: Final = frozenset({Kind.NETWORK, Kind.SERVER, Kind.THROTTLED, Kind.CORRUPTED})
+
+ADVICE: Final[Mapping[Kind, str]] = {
+    Kind.NETWORK: "the store cannot be reached: look at the network and at AWS_ENDPOINT_URL_S3",
+    Kind.SERVER: "the store answers with its own error: try later, or look at the store",
+    Kind.THROTTLED: "the store asks for fewer requests: give a lower bandwidth limit or a longer interval",
+    Kind.CORRUPTED: "bytes change on their way to the store: look at the network and at proxies in between",
+    Kind.CREDENTIALS: "credentials are missing, wrong or expired: renew the secret",
+    Kind.DENIED: "the credentials may not do this: give them rights to list, read, write and delete below the prefix",
+    Kind.NO_BUCKET: "there is no such bucket: create it, or mend the URL",
+    Kind.FULL: "the bucket is full: make room, raise the quota, or keep fewer commits",
+    Kind.CLOCK: "this machine's clock differs from the store's: set it",
+    Kind.REFUSED: "the store refuses the request",
+}
+
+_CODES: Final[Mapping[str, Kind]] = {
+    **dict.fromkeys(("NoSuchKey", "NotFound", "404", "NoSuchVersion"), Kind.MISSING),
+    **dict.fromkeys(("PreconditionFailed", "412"), Kind.TAKEN),
+    "NoSuchUpload": Kind.NO_UPLOAD,
+    **dict.fromkeys(("SlowDown", "Throttling", "ThrottlingException", "TooManyRequests", "429"), Kind.THROTTLED),
+    **dict.fromkeys(("BadDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"), Kind.CORRUPTED),
+    **dict.fromkeys(("IncompleteBody", "RequestTimeout"), Kind.NETWORK),
+    **dict.fromkeys(("ConditionalRequestConflict", "OperationAborted"), Kind.SERVER),
+    **dict.fromkeys(
+        ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken", "InvalidAccessKeyId"),
+        Kind.CREDENTIALS,
+    ),
+    "SignatureDoesNotMatch": Kind.CREDENTIALS,
+    **dict.fromkeys(("AccessDenied", "AllAccessDisabled", "AccountProblem", "403"), Kind.DENIED),
+    "NoSuchBucket": Kind.NO_BUCKET,
+    **dict.fromkeys(("QuotaExceeded", "InsufficientStorage", "XMinioStorageFull", "507"), Kind.FULL),
+    "RequestTimeTooSkewed": Kind.CLOCK,
+}
+
+_CREDENTIALS: Final = frozenset(
+    {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "TokenRetrievalError"}
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trouble:
+    """What is wrong, and in which words the store or the client said so."""
+
+    kind: Kind
+    said: str
+
+    @property
+    def passes(self) -> bool:
+        """Whether the same request may succeed in a moment."""
+        return self.kind in RETRIED
+
+    @property
+    def advice(self) -> str:
+        """What happened and what to do."""
+        return f"{ADVICE.get(self.kind, 'unexpected answer')} ({self.said})"
+
+
+def trouble_of(error: Exception) -> Trouble:
+    """Judge an error of boto3, or of the connection below it."""
+    response = getattr(error, "response", None)
+    if isinstance(response, Mapping) and "Error" in response:
+        return _of_answer(response)
+    kind = Kind.CREDENTIALS if type(error).__name__ in _CREDENTIALS else Kind.NETWORK
+    return Trouble(kind=kind, said=type(error).__name__)
+
+
+def _of_answer(response: Mapping[str, Any]) -> Trouble:
+    code = str(response["Error"].get("Code", ""))
+    status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    kind = _CODES.get(code) or _CODES.get(str(status)) or (Kind.SERVER if status >= 500 else Kind.REFUSED)
+    return Trouble(kind=kind, said=f"{status} {code}".strip())
+
+
+def pause(attempt: int, *, base: float, cap: float, draw: float) -> float:
+    """Seconds before the attempt after this one (0, 1, …); `draw` in [0, 1) spreads clients that failed together."""
+    return float(min(cap, base * 2**attempt) * (0.5 + draw / 2))
