@@ -115,6 +115,7 @@ def test_the_status_is_emitted_as_it_is_agreed() -> None:
         ending=None,
         accounting=wanted["accounting"],
         warm_processes=wanted["warmProcesses"],
+        uploads=wanted["uploads"],
     )
     assert emitted == wanted
 

@@ -9,6 +9,7 @@ import pytest
 from holdfast_operator.api import (
     Backoff,
     HangSpec,
+    ObjectSpec,
     Pair,
     format_time,
     parse_job,
@@ -49,6 +50,14 @@ def test_intervals_are_steps_or_seconds(given: Any, settings: str) -> None:
         ({**SMALLEST, "elasticity": {"onFailure": "Panic"}}, "spec.elasticity.onFailure"),
         ({**SMALLEST, "elasticity": []}, "spec.elasticity"),
         ({**SMALLEST, "checkpoint": {"interval": "soon"}}, "spec.checkpoint.interval"),
+        (
+            {**SMALLEST, "checkpoint": {"object": {"url": "s3://b", "interval": "soon"}}},
+            "spec.checkpoint.object.interval",
+        ),
+        (
+            {**SMALLEST, "checkpoint": {"object": {"url": "s3://b", "bandwidthLimit": "much"}}},
+            "object.bandwidthLimit",
+        ),
         ({**SMALLEST, "recovery": {"budgets": [{"cause": "Weather", "maxRestarts": 1}]}}, "spec.recovery.budgets"),
     ],
 )
@@ -100,3 +109,10 @@ def test_hang_detection_has_defaults_where_it_is_given(given: Any, step: str) ->
 def test_bad_hang_detection_is_named(given: Any) -> None:
     with pytest.raises(UnreadableError, match=r"spec\.hangDetection"):
         parse_spec({**SMALLEST, "hangDetection": given})
+
+
+def test_the_object_store_is_read_with_its_units() -> None:
+    given = {"url": "s3://b/p/", "secretRef": {"name": "w"}, "interval": "15m", "bandwidthLimit": "100Mi"}
+    store = parse_spec({**SMALLEST, "checkpoint": {"object": given}}).checkpoint.object_store
+    assert store == ObjectSpec(url="s3://b/p", secret_name="w", interval_seconds=900, bytes_per_second=100 << 20)
+    assert parse_spec(SMALLEST).checkpoint.object_store is None

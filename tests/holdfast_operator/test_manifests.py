@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from holdfast_operator import constants as c
-from holdfast_operator.api import HangSpec, parse_job
+from holdfast_operator.api import HangSpec, ObjectSpec, parse_job
 from holdfast_operator.manifests import children, digest, membership_document, pod, settings
 from holdfast_operator.seen import Observed, Platform, parse_pod
 from holdfast_operator.status import Membership, Worker
@@ -236,3 +236,26 @@ def test_hang_detection_is_a_setting_only_where_it_was_asked_for(observed: Obser
 def test_a_digest_names_a_content() -> None:
     assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
     assert digest({"a": 1}) != digest({"a": 2})
+
+
+def test_the_object_store_reaches_the_trainer_alone(observed: Observed) -> None:
+    job = observed.job
+    spec = job.spec
+    assert spec is not None
+    store = ObjectSpec(url="s3://b/p", secret_name="writer", interval_seconds=900, keep_last=5, bytes_per_second=1000)
+    manifest = pod(
+        job, replace(spec, checkpoint=replace(spec.checkpoint, object_store=store)), WORKER, observed.platform
+    )
+
+    env = {entry["name"]: entry.get("value") for entry in trainer(manifest)["env"]}
+    assert {name: value for name, value in env.items() if name.startswith("HOLDFAST_OBJECT_")} == {
+        "HOLDFAST_OBJECT_URL": f"s3://b/p/{job.namespace}/{job.name}",
+        "HOLDFAST_OBJECT_INTERVAL_SECONDS": "900",
+        "HOLDFAST_OBJECT_KEEP": "5",
+        "HOLDFAST_OBJECT_BYTES_PER_SECOND": "1000",
+    }
+    assert trainer(manifest)["envFrom"] == [{"secretRef": {"name": "writer"}}]
+    assert "OBJECT" not in json.dumps(manifest["spec"]["initContainers"])
+    without = pod(job, spec, WORKER, observed.platform)
+    assert "OBJECT" not in json.dumps(without)
+    assert "envFrom" not in trainer(without)

@@ -53,6 +53,10 @@ def test_the_launchers_state_is_exported(metrics, heartbeat, run_dir, golden, cl
     assert found["holdfast_launcher_phase{phase=Running}"] == 1
     assert found["holdfast_checkpoint_step{tier=shared}"] == 400
     assert found["holdfast_checkpoint_age_seconds{tier=shared}"] == 60
+    assert found["holdfast_upload_commits_total"] == 3
+    assert found["holdfast_upload_bytes_total"] == 3072
+    assert found["holdfast_upload_seconds_total"] == 4.5
+    assert found["holdfast_upload_failures_total{cause=Throttled}"] == 1
     assert found["holdfast_launcher_silent_seconds"] == 60
 
 

@@ -26,6 +26,8 @@ Json = Mapping[str, Any]
 
 _DURATION = re.compile(r"^([1-9][0-9]{0,6})(s|m|h)$")
 _UNIT = {"s": 1, "m": 60, "h": 3600}
+_QUANTITY = re.compile(r"^([1-9][0-9]{0,8})(k|M|G|Ki|Mi|Gi)?$")
+_FACTOR = {None: 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -99,6 +101,17 @@ class Backoff:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ObjectSpec:
+    """A store of objects to which commits are copied."""
+
+    url: str
+    secret_name: str | None = None
+    interval_seconds: int = 0
+    keep_last: int = 3
+    bytes_per_second: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointSpec:
     """Where and how often training state is committed."""
 
@@ -106,6 +119,7 @@ class CheckpointSpec:
     interval: str = "300s"
     keep_last: int = 3
     resume: str = c.RESUME_ALWAYS
+    object_store: ObjectSpec | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -339,7 +353,39 @@ def _checkpoint(value: Json) -> CheckpointSpec:
         interval=_interval(value.get("interval", "5m")),
         keep_last=_integer(retention, "keepLast", "spec.checkpoint.retention", 3, minimum=1),
         resume=_choice(value, "resume", "spec.checkpoint", ("Always", "Never"), c.RESUME_ALWAYS),
+        object_store=None if value.get("object") is None else _object_store(value["object"]),
     )
+
+
+def _object_store(given: Any) -> ObjectSpec:
+    path = "spec.checkpoint.object"
+    value = _mapping(given, path)
+    secret = _mapping(value.get("secretRef", {}), f"{path}.secretRef").get("name")
+    retention = _mapping(value.get("retention", {}), f"{path}.retention")
+    limit = value.get("bandwidthLimit")
+    return ObjectSpec(
+        url=str(value.get("url", "")).rstrip("/"),
+        secret_name=str(secret) if secret else None,
+        interval_seconds=_seconds(value.get("interval", "0s"), f"{path}.interval"),
+        keep_last=_integer(retention, "keepLast", f"{path}.retention", 3, minimum=1),
+        bytes_per_second=None if limit is None else _bytes(str(limit), f"{path}.bandwidthLimit"),
+    )
+
+
+def _seconds(value: Any, path: str) -> int:
+    """``5m`` is 300; ``0s`` means no wait at all."""
+    match = _DURATION.match(str(value))
+    if match is None and str(value) not in ("0", "0s"):
+        raise UnreadableError(f"{path} is not a duration: {str(value)!r}")
+    return int(match[1]) * _UNIT[match[2]] if match else 0
+
+
+def _bytes(text: str, path: str) -> int:
+    """``100Mi`` is 104857600."""
+    match = _QUANTITY.match(text)
+    if match is None:
+        raise UnreadableError(f"{path} is not a number of bytes: {text!r}")
+    return int(match[1]) * _FACTOR[match[2]]
 
 
 def _hang(spec: Json) -> HangSpec | None:

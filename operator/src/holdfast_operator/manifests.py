@@ -179,9 +179,28 @@ def _trainer(container: Manifest, job: Job, spec: JobSpec) -> Manifest:
     env = [*_identity_env(), _field("HOLDFAST_POD_IP", "status.podIP"), _value("HOLDFAST_JOB_NAME", job.name)]
     if spec.checkpoint.claim_name:
         env.append(_value("HOLDFAST_CHECKPOINT_DIR", c.CHECKPOINT_DIR))
-    env += _volume_preflight_env(spec)
+    env += [*_object_env(job, spec), *_volume_preflight_env(spec)]
     # First, so that the user's own variables can refer to them as $(HOLDFAST_…).
-    return {**container, "env": [*env, *(container.get("env") or [])], "volumeMounts": mounts}
+    made = {**container, "env": [*env, *(container.get("env") or [])], "volumeMounts": mounts}
+    store = spec.checkpoint.object_store
+    if store is not None and store.secret_name:
+        # Before the user's own, which win.
+        made["envFrom"] = [{"secretRef": {"name": store.secret_name}}, *(container.get("envFrom") or [])]
+    return made
+
+
+def _object_env(job: Job, spec: JobSpec) -> list[Manifest]:
+    store = spec.checkpoint.object_store
+    if store is None:
+        return []
+    env = [
+        _value("HOLDFAST_OBJECT_URL", f"{store.url}/{job.namespace}/{job.name}"),
+        _value("HOLDFAST_OBJECT_INTERVAL_SECONDS", str(store.interval_seconds)),
+        _value("HOLDFAST_OBJECT_KEEP", str(store.keep_last)),
+    ]
+    if store.bytes_per_second is not None:
+        env.append(_value("HOLDFAST_OBJECT_BYTES_PER_SECOND", str(store.bytes_per_second)))
+    return env
 
 
 def _sidecar(spec: JobSpec, platform: Platform) -> Manifest:

@@ -130,6 +130,7 @@ def _launcher(status: Document, now: datetime) -> Iterator[Metric]:
     yield from _age_of_step(status.get("committedAt"), now)
     yield from _world(status.get("world"))
     yield from _checkpoints(status.get("checkpoints"), now)
+    yield from _uploads(status.get("uploads"))
     yield from accounting.metrics(status.get("accounting"))
 
 
@@ -180,6 +181,26 @@ def _checkpoints(checkpoints: object, now: datetime) -> Iterator[Metric]:
             continue
     yield step
     yield age
+
+
+def _uploads(uploads: object) -> Iterator[Metric]:
+    """Commits that this launcher copied to a store of objects; nothing where none is wanted."""
+    if not isinstance(uploads, dict):
+        return
+    texts = {
+        "commits": ("holdfast_upload_commits", "Commits copied to the object store"),
+        "bytes": ("holdfast_upload_bytes", "Bytes copied to the object store"),
+        "seconds": ("holdfast_upload_seconds", "Seconds of uploads that arrived"),
+    }
+    for field, (name, text) in texts.items():
+        if _number(uploads.get(field)):
+            yield CounterMetricFamily(name, text, value=uploads[field])
+    failures = CounterMetricFamily("holdfast_upload_failures", "Uploads that failed, by cause", labels=["cause"])
+    found = uploads.get("failures")
+    for cause, count in found.items() if isinstance(found, dict) else ():
+        if _number(count):
+            failures.add_metric([_label(cause)], count)
+    yield failures
 
 
 def _number(value: Any) -> bool:

@@ -47,6 +47,7 @@ class RunOptions:
     warm_processes: int | None = 1
     timeline: Path | None = None
     replica_step: int = 1
+    object_url: str = ""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -183,6 +184,7 @@ def parse(words: Sequence[str]) -> RunOptions:
         warm_processes=known.warm_processes,
         timeline=None if known.timeline is None else known.timeline.absolute(),
         replica_step=step,
+        object_url=known.object_url,
     )
 
 
@@ -232,6 +234,7 @@ def _parser() -> _Parser:
     )
     _add(run, "--checkpoint-interval", _interval, None, "steps (50) or seconds (30s) between checkpoints")
     _add(run, "--checkpoint-keep", _count("--checkpoint-keep"), 3, "checkpoints to keep")
+    _add(run, "--object-url", str, "", "s3://BUCKET/PREFIX or another URL to which checkpoints are copied as well")
     _add(run, "--hang-timeout", _hang_timeout, "Auto", "seconds that a step may take; Auto by the median; Off")
     _add(run, "--resume", _resume, "Always", "Always, or Never to begin afresh on a folder that has checkpoints")
     _add(run, "--timeline", Path, None, "FILE to which what happens is written, for 'holdfast timeline FILE'")

@@ -35,6 +35,11 @@ ENV_POD_IP: Final = "HOLDFAST_POD_IP"
 ENV_NODE_NAME: Final = "HOLDFAST_NODE_NAME"
 ENV_JOB_NAME: Final = "HOLDFAST_JOB_NAME"
 ENV_CHECKPOINT_DIR: Final = "HOLDFAST_CHECKPOINT_DIR"
+# Set where commits are copied to a store of objects.
+ENV_OBJECT_URL: Final = "HOLDFAST_OBJECT_URL"
+ENV_OBJECT_INTERVAL: Final = "HOLDFAST_OBJECT_INTERVAL_SECONDS"
+ENV_OBJECT_KEEP: Final = "HOLDFAST_OBJECT_KEEP"
+ENV_OBJECT_BANDWIDTH: Final = "HOLDFAST_OBJECT_BYTES_PER_SECOND"
 ENV_JOB_KEY_FILE: Final = "HOLDFAST_JOB_KEY_FILE"
 ENV_GRACE_SECONDS: Final = "HOLDFAST_GRACE_SECONDS"
 ENV_CONTROL_PORT: Final = "HOLDFAST_CONTROL_PORT"
@@ -93,6 +98,8 @@ STACKS_SIGNAL: Final = signal.SIGRTMIN + 11
 
 # The tier that all pods of a job see.
 SHARED_TIER: Final = "shared"
+# The tier that outlives the cluster.
+OBJECT_TIER: Final = "object"
 
 # Bounds on what one side may send the other.
 MAX_LINE_BYTES: Final = 1 << 20

@@ -31,6 +31,10 @@ class Environment:
     control_port: int | None
     termination_log: Path
     omp_threads_set: bool
+    object_url: str
+    object_interval_seconds: float
+    object_keep: int | None
+    object_bytes_per_second: float | None
     preflight_free_bytes: int | None
     preflight_write_bytes: int | None
     preflight_seconds: float
@@ -89,6 +93,10 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         control_port=_optional_int(source, c.ENV_CONTROL_PORT),
         termination_log=Path(source.get(c.ENV_TERMINATION_LOG) or c.TERMINATION_LOG),
         omp_threads_set=bool(source.get("OMP_NUM_THREADS")),
+        object_url=source.get(c.ENV_OBJECT_URL, ""),
+        object_interval_seconds=_float(source, c.ENV_OBJECT_INTERVAL, 0.0),
+        object_keep=_optional_int(source, c.ENV_OBJECT_KEEP),
+        object_bytes_per_second=_float(source, c.ENV_OBJECT_BANDWIDTH, 0.0) or None,
         preflight_free_bytes=_optional_int(source, c.ENV_PREFLIGHT_FREE_BYTES),
         preflight_write_bytes=_optional_int(source, c.ENV_PREFLIGHT_WRITE_BYTES),
         preflight_seconds=_float(source, c.ENV_PREFLIGHT_SECONDS, 60.0),

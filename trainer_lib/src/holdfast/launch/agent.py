@@ -16,7 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.constants import AGENT_SOCKET_FILE, CONTROL_PORT, STORE_PORT, TIMELINE_FILE, Cause, ExitCode
+from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.upload import UploadSettings
+from holdfast.constants import (
+    AGENT_SOCKET_FILE,
+    CONTROL_PORT,
+    OBJECT_TIER,
+    STORE_PORT,
+    TIMELINE_FILE,
+    Cause,
+    ExitCode,
+)
 from holdfast.errors import DocumentError, StoreError
 from holdfast.launch import core, messages, report, script, termination
 from holdfast.launch import events as e
@@ -40,6 +50,7 @@ from holdfast.launch.supervisor import Command, Supervisor
 from holdfast.launch.termination import Ending
 from holdfast.launch.timeline import Timeline
 from holdfast.launch.touchfile import Request, TouchFile
+from holdfast.launch.uploads import Uploads
 from holdfast.launch.watchdog import HangSettings
 from holdfast.logs import LogContext, rfc3339
 from holdfast.worlds import Pair
@@ -57,6 +68,9 @@ _WARM_STORES = 2
 _IDLE_SECONDS = 0.5
 # A deadline that has passed while we still run leaves this much to say goodbye.
 _LEAST_DRAIN_SECONDS = 1.0
+# Nobody presses a launcher whose job is over: so long its last upload may take.
+_UPLOAD_SECONDS = 3600.0
+_UPLOAD_MARGIN_SECONDS = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +88,8 @@ class AgentConfig:
     membership_from_file: bool = True
     timeline: Path | None = None  # in the run directory if not given
     stand_by: bool = True  # start the script before its world is known
+    checkpoint_dir: Path | None = None
+    upload: UploadSettings | None = None
 
 
 class Agent:
@@ -94,12 +110,14 @@ class Agent:
         self._ending: Ending | None = None
         self._exit: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._signals = 0
+        self._terminated_at: float | None = None
         self._stands_by = config.stand_by and script.speaks(argv) and not script.reads_place(argv)
         self._idle_since: float | None = None
         self.listening = asyncio.Event()
         self._touch = TouchFile(config.run_dir)
         timeline = Timeline(config.timeline or config.run_dir / TIMELINE_FILE, self.now)
         self._chronicle = Chronicle(time.monotonic, timeline)
+        self._uploads = Uploads(config.upload, config.checkpoint_dir, self._uploaded)
         self._socket = AgentSocket(config.run_dir / AGENT_SOCKET_FILE, self._heard)
         self._local = LocalRanks(
             feed=self.feed,
@@ -107,6 +125,7 @@ class Agent:
             place=(config.identity.pod, config.identity.node),
             touch=self._touch,
             chronicle=self._chronicle,
+            committed=self._uploads.commit,
         )
         self._pool = Pool(argv=argv, warm=config.command.warm)
         self._supervisor = Supervisor(
@@ -246,7 +265,19 @@ class Agent:
         await self._control.close()
         await self._socket.close()
         self._store.close()
+        await self._uploads.finish(self._upload_seconds)
         self._status.flush()
+
+    def _upload_seconds(self) -> float:
+        """What is left for the last upload: of the pod's grace period once that runs."""
+        if self._terminated_at is None:
+            return _UPLOAD_SECONDS
+        return self._terminated_at + self._config.grace_seconds - _UPLOAD_MARGIN_SECONDS - self.now()
+
+    def _uploaded(self, name: CommitName) -> None:
+        """It is newer there than what was there before."""
+        self._local.progress.checkpoints[OBJECT_TIER] = {"step": name.step, **name.pair.to_json(), "time": self.now()}
+        self._status.changed()
 
     def _finish(self, ending: Ending) -> None:
         if not self._exit.done():
@@ -264,6 +295,7 @@ class Agent:
             loop.add_signal_handler(signal.SIGCHLD, self._reaper.reap)
 
     def _terminated(self) -> None:
+        self._terminated_at = self._terminated_at or self.now()
         until = self.now() + max(_LEAST_DRAIN_SECONDS, self._config.grace_seconds - _LEAVE_SECONDS)
         _log.info("SIGTERM: this worker leaves after an agreed commit")
         self.feed(e.DrainAsked(id="sigterm", reason="SIGTERM", until=until))
@@ -480,6 +512,7 @@ class Agent:
             ending=self._ending,
             accounting=self._chronicle.document(),
             warm_processes=self._pool.ready,
+            uploads=self._uploads.counts.to_json() if self._uploads.wanted else None,
         )
 
 

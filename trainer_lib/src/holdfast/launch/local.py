@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.checkpoint.names import CommitName
 from holdfast.constants import Cause
 from holdfast.errors import DocumentError
 from holdfast.launch import causes
@@ -80,12 +81,14 @@ class LocalRanks:
         place: tuple[str, str],
         touch: TouchFile,
         chronicle: Chronicle,
+        committed: Callable[[CommitName], None] = lambda _: None,
     ) -> None:
         self._feed = feed
         self._now = now
         self._pod, self._node = place
         self._touch = touch
         self._chronicle = chronicle
+        self._committed = committed
         self._restored = 0
         self._reported: set[int] = set()  # slots whose failure in this attempt was told
         self._quiesced = False
@@ -210,6 +213,8 @@ class LocalRanks:
                 self._stepped(pair, body)
             case "checkpoint":
                 self._saved(pair, body)
+                if rank.number == 0 and body["result"] == "Committed":
+                    self._committed(CommitName(step=int(body["step"]), pair=pair))
             case "peerLost":
                 text = str(body["message"])
                 self._fail(rank, causes.peer_lost(rank.number, text, self._place(), step=rank.step))

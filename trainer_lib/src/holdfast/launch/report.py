@@ -41,6 +41,7 @@ def status(
     ending: Ending | None,
     accounting: Mapping[str, Any] | None = None,
     warm_processes: int = 0,
+    uploads: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The whole document."""
     return {
@@ -60,6 +61,7 @@ def status(
         **_progress(progress),
         "accounting": None if accounting is None else dict(accounting),
         "warmProcesses": warm_processes,
+        "uploads": None if uploads is None else dict(uploads),
         "highestClaim": _highest_claim(state, progress),
         "foreignClaims": [claim.to_json() for claim in state.foreign],
         "conflict": state.conflict,

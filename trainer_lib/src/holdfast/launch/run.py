@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.constants import CONTROL_PORT, ENV_JOB_KEY_FILE, STORE_PORT
+from holdfast.constants import CONTROL_PORT, ENV_CHECKPOINT_DIR, ENV_JOB_KEY_FILE, STORE_PORT
 from holdfast.environment import Environment
 from holdfast.errors import UsageError
 from holdfast.launch import gpus, preflight, rendezvous
@@ -25,6 +25,7 @@ from holdfast.launch.supervisor import Command, resolve_command
 from holdfast.logs import LogContext, configure
 
 if TYPE_CHECKING:
+    from holdfast.checkpoint.upload import UploadSettings
     from holdfast.cli import RunOptions
 
 _log = logging.getLogger("holdfast.launch")
@@ -74,8 +75,29 @@ async def _under_operator(options: RunOptions, environment: Environment, context
         grace_seconds=environment.grace_seconds,
         termination_log=environment.termination_log,
         timeline=options.timeline,
+        checkpoint_dir=environment.checkpoint_dir,
+        upload=_upload(options, environment),
     )
     return await Agent(config, context).run()
+
+
+def _upload(options: RunOptions, environment: Environment) -> UploadSettings | None:
+    """What the operator says goes before the command line, which is the same for every job of an image."""
+    from holdfast.checkpoint.upload import UploadSettings
+
+    url = environment.object_url or options.object_url
+    if not url:
+        return None
+    if environment.checkpoint_dir is None:
+        raise UsageError(
+            f"holdfast run: {url} gets copies of the commits in a folder, and there is none: set {ENV_CHECKPOINT_DIR}"
+        )
+    return UploadSettings(
+        url=url,
+        interval_seconds=environment.object_interval_seconds,
+        keep_last=environment.object_keep or options.checkpoint_keep,
+        bytes_per_second=environment.object_bytes_per_second,
+    )
 
 
 async def _alone(options: RunOptions, environment: Environment, context: LogContext) -> int:
@@ -96,6 +118,8 @@ async def _alone(options: RunOptions, environment: Environment, context: LogCont
             termination_log=environment.termination_log,
             membership_from_file=False,
             timeline=options.timeline,
+            checkpoint_dir=environment.checkpoint_dir,
+            upload=_upload(options, environment),
         )
         return await _Standalone(config, context, place, _terms(options, environment)).run()
     finally:

@@ -1,0 +1,230 @@
+"""Upload to S3 and verified restore from it, beside what boto3 and the CRT do alone on the same server and part size.
+
+The server is versitygw on loopback; its data lies in memory, so that no disk is measured. Ours reads the shared
+tier, digests (xxh3 of each 8 MiB, SHA-256 of the file), and publishes a manifest; the peers upload the same file.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+from _bench import Row, absent, interleaved, ratios, row
+
+from holdfast.checkpoint.exchange import Alone
+from holdfast.checkpoint.manifest import CHUNK_BYTES
+from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.shard import TensorSpec
+from holdfast.checkpoint.stores.folder import FolderStore
+from holdfast.checkpoint.stores.objects import ObjectStore
+from holdfast.checkpoint.stores.s3 import S3Bucket, S3Settings
+from holdfast.checkpoint.upload import Pace, Uploader, UploadSettings
+from holdfast.checkpoint.writer import Snapshot, save
+from holdfast.worlds import Pair
+from holdfast_testbed.errors import TestbedError
+from holdfast_testbed.s3 import REGION, S3Server, s3_server
+
+_MEMORY = Path("/dev/shm")  # noqa: S108  (the folder made there is this run's own)
+_BUCKET = "bench"
+_FILE = "rank-0.safetensors"
+_AT_ONCE = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """A commit in a folder, a server, and where downloads go."""
+
+    server: S3Server
+    folder: Path
+    source: FolderStore
+    name: CommitName
+    part_bytes: int
+
+    @property
+    def file(self) -> Path:
+        """The commit's large file."""
+        return self.folder / "shared" / str(self.name) / _FILE
+
+
+def rows(*, nbytes: int = 1_000_000_000, rounds: int = 7, part_bytes: int = 16 << 20) -> list[Row]:
+    """Two ratios to the better of the peers in each round."""
+    try:
+        with _scene(nbytes, part_bytes) as scene, ExitStack() as stack:
+            peers = _peers(scene, stack)
+            return _rows(scene, peers, rounds)
+    except (TestbedError, ImportError) as error:
+        return [absent("", "upload to and restore from S3", str(error))]
+
+
+def _rows(scene: Scene, peers: Mapping[str, tuple[Any, Any]], rounds: int) -> list[Row]:
+    size = f"{scene.file.stat().st_size / 1e9:.1f} GB"
+    up = interleaved({"ours": lambda: _upload(scene), **{n: _timed(scene, p[0]) for n, p in peers.items()}}, rounds)
+    _upload(scene)
+    for name in peers:
+        peers[name][0]()
+    down = interleaved(
+        {"ours": lambda: _restore(scene), **{n: _timed(scene, p[1]) for n, p in peers.items()}}, rounds
+    )
+    return [
+        _row("upload", f"upload of {size} with digests and manifest", up, "<= 1.2"),
+        _row("restore", f"verified restore of {size} from S3", down, "<= 1.25"),
+    ]
+
+
+def _row(bar: str, what: str, values: Mapping[str, list[float]], target: str) -> Row:
+    others = {name: found for name, found in values.items() if name != "ours"}
+    best = [min(at) for at in zip(*others.values(), strict=True)]
+    name = min(others, key=lambda peer: sum(others[peer]))
+    said = ", ".join(f"{peer} {sorted(found)[len(found) // 2]:.2f} s" for peer, found in sorted(values.items()))
+    return row(
+        f"object-{bar}",
+        f"{what} ({said})",
+        ratios(values["ours"], best),
+        "x best peer",
+        target=target,
+        peer=1.0,
+        peer_name=name,
+    )
+
+
+@contextmanager
+def _scene(nbytes: int, part_bytes: int) -> Iterator[Scene]:
+    place = _MEMORY if shutil.disk_usage(_MEMORY).free > 6 * nbytes else None
+    with tempfile.TemporaryDirectory(dir=place) as folder, s3_server(Path(folder) / "s3") as server:
+        server.make_bucket(_BUCKET)
+        source = FolderStore(Path(folder) / "shared")
+        name = _commit(Path(folder) / "shared", nbytes)
+        yield Scene(server=server, folder=Path(folder), source=source, name=name, part_bytes=part_bytes)
+
+
+def _commit(root: Path, nbytes: int) -> CommitName:
+    data = memoryview(random.Random(1).randbytes(64 << 20))  # noqa: S311 - not compressible, the same each run
+    name = CommitName(step=1, pair=Pair(1, 1))
+    count = -(-nbytes // len(data))
+    specs = [
+        TensorSpec(name=f"w{i}", dtype="U8", shape=(min(len(data), nbytes - i * len(data)),)) for i in range(count)
+    ]
+    snapshot = Snapshot(
+        name=name,
+        specs=specs,
+        read=lambda piece: data[: piece.nbytes],
+        state={"objects": {}, "counters": {}},
+        data=None,
+        alone={},
+        numerics={},
+        job_uid="bench",
+        publication="bench",
+    )
+    save(root, snapshot, Alone())
+    return name
+
+
+def _store(scene: Scene) -> ObjectStore:
+    settings = S3Settings(
+        bucket=_BUCKET,
+        prefix="ours",
+        endpoint=scene.server.url,
+        region=REGION,
+        credentials=scene.server.credentials,
+        part_bytes=scene.part_bytes,
+    )
+    return ObjectStore(S3Bucket(settings), settings.prefix)
+
+
+def _upload(scene: Scene) -> float:
+    store = _store(scene)
+    store.delete(scene.name)
+    settings = UploadSettings(url=store.url)
+    uploader = Uploader(source=scene.source, target=store, settings=settings, pace=Pace(None))
+    began = time.perf_counter()
+    outcome = uploader.upload(scene.name)
+    seconds = time.perf_counter() - began
+    if not outcome.arrived:
+        raise RuntimeError(outcome.message)
+    return seconds
+
+
+def _restore(scene: Scene) -> float:
+    store = _store(scene)
+    began = time.perf_counter()
+    record = store.manifest(scene.name).files[_FILE]
+    data = memoryview(bytearray(record.nbytes))
+    with store.open(scene.name, _FILE) as opened, ThreadPoolExecutor(_AT_ONCE) as pool:
+
+        def read(index: int) -> bool:
+            chunk = data[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
+            opened.read_into(index * CHUNK_BYTES, chunk)
+            return bool(xxhash.xxh3_128_hexdigest(chunk) == record.chunks[index])
+
+        if not all(pool.map(read, range(len(record.chunks)))):
+            raise RuntimeError("what was read is not what was written")
+    return time.perf_counter() - began
+
+
+def _timed(scene: Scene, act: Callable[[], None]) -> Callable[[], float]:
+    def timed() -> float:
+        (scene.folder / "download").unlink(missing_ok=True)
+        began = time.perf_counter()
+        act()
+        return time.perf_counter() - began
+
+    return timed
+
+
+def _peers(scene: Scene, stack: ExitStack) -> dict[str, tuple[Callable[[], None], Callable[[], None]]]:
+    return {"boto3 classic": _classic(scene), "CRT": _crt(scene, stack)}
+
+
+def _classic(scene: Scene) -> tuple[Callable[[], None], Callable[[], None]]:
+    import boto3
+    from boto3.s3.transfer import TransferConfig
+    from botocore.config import Config
+
+    config = TransferConfig(
+        multipart_chunksize=scene.part_bytes,
+        multipart_threshold=scene.part_bytes,
+        preferred_transfer_client="classic",
+    )
+    client = boto3.Session(**scene.server.credentials).client(
+        "s3", endpoint_url=scene.server.url, region_name=REGION, config=Config(max_pool_connections=16)
+    )
+    target = str(scene.folder / "download")
+    return (
+        lambda: client.upload_file(str(scene.file), _BUCKET, "classic", Config=config),
+        lambda: client.download_file(_BUCKET, "classic", target, Config=config),
+    )
+
+
+def _crt(scene: Scene, stack: ExitStack) -> tuple[Callable[[], None], Callable[[], None]]:
+    import botocore.session
+    from awscrt.auth import AwsCredentialsProvider
+    from s3transfer.crt import BotocoreCRTRequestSerializer, CRTTransferManager, create_s3_crt_client
+
+    keys = scene.server.credentials
+    session = botocore.session.get_session()
+    session.set_credentials(keys["aws_access_key_id"], keys["aws_secret_access_key"])
+    provider = AwsCredentialsProvider.new_static(keys["aws_access_key_id"], keys["aws_secret_access_key"])
+    client = create_s3_crt_client(REGION, provider, use_ssl=False, part_size=scene.part_bytes)
+    given = {"region_name": REGION, "endpoint_url": scene.server.url}
+    manager = stack.enter_context(CRTTransferManager(client, BotocoreCRTRequestSerializer(session, given)))
+    target = str(scene.folder / "download")
+    return (
+        lambda: manager.upload(str(scene.file), _BUCKET, "crt").result(),
+        lambda: manager.download(_BUCKET, "crt", target).result(),
+    )
+
+
+if __name__ == "__main__":
+    from _bench import table
+
+    print(table(rows(rounds=int(os.environ.get("ROUNDS", "3")))))

@@ -1,0 +1,179 @@
+"""What is uploaded next; what arrives is whole, fenced as on the shared tier, and replaces only what is older."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.checkpoint.claims import write_claim
+from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.stores.folder import FolderStore
+from holdfast.checkpoint.stores.open import open_store
+from holdfast.checkpoint.upload import (
+    End,
+    Pace,
+    Queue,
+    Target,
+    Upload,
+    Uploader,
+    UploadSettings,
+    Wait,
+    decide,
+)
+from holdfast.errors import UnavailableError, UsageError
+from holdfast.worlds import Claim, Pair
+
+SETTINGS = UploadSettings(url="s3://bucket", interval_seconds=60)
+OLD, NEW = CommitName(step=5, pair=Pair(1, 1)), CommitName(step=10, pair=Pair(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("queue", "what"),
+    [
+        (Queue(), Wait(seconds=None)),
+        (Queue(newest=NEW), Upload(name=NEW)),
+        (Queue(newest=NEW, done=NEW), Wait(seconds=None)),
+        (Queue(newest=NEW, done=OLD, began=70.0), Wait(seconds=30.0)),
+        (Queue(newest=NEW, done=OLD, began=40.0), Upload(name=NEW)),
+        (Queue(newest=NEW, done=OLD, began=70.0, closing=True), Upload(name=NEW)),
+        (Queue(newest=NEW, retry_at=108.0, failures=3), Wait(seconds=8.0)),
+        (Queue(newest=NEW, retry_at=108.0, failures=3, closing=True), Wait(seconds=8.0)),
+        (Queue(newest=NEW, done=NEW, closing=True), End()),
+        (Queue(closing=True), End()),
+    ],
+)
+def test_the_next_thing_to_do(queue: Queue, what: object) -> None:
+    assert decide(queue, SETTINGS, 100.0) == what
+
+
+def test_after_a_failure_it_waits_longer_and_longer_to_a_bound() -> None:
+    queue, waits = Queue(newest=NEW), []
+    for _ in range(9):
+        queue = queue.failed(100.0)
+        waits.append(queue.retry_at - 100.0)
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert queue.arrived(NEW).failures == 0
+
+
+@given(st.lists(st.integers(1, 1 << 24), min_size=1, max_size=20), st.floats(1e3, 1e9))
+def test_the_pace_is_never_faster_than_the_limit(pieces: list[int], rate: float) -> None:
+    clock = [0.0]
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    pace = Pace(rate, now=lambda: clock[0], sleep=sleep)
+    for nbytes in pieces:
+        pace.take(nbytes)
+    assert clock[0] == pytest.approx(sum(pieces[:-1]) / rate)
+
+
+@pytest.fixture
+def source(tmp_path: Path, commit: Callable[..., Any]) -> FolderStore:
+    """Three commits and a claim."""
+    root = tmp_path / "shared"
+    for step in (1, 2, 3):
+        commit(root, step, {"w": bytes([step]) * 1000})
+    write_claim(root, Claim(pair=Pair(1, 1), job_uid="job-1", publication="p1", from_step=0))
+    return FolderStore(root)
+
+
+@pytest.fixture
+def target() -> Target:
+    return open_store(f"memory://{uuid4().hex}/job")
+
+
+def uploader(source: FolderStore, target: Target, **settings: Any) -> Uploader:
+    made = UploadSettings(url=target.url, **settings)
+    return Uploader(source=source, target=target, settings=made, pace=Pace(None))
+
+
+def name(step: int) -> CommitName:
+    return CommitName(step=step, pair=Pair(1, 1))
+
+
+def test_a_commit_arrives_with_the_claims(source: FolderStore, target: Target) -> None:
+    outcome = uploader(source, target).upload(name(2))
+
+    assert outcome.arrived
+    assert outcome.nbytes > 1000
+    assert target.commits() == (name(2),)
+    assert target.manifest(name(2)) == source.manifest(name(2))
+    assert target.claims() == source.claims()
+
+
+def test_what_it_replaces_goes_only_after_as_many_arrived_as_are_kept(source: FolderStore, target: Target) -> None:
+    uploads = uploader(source, target, keep_last=2)
+    held = []
+    for step in (1, 2, 3):
+        assert uploads.upload(name(step)).arrived
+        assert uploads.tidy(name(step)) == ""
+        held.append(sorted(found.step for found in target.commits()))
+    assert held == [[1], [1, 2], [2, 3]]
+
+
+def test_the_second_process_deletes_nothing_that_it_has_not_replaced(source: FolderStore, target: Target) -> None:
+    for step in (1, 2):
+        uploader(source, target).upload(name(step))
+    fresh = uploader(source, target, keep_last=2)
+    fresh.upload(name(3))
+
+    fresh.tidy(name(3))
+
+    assert len(target.commits()) == 3
+
+
+def test_damage_on_the_shared_tier_is_told_and_does_not_arrive(
+    source: FolderStore, target: Target, tmp_path: Path
+) -> None:
+    shard = tmp_path / "shared" / str(name(3)) / "rank-0.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+
+    outcome = uploader(source, target).upload(name(3))
+
+    assert (outcome.cause, outcome.gone) == ("Damaged", False)
+    assert "not what was written" in outcome.message
+    assert target.commits() == ()
+
+
+def test_a_commit_that_was_deleted_meanwhile_is_no_failure(source: FolderStore, target: Target) -> None:
+    source.delete(name(1))
+
+    outcome = uploader(source, target).upload(name(1))
+
+    assert outcome.gone
+    assert not outcome.cause
+
+
+def test_a_store_that_cannot_be_used_is_an_outcome_with_its_cause(source: FolderStore) -> None:
+    class Full:
+        url = "s3://full"
+
+        def claims(self) -> tuple[Claim, ...]:
+            raise UnavailableError("the bucket is full", cause="Full")
+
+    outcome = uploader(source, Full()).upload(name(1))  # type: ignore[arg-type]
+
+    assert (outcome.cause, outcome.message) == ("Full", "the bucket is full")
+
+
+def test_another_jobs_claim_on_the_same_place_is_told(source: FolderStore, target: Target) -> None:
+    target.keep_claim(replace(source.claims()[0], job_uid="another"))
+
+    outcome = uploader(source, target).upload(name(1))
+
+    assert outcome.cause == "Claim"
+    assert target.commits() == ()
+
+
+@pytest.mark.parametrize("wrong", [{"interval_seconds": -1}, {"keep_last": 0}, {"bytes_per_second": 0.0}])
+def test_settings_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        UploadSettings(url="s3://bucket", **wrong)

@@ -1,0 +1,118 @@
+"""The launcher's uploads: a child of its own, told of commits, whose failures are counted and hold up nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.stores.folder import FolderStore
+from holdfast.checkpoint.upload import UploadSettings
+from holdfast.launch.uploads import Uploads
+from holdfast.worlds import Pair
+
+PATIENCE = 60.0
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    torch = pytest.importorskip("torch")
+    from holdfast.checkpoint import save
+
+    for step in (1, 2):
+        save(tmp_path / "shared", step=step, model=torch.nn.Linear(8, 8))
+    return tmp_path / "shared"
+
+
+def play(uploads: Uploads, act: Callable[[], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        await act()
+        await uploads.finish(lambda: 0.0)
+
+    asyncio.run(asyncio.wait_for(whole(), PATIENCE))
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    while not condition():
+        await asyncio.sleep(0.02)
+
+
+def names(folder: Path) -> list[CommitName]:
+    return sorted(FolderStore(folder).commits(), key=lambda name: name.step)
+
+
+def test_what_was_told_last_arrives_after_the_launcher_said_goodbye(shared: Path, tmp_path: Path) -> None:
+    first, last = names(shared)
+    arrived: list[CommitName] = []
+    settings = UploadSettings(url=f"file://{tmp_path}/object", interval_seconds=3600)
+    uploads = Uploads(settings, shared, arrived.append)
+
+    async def act() -> None:
+        uploads.commit(first)
+        await until(lambda: arrived)
+        uploads.commit(last)
+        await uploads.finish(lambda: PATIENCE)
+
+    play(uploads, act)
+
+    assert arrived == [first, last]
+    assert names(tmp_path / "object") == [first, last]
+    counted = uploads.counts.to_json()
+    assert (counted["commits"], counted["failures"]) == (2, {})
+    assert counted["bytes"] > 0
+
+
+def test_a_failure_is_counted_and_logged_once_however_often_it_is_tried(
+    shared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "object").write_text("in the way")
+    uploads = Uploads(UploadSettings(url=f"local://{tmp_path}/object"), shared, lambda _: None)
+
+    async def act() -> None:
+        uploads.commit(names(shared)[0])
+        await until(lambda: uploads.counts.failures.total() >= 2)
+
+    play(uploads, act)
+
+    assert len([entry for entry in caplog.records if "could not be uploaded" in entry.message]) == 1
+
+
+def test_a_child_that_is_killed_is_replaced_with_the_next_commit(shared: Path, tmp_path: Path) -> None:
+    arrived: list[CommitName] = []
+    uploads = Uploads(UploadSettings(url=f"file://{tmp_path}/object"), shared, arrived.append)
+
+    async def act() -> None:
+        uploads.commit(CommitName(step=99, pair=Pair(9, 9)))  # is not there: nothing happens
+        assert uploads._child is not None
+        uploads._child.kill()
+        await until(lambda: uploads._child is None)
+        uploads.commit(names(shared)[1])
+        await until(lambda: arrived)
+
+    play(uploads, act)
+
+    assert uploads.counts.failures == {"Process": 1}
+
+
+def test_a_store_that_cannot_be_opened_is_told_a_few_times_and_then_left_alone(shared: Path) -> None:
+    uploads = Uploads(UploadSettings(url="no-such-scheme://x/y"), shared, lambda _: None)
+
+    async def act() -> None:
+        for step in range(8):
+            uploads.commit(CommitName(step=step, pair=Pair(1, 1)))
+            await until(lambda: uploads._child is None)
+
+    play(uploads, act)
+
+    assert uploads.counts.failures == {"Process": 5}
+
+
+def test_without_settings_nothing_is_started(shared: Path) -> None:
+    uploads = Uploads(None, shared, lambda _: None)
+    uploads.commit(names(shared)[0])
+    assert not uploads.wanted
+    assert uploads._child is None

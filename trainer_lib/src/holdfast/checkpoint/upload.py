@@ -1,0 +1,249 @@
+"""Copying commits from the shared tier to a store of objects: which one next, at what pace, what is then deleted.
+
+Invariant: a commit arrives with every claim that the shared tier holds, so that the fence is the same on both; it is
+verified on the way; and what it replaces goes only after it has arrived. What went wrong is told, and tried again.
+No torch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final, Protocol
+
+from holdfast.checkpoint import fencing, retention
+from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.stores import Source, Store
+from holdfast.errors import CheckpointError, DamagedError, UnavailableError, UsageError
+from holdfast.worlds import Claim, Pair
+
+DAMAGED: Final = "Damaged"
+_PIECE: Final = 16 << 20
+_SHORTEST_WAIT: Final = 1.0
+_LONGEST_WAIT: Final = 60.0
+
+
+class Target(Store, Protocol):
+    """A store that keeps claims as well."""
+
+    def keep_claim(self, claim: Claim) -> None:
+        """Write a claim, exclusively; the same claim again is none too many."""
+
+    def sweep(self, below: CommitName) -> None:
+        """Remove what was never finished of the commits before this one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UploadSettings:
+    """Where commits go, how often, how fast, and how many stay."""
+
+    url: str
+    interval_seconds: float = 0.0
+    keep_last: int = 3
+    bytes_per_second: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.interval_seconds < 0 or self.keep_last < 1 or (self.bytes_per_second or 1) <= 0:
+            raise UsageError("an object store needs an interval of 0 s or more, 1 or more to keep, a limit above 0")
+
+
+# What to do next. Pure.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Queue:
+    """What is known of the commits; of those that wait only the newest counts."""
+
+    newest: CommitName | None = None
+    done: CommitName | None = None
+    began: float | None = None
+    failures: int = 0
+    retry_at: float = 0.0
+    closing: bool = False
+
+    def failed(self, now: float) -> Queue:
+        """An upload failed: again, later and later."""
+        wait = min(_LONGEST_WAIT, _SHORTEST_WAIT * 2**self.failures)
+        return replace(self, failures=self.failures + 1, retry_at=now + wait)
+
+    def arrived(self, name: CommitName) -> Queue:
+        """An upload is over."""
+        return replace(self, done=name, failures=0, retry_at=0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upload:
+    """Upload this commit now."""
+
+    name: CommitName
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait:
+    """Nothing to do for so long; None: until something is said."""
+
+    seconds: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """All is uploaded and the launcher goes."""
+
+
+def decide(queue: Queue, settings: UploadSettings, now: float) -> Upload | Wait | End:
+    """The next thing to do. Who goes uploads the newest whatever the interval says."""
+    if queue.newest is None or queue.newest == queue.done:
+        return End() if queue.closing else Wait(seconds=None)
+    due = queue.retry_at
+    if queue.began is not None and not queue.closing:
+        due = max(due, queue.began + settings.interval_seconds)
+    return Upload(name=queue.newest) if now >= due else Wait(seconds=due - now)
+
+
+# Doing it.
+
+
+class Pace:
+    """No more than so many bytes a second."""
+
+    def __init__(
+        self,
+        bytes_per_second: float | None,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._rate = bytes_per_second
+        self._now = now
+        self._sleep = sleep
+        self._free_at = now()
+
+    def take(self, nbytes: int) -> None:
+        """Wait until so many bytes may pass."""
+        if self._rate is None:
+            return
+        now = self._now()
+        self._free_at = max(self._free_at, now)
+        if self._free_at > now:
+            self._sleep(self._free_at - now)
+        self._free_at += nbytes / self._rate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How one upload went; `gone`: its source was deleted meanwhile, which a newer commit makes good."""
+
+    name: CommitName
+    nbytes: int = 0
+    seconds: float = 0.0
+    cause: str = ""
+    message: str = ""
+    gone: bool = False
+
+    @property
+    def arrived(self) -> bool:
+        """Whether the commit is there, whole."""
+        return not self.cause and not self.gone
+
+    @property
+    def settled(self) -> bool:
+        """Whether another try would end no better: it arrived, or its source is gone or damaged."""
+        return self.arrived or self.gone or self.cause == DAMAGED
+
+
+@dataclass
+class Uploader:
+    """Uploads commits of one job, one after the other."""
+
+    source: Store
+    target: Target
+    settings: UploadSettings
+    pace: Pace
+    now: Callable[[], float] = time.monotonic
+    _kept: set[Claim] | None = field(default=None, init=False)
+    _verified: set[tuple[int, Pair]] = field(default_factory=set, init=False)
+
+    def upload(self, name: CommitName) -> Outcome:
+        """Copy one commit; raises nothing but defects."""
+        began = self.now()
+        try:
+            nbytes = self._copy(name)
+        except DamagedError as error:
+            gone = name not in self.source.commits()
+            return Outcome(name=name, cause="" if gone else DAMAGED, message=str(error), gone=gone)
+        except UnavailableError as error:
+            return Outcome(name=name, cause=error.cause, message=str(error))
+        except CheckpointError as error:
+            return Outcome(name=name, cause=type(error).__name__.removesuffix("Error"), message=str(error))
+        except OSError as error:
+            return Outcome(name=name, cause="Source", message=f"the shared tier cannot be read: {error}")
+        return Outcome(name=name, nbytes=nbytes, seconds=self.now() - began)
+
+    def tidy(self, name: CommitName) -> str:
+        """Delete what the new commit replaces, and what was never finished; what went wrong, if anything."""
+        try:
+            manifest = self.target.manifest(name)
+            self._verified.add((name.step, name.pair))
+            commits = [_owned(self.target, found) for found in self.target.commits()]
+            expired = retention.expired(
+                commits,
+                self.target.claims(),
+                job_uid=manifest.job_uid,
+                own=manifest.pair,
+                verified=self._verified,
+                keep_last=self.settings.keep_last,
+            )
+            for commit in expired:
+                self.target.delete(CommitName(step=commit.step, pair=commit.pair))
+            self.target.sweep(name)
+        except CheckpointError as error:
+            return str(error)
+        return ""
+
+    def _copy(self, name: CommitName) -> int:
+        self._keep_claims()
+        manifest = self.source.manifest(name)
+        if name in self.target.commits():
+            return 0
+        incoming = self.target.receive(name)
+        for file, record in sorted(manifest.files.items()):
+            with self.source.open(name, file) as opened:
+                written = incoming.write(file, self._pieces(opened))
+            if written != record:
+                incoming.discard()
+                raise DamagedError(f"{file} of {name} on the shared tier is not what was written")
+        incoming.publish(manifest)
+        return sum(record.nbytes for record in manifest.files.values())
+
+    def _keep_claims(self) -> None:
+        if self._kept is None:
+            self._kept = set(self.target.claims())
+        for claim in self.source.claims():
+            if claim not in self._kept:
+                self.target.keep_claim(claim)
+                self._kept.add(claim)
+
+    def _pieces(self, opened: Source) -> Iterator[memoryview]:
+        buffer = memoryview(bytearray(min(_PIECE, max(1, opened.nbytes))))
+        for offset in range(0, opened.nbytes, _PIECE):
+            piece = buffer[: min(_PIECE, opened.nbytes - offset)]
+            self.pace.take(piece.nbytes)
+            opened.read_into(offset, piece)
+            yield piece
+
+
+def _owned(store: Store, name: CommitName) -> fencing.Commit:
+    try:
+        manifest = store.manifest(name)
+    except CheckpointError:
+        return fencing.Commit(step=name.step, pair=name.pair)
+    return fencing.Commit(step=name.step, pair=name.pair, job_uid=manifest.job_uid, publication=manifest.publication)
+
+
+def source_at(folder: Path) -> Store:
+    """The shared tier."""
+    from holdfast.checkpoint.stores.folder import FolderStore
+
+    return FolderStore(folder)
