@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from holdfast.checkpoint.claims import write_claim
 from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.stores import fallback
+from holdfast.checkpoint.stores.fallback import FallbackStore
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.open import open_store
 from holdfast.checkpoint.upload import (
@@ -177,3 +179,28 @@ def test_another_jobs_claim_on_the_same_place_is_told(source: FolderStore, targe
 def test_settings_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         UploadSettings(url="s3://bucket", **wrong)
+
+
+def test_a_copy_out_of_reach_is_left_out_only_where_there_are_other_commits(
+    source: FolderStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_reach(url: str) -> Any:
+        raise UnavailableError("the store cannot be reached", cause="Network")
+
+    monkeypatch.setattr(fallback, "open_store", out_of_reach)
+    assert FallbackStore("s3://away/x", source).commits() == ()
+    assert FallbackStore("s3://away/x", source).claims() == ()
+    empty = FallbackStore("s3://away/x", FolderStore(tmp_path / "empty"))
+    for ask in (empty.commits, empty.claims):
+        with pytest.raises(UnavailableError):
+            ask()
+
+
+def test_a_copy_in_reach_is_a_store_like_others(source: FolderStore, target: Target, tmp_path: Path) -> None:
+    uploader(source, target).upload(name(1))
+
+    copies = FallbackStore(target.url, FolderStore(tmp_path / "empty"))
+
+    assert copies.commits() == (name(1),)
+    assert copies.claims() == source.claims()
+    assert copies.manifest(name(1)) == source.manifest(name(1))

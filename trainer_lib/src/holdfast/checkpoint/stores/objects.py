@@ -228,6 +228,11 @@ class ObjectStore:
         """Where the commits are."""
         return f"{self._bucket.url}/{self._prefix}".rstrip("/")
 
+    @property
+    def shared(self) -> bool:
+        """All ranks see the same."""
+        return True
+
     def commits(self) -> tuple[CommitName, ...]:
         """The names that have a manifest."""
         parsed = [parse_commit(name) for name in self._bucket.folders(self._prefix)]

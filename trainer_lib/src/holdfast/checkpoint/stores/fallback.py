@@ -1,0 +1,82 @@
+"""A copy of the commits elsewhere, which may be out of reach as long as the tier before it has some. No torch.
+
+Invariant: a job never starts from nothing because a store could not be asked. Where the tier before it has commits,
+its claims are all that there are, since each was written there first.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import cached_property
+from typing import TypeVar
+
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.stores import Incoming, Source, Store
+from holdfast.checkpoint.stores.open import open_store
+from holdfast.errors import UnavailableError
+from holdfast.worlds import Claim
+
+_log = logging.getLogger("holdfast.checkpoint.fallback")
+
+Found = TypeVar("Found")
+
+
+class FallbackStore:
+    """A store by its URL, opened when it is first asked, behind another that holds what counts."""
+
+    def __init__(self, url: str, first: Store) -> None:
+        self._url = url
+        self._first = first
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return self._url
+
+    @property
+    def shared(self) -> bool:
+        """All ranks see the same."""
+        return True
+
+    @cached_property
+    def _inner(self) -> Store:
+        return open_store(self._url)
+
+    def commits(self) -> tuple[CommitName, ...]:
+        """What is there; nothing if it cannot be asked and the first has commits."""
+        return self._asked(lambda store: store.commits())
+
+    def claims(self) -> tuple[Claim, ...]:
+        """Every claim; none if it cannot be asked and the first has commits."""
+        return self._asked(lambda store: store.claims())
+
+    def manifest(self, name: CommitName) -> Manifest:
+        """The manifest of a commit."""
+        return self._inner.manifest(name)
+
+    def open(self, name: CommitName, file: str) -> Source:
+        """One of its files."""
+        return self._inner.open(name, file)
+
+    def receive(self, name: CommitName) -> Incoming:
+        """Begin a commit."""
+        return self._inner.receive(name)
+
+    def quarantine(self, name: CommitName, reason: str) -> bool:
+        """Move a bad commit aside."""
+        return self._inner.quarantine(name, reason)
+
+    def delete(self, name: CommitName) -> None:
+        """Delete a commit."""
+        self._inner.delete(name)
+
+    def _asked(self, ask: Callable[[Store], tuple[Found, ...]]) -> tuple[Found, ...]:
+        try:
+            return ask(self._inner)
+        except UnavailableError as error:
+            if not self._first.commits():
+                raise
+            _log.warning("%s is left out: %s", self._url, error)
+            return ()
