@@ -8,6 +8,7 @@ Retries are ours, not botocore's: they cover bodies that break off, and are boun
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import itertools
 import logging
@@ -29,6 +30,7 @@ from holdfast.errors import CheckpointError, DamagedError, UnavailableError, Usa
 _log = logging.getLogger("holdfast.checkpoint.s3")
 
 _DELETED_AT_ONCE: Final = 1000
+_READ_AT_ONCE: Final = 1 << 20
 _COPIED_AT_ONCE: Final = 5 << 30
 # S3 allows 10,000 parts: every 2,000 they double, which reaches 1 TB from 16 MiB.
 _PARTS_OF_A_SIZE: Final = 2000
@@ -354,9 +356,9 @@ class S3Bucket:
             nonlocal filled
             span = f"bytes={offset + filled}-{offset + target.nbytes - 1}"
             answer = self._send(client, "get_object", {"Key": key, "Range": span, "IfMatch": tag})
-            with answer["Body"] as body:
+            with contextlib.closing(answer["Body"]) as body:
                 while filled < target.nbytes:
-                    count = body.readinto(target[filled:])
+                    count = body.readinto(target[filled : filled + _READ_AT_ONCE])
                     if not count:
                         raise ConnectionError("the answer ended early")
                     filled += count
