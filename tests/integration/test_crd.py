@@ -51,6 +51,7 @@ def put(node: Any, path: list[str], value: Any) -> None:
 
 
 RULES = "spec.recovery.rules"
+VOLUME, OBJECT = "spec.checkpoint.volume.claimName", "spec.checkpoint.object"
 
 
 def rule(**asked: Any) -> dict[str, Any]:
@@ -267,6 +268,16 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
     ("volume without a claim", [("spec.checkpoint.volume", {})], "volume.claimName: Required value"),
     ("claim with a bad name", [("spec.checkpoint.volume.claimName", "My Claim")], "should match"),
     ("nothing kept", [("spec.checkpoint.retention.keepLast", 0)], "greater than or equal to 1"),
+    (
+        "an object store without a volume",
+        [("spec.checkpoint.object", {"url": "s3://b/p"})],
+        "copies of the commits in checkpoint.volume",
+    ),
+    ("an object store without a URL", [(VOLUME, "c"), (OBJECT, {})], "object.url: Required value"),
+    ("a URL without a scheme", [(VOLUME, "c"), (OBJECT, {"url": "bucket/prefix"})], "should match"),
+    ("credentials in a URL", [(VOLUME, "c"), (OBJECT, {"url": "s3://key:secret@b/p"})], "should match"),
+    ("a limit without bytes", [(VOLUME, "c"), (OBJECT, {"url": "s3://b", "bandwidthLimit": "0"})], "should match"),
+    ("copies now and then", [(VOLUME, "c"), (OBJECT, {"url": "s3://b", "interval": "daily"})], "should match"),
     ("unknown resume", [("spec.checkpoint.resume", "Maybe")], 'supported values: "Always", "Never"'),
     # -- interruption
     ("unknown cloud", [("spec.interruption.providers", ["Acme"])], 'supported values: "AWS", "GCP", "Azure"'),
@@ -308,6 +319,7 @@ GOOD: list[tuple[str, list[tuple[str, Any]]]] = [
     ("longest name", [("metadata.name", "g" * 50)]),
     ("an interval in steps", [("spec.checkpoint.interval", 50)]),
     ("an interval in hours", [("spec.checkpoint.interval", "1h")]),
+    ("copies to an object store", [(VOLUME, "c"), (OBJECT, {"url": "s3://b/p", "secretRef": {"name": "s"}})]),
     ("steps that fit", [("spec.workers.replicas", 4), ("spec.elasticity", {"replicaStep": 2, "minReplicas": 2})]),
     ("restartPolicy spelled out", [(f"{POD}.restartPolicy", "Never")]),
     ("no provider", [("spec.interruption.providers", [])]),
