@@ -46,7 +46,10 @@ def test_three_shrink_to_two_and_grow_to_three_without_losing_a_step(cluster: An
 def test_a_killed_rank_comes_back_from_a_warm_process(cluster: Any, wait_for: Wait) -> None:
     cluster.settings["budgets"] = []
     checkpoints = str(cluster.shared / "checkpoints")
-    (a,) = cluster.start("a", script="trains.py", HOLDFAST_CHECKPOINT_DIR=checkpoints, WARM="1")
+    copies = f"file://{cluster.shared}/object"
+    (a,) = cluster.start(
+        "a", script="trains.py", HOLDFAST_CHECKPOINT_DIR=checkpoints, HOLDFAST_OBJECT_URL=copies, WARM="1"
+    )
     cluster.publish(1, "a")
     first = cluster.await_world(1, "a")
     wait_for(lambda: "a warm process stands by" in a.log.read_text(), "a process stands by", deadline=90)
@@ -58,6 +61,11 @@ def test_a_killed_rank_comes_back_from_a_warm_process(cluster: Any, wait_for: Wa
     assert "a warm process starts as a rank" in a.log.read_text(), cluster.tail()
     a.process.terminate()
     assert a.wait() == 75, cluster.tail()
+    last, copied = a.status["checkpoints"]["shared"], a.status["checkpoints"]["object"]
+    assert {**copied, "time": ""} == {**last, "time": ""}, "copied when the ranks were gone already"
+    name = f"step-{last['step']}.g{last['generation']}.a{last['attempt']}"
+    assert (cluster.shared / "object" / name / "MANIFEST.json").exists()
+    assert (cluster.shared / "object" / "claims" / "1.1.json").exists()
 
 
 def test_a_rank_asleep_in_its_loss_is_replaced_and_no_step_is_lost(cluster: Any, wait_for: Wait) -> None:
