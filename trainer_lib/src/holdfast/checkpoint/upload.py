@@ -45,7 +45,8 @@ class UploadSettings:
     bytes_per_second: float | None = None
 
     def __post_init__(self) -> None:
-        if self.interval_seconds < 0 or self.keep_last < 1 or (self.bytes_per_second or 1) <= 0:
+        standing = self.bytes_per_second is not None and self.bytes_per_second <= 0
+        if self.interval_seconds < 0 or self.keep_last < 1 or standing:
             raise UsageError("an object store needs an interval of 0 s or more, 1 or more to keep, a limit above 0")
 
 

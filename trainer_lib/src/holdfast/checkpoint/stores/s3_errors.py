@@ -57,7 +57,7 @@ _CODES: Final[Mapping[str, Kind]] = {
         ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken", "InvalidAccessKeyId"),
         Kind.CREDENTIALS,
     ),
-    "SignatureDoesNotMatch": Kind.CREDENTIALS,
+    **dict.fromkeys(("SignatureDoesNotMatch", "XAdminUserNotFound"), Kind.CREDENTIALS),
     **dict.fromkeys(("AccessDenied", "AllAccessDisabled", "AccountProblem", "403"), Kind.DENIED),
     "NoSuchBucket": Kind.NO_BUCKET,
     **dict.fromkeys(("QuotaExceeded", "InsufficientStorage", "XMinioStorageFull", "507"), Kind.FULL),
@@ -99,7 +99,9 @@ def trouble_of(error: Exception) -> Trouble:
 def _of_answer(response: Mapping[str, Any]) -> Trouble:
     code = str(response["Error"].get("Code", ""))
     status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    kind = _CODES.get(code) or _CODES.get(str(status)) or (Kind.SERVER if status >= 500 else Kind.REFUSED)
+    # A 404 under another name says that something is missing, and not that it is the object.
+    by_status = None if status == 404 and code else _CODES.get(str(status))
+    kind = _CODES.get(code) or by_status or (Kind.SERVER if status >= 500 else Kind.REFUSED)
     return Trouble(kind=kind, said=f"{status} {code}".strip())
 
 
