@@ -6,14 +6,16 @@ import contextlib
 import importlib.util
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import pytest
@@ -32,7 +34,8 @@ from holdfast.rank_agent import Parting, Requests
 from holdfast.start import PhaseTeller
 from holdfast.worlds import Claim, Pair
 
-SCRIPT = Path(__file__).parent / "scripts" / "train.py"
+SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPT = SCRIPTS / "train.py"
 
 
 class TheEnd(BaseException):
@@ -151,10 +154,79 @@ class Meeting:
     port: int
 
 
+class Rank:
+    """A process that the helper forked, as far as a test needs a `Popen` of it."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._code: int | None = None
+        self._ended = threading.Event()
+
+    def has_ended(self, code: int) -> None:
+        self._code = code
+        self._ended.set()
+
+    def poll(self) -> int | None:
+        return self._code
+
+    def wait(self, timeout: float = 120.0) -> int:
+        """Its exit code, negative for a signal."""
+        if not self._ended.wait(timeout) or self._code is None:
+            raise TimeoutError(f"process {self.pid} has not ended within {timeout:.0f} s")
+        return self._code
+
+    def kill(self) -> None:
+        if self._code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+
+class Forks:
+    """Rank processes without the seconds that each would take to load torch."""
+
+    def __init__(self) -> None:
+        words = [sys.executable, str(SCRIPTS / "forks.py")]
+        self._helper = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._ranks: dict[int, Rank] = {}
+        self._begun: Queue[Rank] = Queue()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def start(self, script: Path, words: Sequence[str], environ: dict[str, str], log: Path) -> Rank:
+        order = {"script": str(script), "words": list(words), "environ": environ, "log": str(log)}
+        assert self._helper.stdin is not None
+        self._helper.stdin.write(json.dumps(order) + "\n")
+        self._helper.stdin.flush()
+        return self._begun.get(timeout=120)
+
+    def _listen(self) -> None:
+        assert self._helper.stdout is not None
+        for line in self._helper.stdout:
+            said = json.loads(line)
+            if "code" in said:
+                self._ranks.pop(said["pid"]).has_ended(said["code"])
+            else:
+                self._ranks[said["pid"]] = Rank(said["pid"])
+                self._begun.put(self._ranks[said["pid"]])
+
+    def close(self) -> None:
+        assert self._helper.stdin is not None
+        self._helper.stdin.close()
+        self._helper.wait(60)
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    made = Forks()
+    yield made
+    made.close()
+
+
 class Launcher:
     """Listens where rank processes speak, starts them, moves them from world to world. By slot, what each said."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, forks: Forks) -> None:
+        self._forks = forks
         self.path = folder / "agent.sock"
         self.said: dict[int, list[dict[str, Any]]] = {}
         self.trained: dict[int, dict[str, int]] = {}
@@ -168,7 +240,7 @@ class Launcher:
         self._root = folder
         self.script = SCRIPT
         self._arguments: tuple[str, ...] = ()
-        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.processes: dict[int, Rank] = {}
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -218,7 +290,7 @@ class Launcher:
     def _log(self, slot: int) -> Path:
         return self.path.with_name(f"rank-{slot}.log")
 
-    def start(self, world_size: int, root: Path, *arguments: str, attempt: int = 1) -> list[subprocess.Popen[bytes]]:
+    def start(self, world_size: int, root: Path, *arguments: str, attempt: int = 1) -> list[Rank]:
         """A first world: slot n has rank n."""
         self.said.clear()
         self.processes.clear()
@@ -230,9 +302,7 @@ class Launcher:
         for slot in slots:
             self.tell(slot, type="leave", generation=1, attempt=attempt, reason="a test")
 
-    def form(
-        self, attempt: int, slots: list[int], *, generation: int = 1, standby: bool = False
-    ) -> list[subprocess.Popen[bytes]]:
+    def form(self, attempt: int, slots: list[int], *, generation: int = 1, standby: bool = False) -> list[Rank]:
         """The next world, of these slots in order of rank; slots without a process get one."""
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._stores.append(store)
@@ -249,13 +319,8 @@ class Launcher:
         environ = self._common(slot) | {"HOLDFAST_STANDBY": "1"}
         self.processes[slot] = self._spawn(slot, environ)
 
-    def _spawn(self, slot: int, environ: dict[str, str]) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, str(self.script), *self._arguments],
-            env={**os.environ, **environ},
-            stdout=self._log(slot).open("w"),
-            stderr=subprocess.STDOUT,
-        )
+    def _spawn(self, slot: int, environ: dict[str, str]) -> Rank:
+        return self._forks.start(self.script, self._arguments, environ, self._log(slot))
 
     def _move(self, slot: int, rank: int, meeting: Meeting) -> None:
         self.tell(
@@ -331,8 +396,8 @@ def script() -> Any:
 
 
 @pytest.fixture
-def launcher(tmp_path: Path) -> Iterator[Launcher]:
-    playing = Launcher(tmp_path)
+def launcher(tmp_path: Path, forks: Forks) -> Iterator[Launcher]:
+    playing = Launcher(tmp_path, forks)
     try:
         yield playing
     finally:
