@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast_testbed.drill.faults import Drill, Stage, drills
-from holdfast_testbed.drill.judge import losses_and_causes
+from holdfast_testbed.drill.faults import Drill, Stage, commits, drills
+from holdfast_testbed.drill.judge import Outcome, losses_and_causes
 from holdfast_testbed.drill.watch import Watcher
 
 pytestmark = pytest.mark.e2e
@@ -16,6 +16,9 @@ pytestmark = pytest.mark.e2e
 INTERVAL_STEPS = 50
 ENOUGH_STEPS = 100_000
 FEW_STEPS = 120
+_HOW = re.compile(
+    r"goe?s? on from|goes over|training with|did not leave|no sign of life|busy for|lost |backs off|stood still"
+)
 
 
 @pytest.mark.parametrize("drill", drills(INTERVAL_STEPS), ids=lambda drill: drill.name.replace(" ", "-"))
@@ -25,7 +28,7 @@ def test_a_fault_costs_no_more_than_promised(drill: Drill, running_job: Callable
 
     outcome = drill.run(stage)
 
-    assert losses_and_causes(drill.promise, outcome) == ()
+    assert losses_and_causes(drill.promise, outcome) == (), _told(stage, outcome)
     stage.watcher.wait_for_world(3, steps=2, timeout=180)
     counted = sum(stage.watcher.sight.restarts.values())
     assert counted == 1, f"one fault was counted {counted} times: {stage.watcher.sight.restarts}"
@@ -42,7 +45,13 @@ def test_a_job_that_is_left_alone_completes_with_each_sample_seen_once(running_j
 
 
 def _has_commit(stage: Stage) -> bool:
-    return any((path / "MANIFEST.json").exists() for path in stage.checkpoints.glob("step-*"))
+    return bool(commits(stage.checkpoints))
+
+
+def _told(stage: Stage, outcome: Outcome) -> str:
+    """What a reader needs first: the incidents, and how the workers say that they went on."""
+    said = [line for pod in stage.watcher.pods for line in _logs(stage, pod.name).splitlines() if _HOW.search(line)]
+    return "\n".join([*map(str, outcome.incidents), *said])
 
 
 def _logs(stage: Stage, pod: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast_testbed.drill.faults import Stage
+from holdfast_testbed.drill.faults import Stage, newest_commit
 
 pytestmark = pytest.mark.e2e
 
@@ -18,15 +18,15 @@ def test_a_suspended_job_goes_on_from_the_step_on_which_all_agreed(running_job: 
 
     suspend(stage, True)
     stage.watcher.wait("the suspension", lambda: stage.watcher.sight.is_true("Suspended"), timeout=120)
-    commits = sorted(int(path.name.split(".")[0].removeprefix("step-")) for path in stage.checkpoints.glob("step-*"))
     stage.watcher.wait("the end of the pods", lambda: not running(stage), timeout=60)
-    assert f"step {commits[-1]}" in condition(stage)["message"]
+    last = int(newest_commit(stage.checkpoints).name.split(".")[0].removeprefix("step-"))
+    assert f"step {last}" in condition(stage)["message"]
 
     suspend(stage, False)
     stage.watcher.wait_for_world(3, steps=5, timeout=180)
 
     origin = status(stage)["startedFrom"]
-    assert origin["step"] == commits[-1]
+    assert origin["step"] == last
     assert status(stage).get("incidents", []) == []
     assert stage.watcher.sight.restarts == {}
 

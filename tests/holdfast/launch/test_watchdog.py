@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from holdfast.activity import Activity
 from holdfast.constants import Cause
 from holdfast.errors import DocumentError
+from holdfast.launch.starvation import Starvation
 from holdfast.launch.watchdog import HangSettings, Observed, Sight, Stray, Verdict, Watchdog
 from holdfast.progress import Reading
 from holdfast.worlds import Pair
@@ -33,6 +34,7 @@ class Scene:
     stopped: set[int] = field(default_factory=set)
     left: dict[int, float] = field(default_factory=dict)  # ranks that left their attempt, and when
     awaited: bool = True
+    cpu_waits: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for rank in range(self.ranks):
@@ -66,7 +68,9 @@ class Scene:
             Stray(slot=100 + rank, rank=rank, reading=self.readings[rank], left_at=at, awaited=self.awaited)
             for rank, at in self.left.items()
         )
-        seen = Observed(pair=self.pair, world_size=self.world_size, sights=sights, strays=strays)
+        seen = Observed(
+            pair=self.pair, world_size=self.world_size, sights=sights, strays=strays, cpu_waits=self.cpu_waits
+        )
         return self.watchdog.judge(seen, self.now)
 
     def step(self) -> None:
@@ -107,6 +111,36 @@ def test_who_computes_too_long_hangs_and_the_line_says_who_waits(scene: Scene) -
         "rank 1 has been busy for 0.9 s in compute after step 20 (deadline 0.85 s);"
         " waiting: ranks 0, 2 for its gradients"
     )
+
+
+def test_who_stands_in_line_for_a_cpu_does_not_hang(scene: Scene) -> None:
+    scene.enter(A.AVERAGE, 0, 2)
+    since = scene.now
+    while scene.now < since + 10:
+        scene.cpu_waits[1] = 0.95 * (scene.now - since)
+        assert scene.look() == ()
+    (verdict,) = scene.wait(2)
+    assert (verdict.rank, "has been busy" in verdict.message) == (1, True)
+
+
+def test_a_silent_rank_that_stands_in_line_for_a_cpu_does_not_hang(scene: Scene) -> None:
+    scene.enter(A.AVERAGE)
+    scene.stopped.add(0)
+    since = scene.now
+    while scene.now < since + 10:
+        scene.cpu_waits[0] = 0.95 * (scene.now - since)
+        assert scene.look() == ()
+    assert scene.wait(2)[0].rank == 0
+
+
+def test_a_wait_for_a_cpu_that_lies_before_a_span_does_not_lengthen_it() -> None:
+    known = Starvation()
+    for at, wait in ((1.0, 5.0), (2.0, 5.9), (3.0, 6.0)):
+        known.note({31: wait}, at)
+
+    assert known.seconds(31, 2.0) == pytest.approx(0.1)
+    assert known.seconds(31, 0.0) == pytest.approx(1.0)
+    assert known.seconds(32, 0.0) == 0.0
 
 
 def test_the_deadline_follows_the_median_step(scene: Scene) -> None:

@@ -7,6 +7,7 @@ A fault is a function of the stage; it returns once the harm is done. What the j
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 OPERATOR_NAMESPACE = "holdfast-system"
 SETTLE_SECONDS = 20.0
+_COMMIT = re.compile(r"step-(\d+)\.g(\d+)\.a(\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,17 +263,19 @@ def raise_in_script(stage: Stage) -> None:
     stage.watcher.wait_for_step(step - 2, timeout=60)
 
 
+def commits(folder: Path) -> list[Path]:
+    """What lies there under a commit's own name, oldest first; what is being written is none."""
+    named = [(match, path) for path in folder.glob("step-*") if (match := _COMMIT.fullmatch(path.name))]
+    whole = [(match, path) for match, path in named if (path / "MANIFEST.json").exists()]
+    return [path for match, path in sorted(whole, key=lambda entry: tuple(map(int, entry[0].groups())))]
+
+
 def newest_commit(folder: Path) -> Path:
     """The commit that a restore would try first."""
-
-    def order(path: Path) -> tuple[int, int, int]:
-        step, generation, attempt = path.name.split(".")
-        return int(step.removeprefix("step-")), int(generation[1:]), int(attempt[1:])
-
-    commits = [p for p in folder.glob("step-*.g*.a*") if (p / "MANIFEST.json").exists()]
-    if not commits:
+    found = commits(folder)
+    if not found:
         raise FileNotFoundError(f"no commit in {folder}: the job has not made a checkpoint yet")
-    return max(commits, key=order)
+    return found[-1]
 
 
 def flip_one_bit(path: Path) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from holdfast_testbed.drill.faults import (
     OPERATOR_NAMESPACE,
     Stage,
+    commits,
     cut_power,
     delete_pod,
     kill_launcher_and_operator,
@@ -189,10 +190,10 @@ def fill_disk(stage: Stage) -> None:
 def free_disk(stage: Stage) -> None:
     _wait_until(stage, DISK_FULL_SECONDS)
     (stage.checkpoints / BALLAST).unlink(missing_ok=True)
-    known = {path.name for path in stage.checkpoints.glob("step-*")}
+    known = commits(stage.checkpoints)
     stage.watcher.wait(
         "a commit after the disk has room again",
-        lambda: any(path.name not in known for path in stage.checkpoints.glob("step-*.g*")),
+        lambda: any(path not in known for path in commits(stage.checkpoints)),
         timeout=60,
     )
 

@@ -16,6 +16,7 @@ from holdfast.launch import stacks
 from holdfast.launch.board import Boards
 from holdfast.launch.stacks import Source, Story
 from holdfast.launch.stalls import NOBODY, Elsewhere, Stall
+from holdfast.launch.starvation import cpu_wait
 from holdfast.launch.watchdog import HangSettings, Observed, Sight, Stray, Verdict, Watchdog
 from holdfast.progress import Reading
 from holdfast.worlds import Pair
@@ -158,4 +159,5 @@ def _observed(scene: Scene, readings: Mapping[int, Reading]) -> Observed:
             if rank.slot in readings
         ),
         elsewhere=scene.elsewhere,
+        cpu_waits={reading.pid: cpu_wait(reading.pid) for reading in readings.values()},
     )

@@ -30,6 +30,7 @@ from holdfast.launch.oom import OomCounter
 from holdfast.launch.process import Child, ChildProcess, ProcessExit
 from holdfast.launch.rank import Rank, Spawner
 from holdfast.launch.rank_env import RankPlace, places, rank_environ, standby_environ, world_message
+from holdfast.launch.starvation import cpu_wait
 from holdfast.launch.termination import last_lines
 from holdfast.worlds import Pair
 
@@ -38,6 +39,9 @@ _log = logging.getLogger("holdfast.launch.supervisor")
 # Who is known to hang is killed at once (`hang.py`). On a host without a free core an answer of the others may take
 # long, and with the last of them the state in memory would be killed: this is for who hangs beside another failure.
 FENCE_SECONDS = 2.0
+# So many times longer at the most, on a host that is short of CPUs.
+_PATIENCE = 10.0
+_LOOK_SECONDS = 0.1
 # What a process wrote to its socket before it ended must be read before its end is judged.
 _LAST_WORDS_SECONDS = 0.02
 
@@ -267,7 +271,7 @@ class Supervisor:
         for rank in [rank for rank in self._ranks.values() if rank.may_vote(pair)]:
             if rank.can_leave:
                 rank.send({"type": "leave", **pair.to_json(), "reason": reason[:MAX_TEXT]})
-                self._later(FENCE_SECONDS, rank, pair)
+                self._later(FENCE_SECONDS, rank, pair, patience=_PATIENCE)
             elif grace > 0 and not rank.speaks:
                 self.terminate([rank])
                 self._later(grace, rank, pair)
@@ -286,14 +290,25 @@ class Supervisor:
             self.kill(rank)
         await gone
 
-    def _later(self, seconds: float, rank: Rank, pair: Pair) -> None:
-        def fence() -> None:
-            if rank.may_vote(pair):
-                if rank.speaks:
-                    _log.warning("rank %d did not leave %s in time and is killed", rank.number, rank.pair)
-                self.kill(rank)
+    def _later(self, seconds: float, rank: Rank, pair: Pair, *, patience: float = 1.0) -> None:
+        """Kill a rank that may vote after that time.
 
-        asyncio.get_running_loop().call_later(seconds, fence)
+        A host that stands still, or has no CPU for the rank, makes all ranks late, and the state in memory would go
+        with the last of them: such time does not count, up to `patience` times as many seconds.
+        """
+        self._do(self._fence(seconds, rank, pair, patience))
+
+    async def _fence(self, seconds: float, rank: Rank, pair: Pair, patience: float) -> None:
+        loop, left, waited = asyncio.get_running_loop(), seconds, cpu_wait(rank.pid)
+        last = loop.time() + seconds * patience
+        while left > 0 and loop.time() < last and rank.may_vote(pair):
+            await asyncio.sleep(_LOOK_SECONDS)  # it may take longer, and counts as that much
+            before, waited = waited, cpu_wait(rank.pid)
+            left -= max(0.0, _LOOK_SECONDS - (waited - before))
+        if rank.may_vote(pair):
+            if rank.speaks:
+                _log.warning("rank %d did not leave %s in time and is killed", rank.number, rank.pair)
+            self.kill(rank)
 
     def _settle(self) -> None:
         """Say `all_ended` of every pair in which nobody can vote any more."""

@@ -19,13 +19,14 @@ it acts on its own ranks only, so that of all launchers one acts.
 - Of several that are late, those without a sign of life are to blame: the others may wait for them in a
   collective of the script's own.
 - A second hang at the same step may be a step that takes so long: the deadline grows until a step is made.
-- Time in which the launcher itself did not run counts for nobody.
+- Time in which the launcher itself did not run counts for nobody; time in which a rank stood in line for a CPU does
+  not count for that rank.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Final
@@ -34,6 +35,7 @@ from holdfast.activity import Activity
 from holdfast.constants import Cause
 from holdfast.errors import DocumentError
 from holdfast.launch.stalls import NOBODY, Elsewhere, Hearsay, Stall, in_collective
+from holdfast.launch.starvation import Starvation
 from holdfast.progress import Reading
 from holdfast.worlds import Json, Pair
 
@@ -130,6 +132,8 @@ class Observed:
     sights: tuple[Sight, ...]
     strays: tuple[Stray, ...] = ()
     elsewhere: Elsewhere = NOBODY
+    cpu_waits: Mapping[int, float] = field(default_factory=dict)
+    """By process: how long it stood in line for a CPU, all in all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,8 +172,11 @@ class Pauses:
 
     def awake(self, since: float, now: float) -> float:
         """How much of this time counts."""
-        lost = (max(0.0, min(end, now) - max(start, since)) for start, end in self._spans)
-        return now - since - sum(lost)
+        return now - since - self.lost(since, now)
+
+    def lost(self, since: float, now: float) -> float:
+        """How much of it does not."""
+        return sum(max(0.0, min(end, now) - max(start, since)) for start, end in self._spans)
 
 
 @dataclass(kw_only=True)
@@ -230,6 +237,7 @@ class Watchdog:
     def __init__(self) -> None:
         self.settings = HangSettings()
         self._pauses = Pauses()
+        self._starvation = Starvation()
         self._pace = Pace()
         self._hearsay = Hearsay()
         self._told: dict[tuple[int, Activity, float, bool], Stall] = {}
@@ -240,6 +248,7 @@ class Watchdog:
     def judge(self, seen: Observed, now: float) -> tuple[Verdict, ...]:
         """Who hangs now."""
         self._pauses.look(now)
+        self._starvation.note(seen.cpu_waits, now)
         self._pace.note(seen, now)
         self._hearsay.note(seen.elsewhere.stalls, now)
         readings = [sight.reading for sight in seen.sights] + [stray.reading for stray in seen.strays]
@@ -275,7 +284,7 @@ class Watchdog:
     def _standing(self, sight: Sight, seen: Observed, now: float) -> Stall:
         reading, silent = sight.reading, self._stopped(sight.reading, now)
         if in_collective(reading.activity) and not silent:
-            seconds, limit = self._pauses.awake(reading.since, now), self._wait_limit(reading, seen.world_size)
+            seconds, limit = self._awake(reading, reading.since, now), self._wait_limit(reading, seen.world_size)
         else:
             seconds, limit = self._age(sight, now), self._limit(sight, seen.world_size, now)
         return Stall(
@@ -355,7 +364,12 @@ class Watchdog:
     def _age(self, sight: Sight, now: float) -> float:
         """For how long it has kept others waiting; who waits himself only does by showing no sign of life."""
         reading = sight.reading
-        return self._pauses.awake(reading.beat if self._by_beat(sight, now) else reading.since, now)
+        return self._awake(reading, reading.beat if self._by_beat(sight, now) else reading.since, now)
+
+    def _awake(self, reading: Reading, since: float, now: float) -> float:
+        """How much of this time counts for a rank. A host that is short of CPUs holds up both: it counts once."""
+        lost = max(self._pauses.lost(since, now), self._starvation.seconds(reading.pid, since))
+        return max(0.0, now - since - lost)
 
     def _by_beat(self, sight: Sight, now: float) -> bool:
         """Whether only a sign of life is asked of it."""
@@ -363,11 +377,11 @@ class Watchdog:
         return activity.waiting or (activity is Activity.APPLY and self._silent(sight, now))
 
     def _silent(self, sight: Sight, now: float) -> bool:
-        return self._pauses.awake(sight.reading.beat, now) > LEAST_SECONDS
+        return self._awake(sight.reading, sight.reading.beat, now) > LEAST_SECONDS
 
     def _stopped(self, reading: Reading, now: float) -> bool:
         """Whether it may be stopped: who waits for such a rank must not be taken for its equal."""
-        return self._pauses.awake(reading.beat, now) > _LATE_BEAT_SECONDS
+        return self._awake(reading, reading.beat, now) > _LATE_BEAT_SECONDS
 
     # Those who left their attempt, and do not come to the next one
 
@@ -386,7 +400,7 @@ class Watchdog:
         sight, reading, by_beat = _sight(stray), stray.reading, self._stray_by_beat(stray, now)
         forms = reading.activity is Activity.SYNC
         limit = self.settings.startup if forms and not by_beat else self._limit(sight, seen.world_size, now)
-        return self._pauses.awake(max(stray.left_at, reading.beat if by_beat else reading.since), now), limit
+        return self._awake(reading, max(stray.left_at, reading.beat if by_beat else reading.since), now), limit
 
     def _state_is_kept(self, seen: Observed, late: set[int], now: float) -> bool:
         """Whether a rank here that made steps, and is not late itself, waits for the others with what it has."""
