@@ -304,11 +304,11 @@ def main() -> int:
     with surroundings() as world:
         sizes = memories(world, effort.pick(quick=1, default=7, full=21))
         with sidecar(world) as pid:
-            window = effort.pick(quick=5, default=20, full=60)
+            window = effort.pick(quick=1, default=20, full=60)
             repeats = effort.pick(quick=1, default=3, full=10)
             idle = trials.collect("idle", repeats, lambda: load(world, pid, window, steps_a_second=0))
             busy = trials.collect("training", repeats, lambda: load(world, pid, window, steps_a_second=5))
-            wanted = effort.pick(quick=50, default=500, full=5000)
+            wanted = effort.pick(quick=10, default=500, full=5000)
             files = trials.collect("membership", wanted, lambda: membership_latency(world))
         wanted = effort.pick(quick=1, default=30, full=1000)
         notices = {
