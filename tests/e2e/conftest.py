@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -13,9 +14,20 @@ from holdfast_testbed.drill.install import example_job, install_chart
 from holdfast_testbed.drill.watch import Watcher
 
 NODES = 3
+WORKERS = 3
 JOB = "gpt"
+ENDLESS_STEPS = 1_000_000
+FAILED = pytest.StashKey[bool]()
 
 RunningJob = Callable[..., Stage]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Remember which tests failed, for the fixtures that then leave nothing to the next one."""
+    report = yield
+    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
+    return report
 
 
 @pytest.fixture(scope="session")
@@ -36,26 +48,121 @@ def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]
     cluster.prepare_namespace(name)
     yield name
     print(_story(cluster, name))  # pytest shows it when the test has failed
-    cluster.kubectl("delete", "namespace", name, "--wait=false")
+    _remove(cluster, name)
 
 
 @pytest.fixture
-def running_job(cluster: Cluster, namespace: str) -> Iterator[RunningJob]:
+def own_job(cluster: Cluster, namespace: str) -> Iterator[RunningJob]:
     """Apply the example in a namespace of the test's own and wait until all its workers train."""
     with ExitStack() as stack:
 
-        def start(*, max_steps: int, workers: int = 3) -> Stage:
-            return stack.enter_context(_job(cluster, namespace, max_steps, workers))
+        def start(*, max_steps: int = ENDLESS_STEPS) -> Stage:
+            return stack.enter_context(_job(cluster, namespace, max_steps))
 
         yield start
 
 
+@dataclass(frozen=True, kw_only=True)
+class Trainee:
+    """The job that trains, in the hands of one test."""
+
+    stage: Stage
+    known: Mapping[str, int]
+    """What had been counted before, by cause."""
+
+    @property
+    def watcher(self) -> Watcher:
+        return self.stage.watcher
+
+    @property
+    def counted(self) -> dict[str, int]:
+        """What was counted in this test, by cause."""
+        now = self.watcher.sight.restarts
+        return {
+            cause: count - self.known.get(cause, 0) for cause, count in now.items() if count != self.known.get(cause)
+        }
+
+
+@dataclass
+class Trainees:
+    """One job for many tests, one after the other; another one when a test failed, or wants what it cannot give."""
+
+    cluster: Cluster
+    begun: int = 0
+    stage: Stage | None = None
+    _stack: ExitStack = field(default_factory=ExitStack)
+
+    def take(self, *, spread: bool) -> Trainee:
+        """All workers train; with `spread` each on a node of its own."""
+        if self.stage is not None and not (_trains(self.stage) and (not spread or _is_spread(self.stage))):
+            self.drop()
+        if self.stage is None:
+            self.begun += 1
+            self.stage = self._begin(f"trainee-{self.begun}")
+        return Trainee(stage=self.stage, known=dict(self.stage.watcher.sight.restarts))
+
+    def _begin(self, namespace: str) -> Stage:
+        self.cluster.prepare_namespace(namespace)
+        self._stack.callback(_remove, self.cluster, namespace)
+        return self._stack.enter_context(_job(self.cluster, namespace, ENDLESS_STEPS))
+
+    def story(self) -> str:
+        return _story(self.cluster, self.stage.watcher.namespace) if self.stage else "no job trains"
+
+    def drop(self) -> None:
+        self.stage = None
+        self._stack.close()
+
+
+@pytest.fixture(scope="session")
+def trainees(cluster: Cluster) -> Iterator[Trainees]:
+    """What `running_job` hands out."""
+    made = Trainees(cluster)
+    try:
+        yield made
+    finally:
+        made.drop()
+
+
+@pytest.fixture
+def running_job(trainees: Trainees, request: pytest.FixtureRequest) -> Iterator[Callable[..., Trainee]]:
+    """The example, training with all its workers, as the tests before have left it if they all passed."""
+
+    def take(*, spread: bool = False) -> Trainee:
+        return trainees.take(spread=spread)
+
+    yield take
+    if request.node.stash.get(FAILED, False):
+        print(trainees.story())
+        trainees.drop()
+
+
+def _trains(stage: Stage) -> bool:
+    """Whether all workers come to train, whatever the test before did; a job that does not is none for a test."""
+    try:
+        stage.watcher.wait_for_world(WORKERS, steps=5, timeout=120)
+    except TimeoutError:
+        return False
+    return True
+
+
+def _is_spread(stage: Stage) -> bool:
+    return len({pod.node for pod in stage.workers()}) == WORKERS
+
+
 @contextmanager
-def _job(cluster: Cluster, namespace: str, max_steps: int, workers: int) -> Iterator[Stage]:
+def _job(cluster: Cluster, namespace: str, max_steps: int) -> Iterator[Stage]:
     cluster.kubectl("-n", namespace, "apply", "-f", "-", input=example_job(max_steps=str(max_steps)))
     with Watcher(cluster, namespace, JOB) as watcher:
-        watcher.wait_for_world(workers, steps=5, timeout=180)
+        watcher.wait_for_world(WORKERS, steps=5, timeout=180)
         yield Stage(cluster=cluster, watcher=watcher, say=print)
+
+
+def _remove(cluster: Cluster, namespace: str) -> None:
+    """Its pods at once: nobody needs a graceful end, which would slow the next test down."""
+    cluster.kubectl("delete", "namespace", namespace, "--wait=false")
+    now = ("--all", "--force", "--grace-period=0", "--wait=false")
+    cluster.kubectl("-n", namespace, "delete", "pods", *now, check=False)
 
 
 def _story(cluster: Cluster, namespace: str) -> str:

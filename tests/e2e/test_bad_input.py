@@ -24,7 +24,9 @@ def trainer(job: Job) -> dict[str, Any]:
 
 
 def apply(cluster: Cluster, namespace: str, change: Callable[[Job], None]) -> None:
+    """With one worker: what is wrong is wrong for each of them."""
     job = yaml.safe_load(example_job(max_steps="50"))
+    job["spec"]["workers"]["replicas"] = job["spec"]["elasticity"]["minReplicas"] = 1
     job["spec"]["recovery"]["budgets"] = [{"cause": "Application", "maxRestarts": 1}]
     change(job)
     cluster.kubectl("-n", namespace, "apply", "-f", "-", input=json.dumps(job))

@@ -27,8 +27,8 @@ def clouds(cluster: Cluster) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("clouds")
-def test_a_notice_of_any_cloud_costs_no_step_and_counts_as_interruption(running_job: Callable[..., Stage]) -> None:
-    stage = running_job(max_steps=100_000)
+def test_a_notice_of_any_cloud_costs_no_step_and_counts_as_interruption(own_job: Callable[..., Stage]) -> None:
+    stage = own_job()
     for node, cloud in CLOUD_OF_NODE.items():
         drill = notice(node, cloud)
         assert losses_and_causes(drill.promise, drill.run(stage)) == ()

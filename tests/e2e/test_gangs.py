@@ -36,9 +36,11 @@ def test_two_gangs_of_two_thirds_of_the_cluster_both_finish(cluster: Cluster, na
 
 
 def _gang(name: str, cpu: str) -> str:
-    job = yaml.safe_load(example_job(max_steps="30"))
+    job = yaml.safe_load(example_job(max_steps="10"))
     job["metadata"]["name"] = name
     job["spec"]["workers"]["replicas"] = 2
     job["spec"]["preflight"] = {}
-    job["spec"]["workers"]["template"]["spec"]["containers"][0]["resources"]["requests"]["cpu"] = cpu
+    trainer = job["spec"]["workers"]["template"]["spec"]["containers"][0]
+    trainer["command"].insert(2, "--warm-processes=none")
+    trainer["resources"]["requests"]["cpu"] = cpu
     return json.dumps(job)

@@ -138,9 +138,10 @@ def monitored(cluster: Cluster, folder: Path) -> Iterator[Exporter]:
 
 
 def test_a_metric_of_a_node_empties_it_and_no_step_is_lost(
-    cluster: Cluster, draining: None, running_job: Callable[..., Stage], tmp_path: Path
+    cluster: Cluster, draining: None, running_job: Callable[..., Any], tmp_path: Path
 ) -> None:
-    stage = running_job(max_steps=100_000)
+    job = running_job(spread=True)
+    stage: Stage = job.stage
     watcher = stage.watcher
     hosts = operator_node(cluster)
     sick = next(pod for pod in reversed(stage.workers()) if pod.node != hosts)
@@ -162,7 +163,7 @@ def test_a_metric_of_a_node_empties_it_and_no_step_is_lost(
         all_three = time.monotonic() - begun
         print(f"first step without it after {outcome.resumed_seconds:.1f} s, all three after {all_three:.1f} s")
         assert losses_and_causes(promise, outcome) == ()
-        assert sum(watcher.sight.restarts.values()) == 1
+        assert sum(job.counted.values()) == 1
         watcher.wait("the node is drained", lambda: "NodeDrained" in told(cluster, sick.node), timeout=120)
         assert unschedulable(cluster, sick.node)
         source.xids[sick.node] = 0

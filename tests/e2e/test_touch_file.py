@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -14,18 +15,22 @@ pytestmark = pytest.mark.e2e
 RUN = "/var/run/holdfast"
 
 
-def test_a_touch_file_leads_to_a_commit_of_all_ranks_that_is_acknowledged(running_job: Callable[..., Stage]) -> None:
-    stage = running_job(max_steps=100_000)
+def test_a_touch_file_leads_to_a_commit_of_all_ranks_that_is_acknowledged(running_job: Callable[..., Any]) -> None:
+    stage: Stage = running_job().stage
     pod = stage.workers()[-1].name
 
     def in_pod(command: str) -> str:
         words = ("exec", pod, "-c", "trainer", "--", "sh", "-c", command)
         return stage.cluster.kubectl("-n", stage.watcher.namespace, *words, check=False)
 
-    in_pod(f"touch {RUN}/emergency_checkpoint")
-    stage.watcher.wait("the acknowledgement", lambda: in_pod(f"cat {RUN}/emergency_checkpoint.ack") != "", 60)
+    def acknowledgement() -> str:
+        return in_pod(f"cat {RUN}/emergency_checkpoint.ack")
 
-    acknowledged = json.loads(in_pod(f"cat {RUN}/emergency_checkpoint.ack"))
+    before = acknowledgement()
+    in_pod(f"touch {RUN}/emergency_checkpoint")
+    stage.watcher.wait("the acknowledgement", lambda: acknowledgement() not in ("", before), 60)
+
+    acknowledged = json.loads(acknowledgement())
     assert acknowledged["result"] == "Committed"
     [commit] = stage.checkpoints.glob(f"step-{acknowledged['step']}.g*.a*")
     manifest = json.loads((commit / "MANIFEST.json").read_text())

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from holdfast_testbed.processes import Process
 
 OPERATOR_NAMESPACE = "holdfast-system"
-SETTLE_SECONDS = 20.0
+SETTLE_SECONDS = 60.0
 _COMMIT = re.compile(r"step-(\d+)\.g(\d+)\.a(\d+)")
 
 
@@ -87,7 +87,8 @@ class Stage:
 class Drill:
     """A fault with its promise.
 
-    `repair` mends the cluster (not the job) afterwards; `verify` says what else was promised and not kept.
+    `repair` mends the cluster (not the job) afterwards; `verify` says what else was promised and not kept. What takes
+    a node is promised for one worker: `takes_node` wants each of them on a node of its own.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Drill:
     repair: Callable[[Stage], None] | None = None
     verify: Callable[[Stage], tuple[str, ...]] | None = None
     patience: float = 180.0
+    takes_node: bool = False
 
     def run(self, stage: Stage) -> Outcome:
         watcher = stage.watcher
@@ -104,12 +106,14 @@ class Drill:
             raise RuntimeError("the job does not train yet: there is nothing to hurt")
         known = {incident.pair for incident in watcher.sight.incidents}
         watched_from = time.monotonic() - 5
-        self.inflict(stage)
-        injected = time.monotonic()
-        injected_wall = time.time()
-        resumed = self._await_next_step(watcher, before.pair, injected)
-        if self.repair is not None:
-            self.repair(stage)
+        try:
+            self.inflict(stage)
+            injected = time.monotonic()
+            injected_wall = time.time()
+            resumed = self._await_next_step(watcher, before.pair, injected)
+        finally:
+            if self.repair is not None:
+                self.repair(stage)
         incidents = _new_incidents(watcher, known)
         seen = watcher.since(watched_from)
         detected = [i.detected.timestamp() - injected_wall for i in incidents if i.detected]
@@ -317,6 +321,7 @@ def drills(interval_steps: int) -> list[Drill]:
             promise=promise("spot notice on a node", 10, 0, "Interruption"),
             inflict=announce_interruption,
             repair=reclaim_and_replace,
+            takes_node=True,
         ),
         Drill(
             name="operator killed",
@@ -334,6 +339,7 @@ def drills(interval_steps: int) -> list[Drill]:
             promise=promise("node's power cut", 5, 0, "Infrastructure"),
             inflict=cut_power,
             repair=restore_power,
+            takes_node=True,
         ),
         Drill(
             name="exception",
