@@ -42,8 +42,8 @@ def snapshot_of(step: int, pair: Pair, tensors: Tensors, *, rank: int = 0) -> Sn
 def commit() -> Callable[..., SaveResult]:
     """Write a commit of named byte strings."""
 
-    def write(root: Path, step: int, tensors: Tensors, pair: Pair | None = None) -> SaveResult:
-        return save(root, snapshot_of(step, pair or Pair(1, 1), tensors), Alone())
+    def write(root: Path, step: int, tensors: Tensors, pair: Pair | None = None, *, rank: int = 0) -> SaveResult:
+        return save(root, snapshot_of(step, pair or Pair(1, 1), tensors, rank=rank), Alone())
 
     return write
 
@@ -53,10 +53,7 @@ def content() -> Callable[[Loaded], dict[str, bytes]]:
     """The byte strings of a commit that was read."""
 
     def read(loaded: Loaded) -> dict[str, bytes]:
-        return {
-            name: b"".join(loaded.chunk(c.file, c.offset, c.nbytes).tobytes() for c in record.chunks)
-            for name, record in loaded.manifest.tensors.items()
-        }
+        return {name: bytes(loaded.tensors[name]) for name in loaded.manifest.tensors}
 
     return read
 

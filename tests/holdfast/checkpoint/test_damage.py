@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from holdfast.checkpoint.exchange import Alone, Exchange
 from holdfast.checkpoint.manifest import CHUNK_BYTES
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.reader import Restored, restore
+from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.errors import CheckpointError, UnknownFormatError
 from holdfast.worlds import Pair
 
@@ -94,6 +96,109 @@ def test_a_file_of_another_step_is_damage(root: Path) -> None:
         (moved,) = (p for p in (root / "quarantine").iterdir() if p.is_dir())
         (moved / file).write_bytes(saved)
         moved.rename(root / NEWEST)
+
+
+def emptied(folder: Path, file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def cut(folder: Path, file: Path) -> None:
+    os.truncate(file, file.stat().st_size - 1)
+
+
+def padded(folder: Path, file: Path) -> None:
+    file.write_bytes(file.read_bytes() + bytes(4096))
+
+
+def zeroed(folder: Path, file: Path) -> None:
+    file.write_bytes(bytes(file.stat().st_size))
+
+
+def doubled(folder: Path, file: Path) -> None:
+    file.write_bytes(file.read_bytes() * 2)
+
+
+def swapped(folder: Path, file: Path) -> None:
+    """A manifest with another sealed one: what has no seal is a foreign format, and stops the job by name."""
+    if file.name == "MANIFEST.json":
+        file.write_bytes(file.read_bytes().replace(b'"step":20', b'"step":10'))
+        return
+    other = folder / ("rank-0.json" if file.name != "rank-0.json" else "rank-0.safetensors")
+    mine, theirs = file.read_bytes(), other.read_bytes()
+    file.write_bytes(theirs)
+    other.write_bytes(mine)
+
+
+def stale(folder: Path, file: Path) -> None:
+    file.write_bytes((folder.parent / "step-10.g1.a1" / file.name).read_bytes())
+
+
+def missing(folder: Path, file: Path) -> None:
+    file.unlink()
+
+
+def linked(folder: Path, file: Path) -> None:
+    """To the very same bytes: they can change behind the commit's back."""
+    file.rename(folder.parent / f"elsewhere-{file.name}")
+    file.symlink_to(folder.parent / f"elsewhere-{file.name}")
+
+
+def a_loop(folder: Path, file: Path) -> None:
+    file.unlink()
+    file.symlink_to(file.name)
+
+
+def a_folder(folder: Path, file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def flipped(folder: Path, file: Path) -> None:
+    flip(file, file.stat().st_size // 2)
+
+
+KINDS = [emptied, cut, padded, zeroed, doubled, swapped, stale, missing, linked, a_loop, a_folder, flipped]
+FILES = ["rank-0.safetensors", "rank-0.json", "MANIFEST.json"]
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("damage", KINDS, ids=lambda kind: kind.__name__)
+def test_any_damage_is_caught_and_the_older_step_restored(
+    tmp_path: Path, commit: Callable[..., Any], content: Callable[..., Any], damage: Callable[..., None], file: str
+) -> None:
+    commit(tmp_path, 10, OLD | {"age": b"old"}, rank=7)
+    commit(tmp_path, 20, NEW)
+    damage(tmp_path / NEWEST, tmp_path / NEWEST / file)
+
+    result = found(tmp_path)
+
+    assert result.step == 10
+    assert result.loaded is not None
+    assert content(result.loaded) == OLD | {"age": b"old"}
+    assert [bad.path for bad in result.quarantined] == [NEWEST]
+    assert [lost.path for lost in result.lost] == [NEWEST]
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("damage", KINDS, ids=lambda kind: kind.__name__)
+def test_any_damage_of_one_copy_costs_nothing_where_there_is_another(
+    tmp_path: Path, commit: Callable[..., Any], content: Callable[..., Any], damage: Callable[..., None], file: str
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    commit(first, 10, OLD | {"age": b"old"}, rank=7)
+    commit(first, 20, NEW)
+    shutil.copytree(first, second)
+    damage(first / NEWEST, first / NEWEST / file)
+
+    result = restore([FolderStore(first), FolderStore(second)], Alone(), job_uid="job-1")
+
+    assert result.step == 20
+    assert result.loaded is not None
+    assert content(result.loaded) == NEW
+    assert str(second) in result.stores
+    assert result.lost == ()
+    assert [(bad.path, bad.reason.partition(": ")[0]) for bad in result.quarantined] == [(NEWEST, str(first))]
+    assert (second / NEWEST).is_dir()
 
 
 def test_damage_past_the_first_8_mib_names_its_chunk(tmp_path: Path, commit: Callable[..., Any]) -> None:

@@ -16,7 +16,7 @@ from holdfast import marks
 from holdfast.checkpoint import rng
 from holdfast.checkpoint.numerics import fingerprint as numerics
 from holdfast.checkpoint.reader import Loaded
-from holdfast.checkpoint.state import Flat, Stateful, assemble, flatten, load_into
+from holdfast.checkpoint.state import Flat, Stateful, adopt, flatten, load_into
 from holdfast.data import Position
 from holdfast.data.mix import mix_all
 from holdfast.elastic import Elasticity, Ramp, Scaler
@@ -98,7 +98,7 @@ class Lineage:
     def take_commit(self, loaded: Loaded, *, rank: int) -> None:
         """Become what was committed."""
         manifest = loaded.manifest
-        self._load(manifest.state["objects"], lambda name: assemble(manifest.tensors[name], loaded.chunk))
+        self._load(manifest.state["objects"], lambda name: adopt(manifest.tensors[name], loaded.tensors[name]))
         self.standing = Standing(step=manifest.step)
         self.origin = manifest.pair
         self.skipped = int(manifest.state.get("counters", {}).get("skipped", 0))

@@ -70,7 +70,7 @@ def save(folder: str | os.PathLike[str], *, step: int, **stateful: Stateful) -> 
 def load(folder: str | os.PathLike[str], *, step: int | None = None, **stateful: Stateful) -> Found | None:
     """Give the objects the newest good state (or that of `step`), random generators included."""
     from holdfast.checkpoint.rng import apply
-    from holdfast.checkpoint.state import assemble, load_into
+    from holdfast.checkpoint.state import adopt, load_into
 
     root = Path(folder)
     found = restore(root, Alone(), step=step)
@@ -79,7 +79,7 @@ def load(folder: str | os.PathLike[str], *, step: int | None = None, **stateful:
             raise CheckpointError(f"no commit in {root} is whole; what was there is in {root / 'quarantine'}")
         return None
     manifest, loaded = found.loaded.manifest, found.loaded
-    load_into(stateful, manifest.state["objects"], lambda name: assemble(manifest.tensors[name], loaded.chunk))
+    load_into(stateful, manifest.state["objects"], lambda name: adopt(manifest.tensors[name], loaded.tensors[name]))
     if loaded.alone is not None:
         apply(loaded.alone["rng"])
     return Found(step=found.step, path=root / str(loaded.name), quarantined=found.quarantined)

@@ -53,6 +53,15 @@ def lead(exchange: Exchange, action: Callable[[], Any]) -> Any:
     return outcome["answer"]
 
 
+def each(exchange: Exchange, action: Callable[[], Any]) -> list[Any]:
+    """Every rank acts; every rank gets all answers, or raises the first error."""
+    outcomes = exchange.gather(_attempt(action))
+    for outcome in outcomes:
+        if "error" in outcome:
+            raise _error(outcome)
+    return [outcome["answer"] for outcome in outcomes]
+
+
 def _attempt(action: Callable[[], Any]) -> dict[str, Any]:
     try:
         return {"answer": action()}

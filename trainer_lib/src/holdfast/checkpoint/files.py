@@ -1,4 +1,4 @@
-"""Writing and reading files so that what counts is durable and what is read is verified. No torch."""
+"""Writing files so that what counts is durable. No torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any, Final
 import xxhash
 
 from holdfast.checkpoint.manifest import CHUNK_BYTES, FileRecord
-from holdfast.errors import DamagedError
 
 _FILE_MODE: Final = 0o644
 
@@ -111,39 +110,3 @@ def sync_folder(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def read_verified(path: Path, record: FileRecord) -> bytearray:
-    """The whole file, each 8 MiB of it checked against its digest; DamagedError says which part is bad."""
-    try:
-        with path.open("rb", buffering=0) as file:
-            return _read_chunks(file.fileno(), path.name, record)
-    except FileNotFoundError:
-        raise DamagedError(f"{path.name} is missing") from None
-
-
-def _read_chunks(fd: int, name: str, record: FileRecord) -> bytearray:
-    size = os.fstat(fd).st_size
-    if size != record.nbytes:
-        raise DamagedError(f"{name}: {size} bytes instead of {record.nbytes}")
-    data = bytearray(record.nbytes)
-    view = memoryview(data)
-    whole = xxhash.xxh3_128()
-    for index, expected in enumerate(record.chunks):
-        chunk = view[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
-        _fill(fd, chunk, name)
-        if xxhash.xxh3_128_hexdigest(chunk) != expected:
-            raise DamagedError(f"{name}: digest of chunk {index} differs")
-        whole.update(chunk)
-    if whole.hexdigest() != record.digest:
-        raise DamagedError(f"{name}: digest of the file differs")
-    return data
-
-
-def _fill(fd: int, chunk: memoryview, name: str) -> None:
-    rest = chunk
-    while rest.nbytes:
-        count = os.readv(fd, [rest])
-        if count == 0:
-            raise DamagedError(f"{name} ended while it was read")
-        rest = rest[count:]

@@ -1,49 +1,65 @@
 """Finding the newest commit that can be read, verifying every byte of it, and falling back. No torch.
 
-Rank 0 chooses and every rank follows; a commit is taken only when every rank has read and verified all that it
-needs. What one rank finds bad is bad for all: it is quarantined by rank 0, named, and the next older one is tried.
+All ranks look through the same names, newest first, and take a commit only when each has read and verified all that
+it needs of it, chunk by chunk from the first store whose copy is good. What one rank finds bad is bad for all: the
+copy is moved to its store's quarantine and named; where no good copy of something is left, the next older commit is
+tried. A bad copy stays where it is if something of a commit that was restored is nowhere else: it will be needed.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+import xxhash
 
 from holdfast.checkpoint import fencing, tier
-from holdfast.checkpoint.exchange import Exchange, lead
-from holdfast.checkpoint.files import read_verified
-from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.exchange import Alone, Exchange, each
+from holdfast.checkpoint.manifest import Manifest, decode, encode
 from holdfast.checkpoint.names import CommitName, parse_commit, rank_file
+from holdfast.checkpoint.reading import Copies, Rows, lay_out, read_into, read_small, spare
+from holdfast.checkpoint.stores import Store
+from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.errors import CheckpointError, DamagedError, UnknownFormatError
 from holdfast.worlds import Claim, Pair
 
 _log = logging.getLogger("holdfast.checkpoint.reader")
 
+Where = Path | Sequence[Store]
+"""One folder, or stores in the order in which they are asked."""
+Select = Callable[[Manifest], Rows]
+"""Which rows this rank wants of the tensors of which it does not want all."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """A commit in memory, every byte verified. `alone` is what this rank saved for itself, if it was there then."""
+    """A commit in memory, every byte verified. `alone` is what this rank saved for itself, if it was there then.
+
+    Of the tensors that `Select` named, only the rows that were asked for are here.
+    """
 
     name: CommitName
     manifest: Manifest
-    files: Mapping[str, bytearray]
+    tensors: Mapping[str, memoryview]
     alone: Any
-
-    def chunk(self, file: str, offset: int, nbytes: int) -> memoryview:
-        """Bytes of a tensor."""
-        return memoryview(self.files[file])[offset : offset + nbytes]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Restored:
-    """The outcome of looking for a commit: None means a fresh start."""
+    """The outcome of looking for a commit: None means a fresh start.
+
+    `stores` are those that it came from; `lost` are the newer commits of which no good copy was left, and why.
+    """
 
     loaded: Loaded | None
     quarantined: tuple[tier.Quarantined, ...] = ()
+    stores: tuple[str, ...] = ()
+    lost: tuple[tier.Quarantined, ...] = ()
 
     @property
     def step(self) -> int:
@@ -56,126 +72,332 @@ class Restored:
         return self.loaded.name.pair if self.loaded else None
 
 
-@dataclass
-class _Search:
-    """What rank 0 remembers while it looks: commits that were found bad are not offered again."""
-
-    root: Path
-    claims: tuple[Claim, ...]
-    job_uid: str
-    resume: fencing.Resume
-    step: int | None
-    bad: list[tier.Quarantined] = field(default_factory=list)
-
-    def next(self) -> str | None:
-        """The newest readable commit whose manifest is good."""
-        for commit in self._candidates():
-            name = CommitName(step=commit.step, pair=commit.pair)
-            try:
-                tier.read_manifest(self.root, name)
-            except DamagedError as error:
-                self.condemn(name, str(error))
-            except UnknownFormatError as error:
-                raise UnknownFormatError(
-                    f"{self.root / str(name)}: {error}; nothing was changed: "
-                    "move it out of the folder to go on from an older commit"
-                ) from error
-            else:
-                return str(name)
-        return None
-
-    def condemn(self, name: CommitName, reason: str) -> None:
-        """Quarantine, and remember."""
-        self.bad.append(tier.Quarantined(path=str(name), reason=reason))
-        tier.quarantine(self.root, name, reason)
-
-    def _candidates(self) -> list[fencing.Commit]:
-        condemned = {entry.path for entry in self.bad}
-        names = [name for name in tier.list_commits(self.root) if str(name) not in condemned]
-        commits = [owner(self.root, name) for name in names if self.step in (None, name.step)]
-        return fencing.order(commits, self.claims, job_uid=self.job_uid, resume=self.resume)
-
-
 def owner(root: Path, name: CommitName) -> fencing.Commit:
     """A commit, and whose it is by its manifest: an attempt that inherited its claim has none of its own."""
     try:
         manifest = tier.read_manifest(root, name)
     except (DamagedError, UnknownFormatError):
         return fencing.Commit(step=name.step, pair=name.pair)
-    return fencing.Commit(step=name.step, pair=name.pair, job_uid=manifest.job_uid, publication=manifest.publication)
+    return _owned(name, manifest)
 
 
 def newest(
-    root: Path, *, claims: Iterable[Claim], job_uid: str, resume: fencing.Resume = fencing.Resume.ALWAYS
+    where: Where, *, claims: Iterable[Claim], job_uid: str, resume: fencing.Resume = fencing.Resume.ALWAYS
 ) -> CommitName | None:
     """The newest readable commit with a good manifest, as one rank sees it."""
-    search = _Search(root=root, claims=tuple(claims), job_uid=job_uid, resume=resume, step=None)
-    name = search.next()
-    return None if name is None else _parsed(name)
+    search = _Search(
+        stores=_stores(where), exchange=Alone(), claims=tuple(claims), job_uid=job_uid, resume=resume, step=None
+    )
+    return next((name for name, _ in search.commits()), None)
 
 
 def restore(
-    root: Path,
+    where: Where,
     exchange: Exchange,
     *,
     claims: Iterable[Claim] = (),
     job_uid: str = "",
     resume: fencing.Resume = fencing.Resume.ALWAYS,
     step: int | None = None,
+    select: Select | None = None,
 ) -> Restored:
     """Read the newest good commit (or the best one of `step`) on every rank; `loaded` is None if there is none."""
-    search = _Search(root=root, claims=tuple(claims), job_uid=job_uid, resume=resume, step=step)
-    while True:
-        chosen = lead(exchange, search.next)
-        if chosen is None:
-            loaded = None
-            break
-        name = _parsed(chosen)
-        loaded, trouble = _load(root, name, exchange)
-        verdicts = exchange.gather(trouble)
-        _raise_first(verdicts)
-        damage = [f"{verdict['damage']}" for verdict in verdicts if "damage" in verdict]
-        if not damage:
-            break
-        if exchange.rank == 0:
-            search.condemn(name, damage[0])
-    found = exchange.share([[entry.path, entry.reason] for entry in search.bad])
-    return Restored(loaded=loaded, quarantined=tuple(tier.Quarantined(path=p, reason=r) for p, r in found))
+    search = _Search(
+        stores=_stores(where),
+        exchange=exchange,
+        claims=tuple(claims),
+        job_uid=job_uid,
+        resume=resume,
+        step=step,
+    )
+    for name, manifest in search.commits():
+        with _Reading(name, manifest, search.holding(name), exchange) as reading:
+            reading.read(select)
+            outcomes = [_Outcome.from_json(value) for value in exchange.gather(reading.outcome().to_json())]
+            _raise_first(outcomes)
+            faulty = search.judge(name, outcomes)
+            if any(one.damage for one in outcomes):
+                search.condemn(name, reading.faults, faulty)
+                continue
+            if faulty and all(exchange.gather(reading.spare(faulty))):
+                search.condemn(name, reading.faults, faulty)
+            used = tuple(dict.fromkeys(url for one in outcomes for url in one.used))
+            return Restored(
+                loaded=reading.loaded, quarantined=tuple(search.bad), stores=used, lost=tuple(search.lost)
+            )
+    return Restored(loaded=None, quarantined=tuple(search.bad), lost=tuple(search.lost))
 
 
-def _parsed(name: str) -> CommitName:
-    parsed = parse_commit(name)
-    if parsed is None:
-        raise CheckpointError(f"{name!r} is not the name of a commit")
-    return parsed
+def _stores(where: Where) -> tuple[Store, ...]:
+    return (FolderStore(where),) if isinstance(where, Path) else tuple(where)
 
 
-def _raise_first(verdicts: Sequence[Mapping[str, str]]) -> None:
-    for rank, verdict in enumerate(verdicts):
-        if "error" in verdict:
-            raise CheckpointError(f"rank {rank}: {verdict['error']}")
+# Choosing
 
 
-def _load(root: Path, name: CommitName, exchange: Exchange) -> tuple[Loaded | None, dict[str, str]]:
-    try:
-        return _read(root, name, exchange), {}
-    except DamagedError as error:
-        return None, {"damage": str(error)}
-    except CheckpointError as error:
-        return None, {"error": str(error)}
+@dataclass(frozen=True, kw_only=True)
+class _Fault:
+    """What this rank found wrong with a copy; `absent` where it has only not all of the commit's files."""
+
+    url: str
+    reason: str
+    absent: bool = False
 
 
-def _read(root: Path, name: CommitName, exchange: Exchange) -> Loaded:
-    manifest = tier.read_manifest(root, name)
-    own = rank_file(exchange.rank)
-    files: dict[str, bytearray] = {}
-    for index, file in enumerate(sorted(manifest.files)):
-        # Every rank needs all tensors. Of the ranks' own files each reads its own; together they verify all.
-        tensors = file.endswith(".safetensors")
-        if tensors or file == own or index % exchange.size == exchange.rank:
-            with tier.reading(root / str(name) / file):
-                data = read_verified(root / str(name) / file, manifest.files[file])
-            if tensors or file == own:
-                files[file] = data
-    alone = json.loads(files.pop(own)) if own in files else None
-    return Loaded(name=name, manifest=manifest, files=files, alone=alone)
+@dataclass(frozen=True, kw_only=True)
+class _View:
+    """What one rank sees of a commit's manifest."""
+
+    seal: str = ""
+    job_uid: str = ""
+    publication: str = ""
+    faults: tuple[_Fault, ...] = ()
+    foreign: str = ""
+    error: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """To the other ranks."""
+        return {**vars(self), "faults": [vars(fault) for fault in self.faults]}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> _View:
+        """From another rank."""
+        return cls(**{**value, "faults": tuple(_Fault(**fault) for fault in value["faults"])})
+
+
+@dataclass(kw_only=True)
+class _Search:
+    """What every rank remembers alike while it looks. `held` is, store by store, what lies there."""
+
+    stores: Sequence[Store]
+    exchange: Exchange
+    claims: tuple[Claim, ...]
+    job_uid: str
+    resume: fencing.Resume
+    step: int | None
+    bad: list[tier.Quarantined] = field(default_factory=list)
+    lost: list[tier.Quarantined] = field(default_factory=list)
+    held: list[frozenset[str]] = field(default_factory=list)
+    doubted: tuple[_Fault, ...] = ()
+    """What is wrong with manifests of the commit at hand, of which another store has a good one."""
+
+    def commits(self) -> Iterator[tuple[CommitName, Manifest]]:
+        """The readable commits with a good manifest, newest first, the same on every rank."""
+        for name in self._names():
+            manifest = self._manifest(name)
+            if manifest is not None:
+                yield name, manifest
+
+    def holding(self, name: CommitName) -> list[Store]:
+        """This rank's stores that have the commit, those with a bad manifest last."""
+        found = [store for store, held in zip(self.stores, self.held, strict=True) if str(name) in held]
+        doubted = {fault.url for fault in self.doubted}
+        return sorted(found, key=lambda store: store.url in doubted)
+
+    def _names(self) -> list[CommitName]:
+        answers = each(self.exchange, self._list)
+        shared = answers[0]["held"]
+        self.held = [
+            frozenset(shared[place] if store.shared else answers[self.exchange.rank]["held"][place])
+            for place, store in enumerate(self.stores)
+        ]
+        told = (Claim.from_json(claim) for answer in answers for claim in answer["claims"])
+        self.claims = fencing.union(self.claims, told)
+        names = {parse_commit(name) for answer in answers for held in answer["held"] for name in held}
+        wanted = [name for name in names if name is not None and self.step in (None, name.step)]
+        return sorted(wanted, key=lambda name: (name.step, name.pair), reverse=True)
+
+    def _list(self) -> dict[str, Any]:
+        """Rank 0 looks into what all share, each rank into what is its own."""
+        seen = [store if self.exchange.rank == 0 or not store.shared else None for store in self.stores]
+        return {
+            "held": [[] if store is None else [str(name) for name in store.commits()] for store in seen],
+            "claims": [claim.to_json() for store in seen if store is not None for claim in store.claims()],
+        }
+
+    def _manifest(self, name: CommitName) -> Manifest | None:
+        """The commit's manifest, the same on every rank; None if it may not or cannot be used."""
+        self.doubted = ()
+        manifest, view = self._view(name)
+        views = [_View.from_json(value) for value in self.exchange.gather(view.to_json())]
+        leader = next((rank for rank, one in enumerate(views) if one.seal), None)
+        if not self._readable(name, None if leader is None else views[leader]):
+            return None
+        if leader is None:
+            self._without_manifest(name, views)
+            return None
+        seal, self.doubted = views[leader].seal, tuple(fault for one in views for fault in one.faults)
+        if any(one.seal != seal for one in views):
+            text = encode(manifest).decode() if manifest is not None and leader == self.exchange.rank else None
+            manifest = decode(self.exchange.gather(text)[leader].encode())
+        return manifest
+
+    def _view(self, name: CommitName) -> tuple[Manifest | None, _View]:
+        faults: list[_Fault] = []
+        foreign = error = ""
+        for store in self.holding(name):
+            try:
+                manifest = store.manifest(name)
+            except DamagedError as damage:
+                faults.append(_Fault(url=store.url, reason=str(damage)))
+            except UnknownFormatError as unknown:
+                foreign = foreign or f"{store.url}/{name}: {unknown}"
+            except CheckpointError as trouble:
+                error = error or str(trouble)
+            else:
+                return manifest, _View(
+                    seal=xxhash.xxh3_128_hexdigest(encode(manifest)),
+                    job_uid=manifest.job_uid,
+                    publication=manifest.publication,
+                    faults=tuple(faults),
+                )
+        return None, _View(faults=tuple(faults), foreign=foreign, error=error)
+
+    def _readable(self, name: CommitName, view: _View | None) -> bool:
+        commit = fencing.Commit(
+            step=name.step,
+            pair=name.pair,
+            job_uid=None if view is None else view.job_uid,
+            publication=None if view is None else view.publication,
+        )
+        return fencing.readable(commit, self.claims, job_uid=self.job_uid, resume=self.resume).ok
+
+    def _without_manifest(self, name: CommitName, views: Sequence[_View]) -> None:
+        foreign = next((view.foreign for view in views if view.foreign), "")
+        if foreign:
+            raise UnknownFormatError(
+                f"{foreign}; nothing was changed: move it out of the folder to go on from an older commit"
+            )
+        error = next((view.error for view in views if view.error), "")
+        if error:
+            raise CheckpointError(error)
+        faults = [fault for view in views for fault in view.faults]
+        self._lose(name, faults[0].reason if faults else "MANIFEST.json is missing")
+        self.condemn(name, views[self.exchange.rank].faults, {fault.url: fault.reason for fault in reversed(faults)})
+
+    # Judging what was read
+
+    def judge(self, name: CommitName, outcomes: Sequence[_Outcome]) -> dict[str, str]:
+        """Which stores have a bad copy, and why. That a store of one node has not all files is no fault of it."""
+        local = {store.url for store in self.stores if not store.shared}
+        faults = [*self.doubted, *(fault for one in outcomes for fault in one.faults)]
+        faulty = {f.url: f.reason for f in reversed(faults) if not (f.absent and f.url in local)}
+        damage = [one.damage for one in outcomes if one.damage]
+        if damage:
+            self._lose(name, damage[0])
+        elif self.exchange.rank == 0:
+            used = ", ".join(dict.fromkeys(url for one in outcomes for url in one.used))
+            _log.info("%s was read from %s", name, used)
+            for url, reason in faulty.items():
+                _log.error("%s in %s is damaged (%s); another copy was used", name, url, reason)
+        return dict(reversed(faulty.items()))
+
+    def condemn(self, name: CommitName, own: Sequence[_Fault], faulty: Mapping[str, str]) -> None:
+        """Quarantine: rank 0 what all share, each rank what it found in its own stores."""
+        mine = {fault.url for fault in (*own, *self.doubted)}
+        several = len(self.stores) > 1
+        self.bad += [
+            tier.Quarantined(path=str(name), reason=f"{url}: {reason}" if several else reason)
+            for url, reason in faulty.items()
+        ]
+        for store in self.holding(name):
+            if store.url in faulty and (self.exchange.rank == 0 if store.shared else store.url in mine):
+                store.quarantine(name, faulty[store.url])
+
+    def _lose(self, name: CommitName, reason: str) -> None:
+        self.lost.append(tier.Quarantined(path=str(name), reason=reason))
+        if self.exchange.rank == 0:
+            _log.error("%s is lost: no store has a good copy of all of it (%s)", name, reason)
+
+
+def _owned(name: CommitName, manifest: Manifest) -> fencing.Commit:
+    return fencing.Commit(step=name.step, pair=name.pair, job_uid=manifest.job_uid, publication=manifest.publication)
+
+
+# Reading
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Outcome:
+    """What came of one rank's reading; `damage` and `error` are why it has not got everything."""
+
+    used: tuple[str, ...]
+    faults: tuple[_Fault, ...]
+    damage: str = ""
+    error: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """To the other ranks."""
+        return {**vars(self), "used": list(self.used), "faults": [vars(fault) for fault in self.faults]}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> _Outcome:
+        """From another rank."""
+        faults = tuple(_Fault(**fault) for fault in value["faults"])
+        return cls(**{**value, "used": tuple(value["used"]), "faults": faults})
+
+
+class _Reading:
+    """One rank's reading of one commit. Its files stay open until the block ends."""
+
+    def __init__(self, name: CommitName, manifest: Manifest, stores: Sequence[Store], exchange: Exchange) -> None:
+        self._name = name
+        self._manifest = manifest
+        self._stores = stores
+        self._exchange = exchange
+        self._copies = Copies(openers=[partial(store.open, name) for store in stores], records=manifest.files)
+        self._damage = self._error = ""
+        self.loaded: Loaded | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._copies.close()
+
+    def read(self, select: Select | None) -> None:
+        """Read and verify all that this rank needs."""
+        try:
+            self.loaded = self._read({} if select is None else select(self._manifest))
+        except DamagedError as lost:
+            self._damage = str(lost)
+        except CheckpointError as trouble:
+            self._error = str(trouble)
+
+    @property
+    def faults(self) -> tuple[_Fault, ...]:
+        """The first thing wrong with each file of each copy."""
+        first = {(fault.copy, fault.file): fault for fault in reversed(self._copies.faults) if fault.lost}
+        return tuple(
+            _Fault(url=self._stores[fault.copy].url, reason=fault.reason, absent=fault.absent)
+            for fault in reversed(first.values())
+        )
+
+    def outcome(self) -> _Outcome:
+        """What came of it."""
+        used = tuple(self._stores[place].url for place in sorted(set(self._copies.given.values())))
+        return _Outcome(used=used, faults=self.faults, damage=self._damage, error=self._error)
+
+    def spare(self, urls: Collection[str]) -> bool:
+        """Whether all that this rank needs can be had without these stores."""
+        return spare(self._copies, {place for place, store in enumerate(self._stores) if store.url in urls})
+
+    def _read(self, rows: Rows) -> Loaded:
+        manifest, copies, exchange = self._manifest, self._copies, self._exchange
+        own = rank_file(exchange.rank)
+        small = [file for file in sorted(manifest.files) if not file.endswith(".safetensors")]
+        # Of the ranks' own files each rank reads its own; together they verify all.
+        turns = [file for index, file in enumerate(small) if file == own or index % exchange.size == exchange.rank]
+        read = {file: read_small(copies, file) for file in turns}
+        layout = lay_out(manifest, rows)
+        # Who wants everything verifies everything, the files' headers too.
+        whole = () if rows else tuple(file for file in manifest.files if file.endswith(".safetensors"))
+        read_into(copies, layout.extents, whole=whole)
+        alone = json.loads(read[own]) if own in read else None
+        return Loaded(name=self._name, manifest=manifest, tensors=layout.tensors, alone=alone)
+
+
+def _raise_first(outcomes: Sequence[_Outcome]) -> None:
+    for rank, outcome in enumerate(outcomes):
+        if outcome.error:
+            raise CheckpointError(f"rank {rank}: {outcome.error}")

@@ -232,16 +232,14 @@ def empty(spec: TensorSpec) -> torch.Tensor:
     return torch.empty(spec.shape, dtype=_TORCH[spec.dtype])
 
 
-def assemble(record: TensorRecord, chunk: Callable[[str, int, int], memoryview]) -> torch.Tensor:
-    """A tensor of its own memory, put together from its chunks."""
-    target = torch.empty(record.shape, dtype=_TORCH[record.dtype])
-    flat = target.reshape(-1).view(torch.uint8).numpy().data if target.numel() else memoryview(b"")
+def adopt(record: TensorRecord, data: memoryview) -> torch.Tensor:
+    """A tensor over memory that is its own from now on: all of it, or as many of its rows as there are bytes."""
+    dtype = _TORCH[record.dtype]
     row = ITEM_BYTES[record.dtype] * math.prod(record.shape[1:])
-    for part in record.chunks:
-        begin = part.start[0] * row if part.start else 0
-        if part.nbytes:
-            flat[begin : begin + part.nbytes] = chunk(part.file, part.offset, part.nbytes)
-    return target
+    shape = (data.nbytes // row if row else record.shape[0], *record.shape[1:]) if record.shape else ()
+    if not data.nbytes:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(data, dtype=torch.uint8).view(dtype).reshape(shape)
 
 
 def load_into(

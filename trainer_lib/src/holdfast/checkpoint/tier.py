@@ -27,7 +27,7 @@ from holdfast.worlds import Pair
 _log = logging.getLogger("holdfast.checkpoint.tier")
 
 # What these mean on a read is that the bytes are gone; any other error is this process's own trouble.
-_LOST: Final = frozenset({errno.ENOENT, errno.EIO, errno.ENOTDIR, errno.EISDIR})
+_LOST: Final = frozenset({errno.ENOENT, errno.EIO, errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +56,8 @@ def read_manifest(root: Path, name: CommitName) -> Manifest:
     """The manifest of a commit; DamagedError or UnknownFormatError if it cannot be used."""
     path = root / str(name) / MANIFEST
     with reading(path):
+        if path.is_symlink():
+            raise DamagedError("MANIFEST.json is a symbolic link")
         manifest = decode(path.read_bytes())
     if (manifest.step, manifest.pair) != (name.step, name.pair):
         raise DamagedError(f"MANIFEST.json is that of step {manifest.step}, attempt {manifest.pair}")

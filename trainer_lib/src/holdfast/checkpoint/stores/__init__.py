@@ -3,6 +3,9 @@
 A store tells two troubles apart. `DamagedError`: the bytes are gone or are not those that were written, so another
 copy is needed. Any other `CheckpointError`: this process cannot get at them now (rights, network, credentials), and
 nothing may be concluded about the commit. A commit is there when its manifest is; what has none is nobody's.
+
+A source is read a chunk at a time. One that can give parts of a chunk apart at no cost says so with a property
+`grain: int`: offsets and addresses of such parts are multiples of it (1: any). They then need no second copy.
 """
 
 from __future__ import annotations
@@ -55,6 +58,11 @@ class Store(Protocol):
     @property
     def url(self) -> str:
         """Where it is, for people; without credentials."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether all ranks see the same commits here, each with all its files; if not, it is this node's own, and
+        of a commit it may have only some files."""
 
     def commits(self) -> tuple[CommitName, ...]:
         """What is a commit by name."""

@@ -6,39 +6,58 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from holdfast.checkpoint import commit, tier
 from holdfast.checkpoint.claims import list_claims, write_claim
 from holdfast.checkpoint.files import Buffer, write_file
 from holdfast.checkpoint.manifest import FileRecord, Manifest
 from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.reading import PAGE, address
 from holdfast.errors import DamagedError
 from holdfast.worlds import Claim
 
+# Smaller files are read through the page cache.
+_LEAST_DIRECT: Final = 1 << 20
+
 
 class FolderSource:
-    """An open file."""
+    """An open file, read past the page cache where the filesystem can."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         with tier.reading(path):
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            self._nbytes = os.fstat(self._fd).st_size
+        self._direct = _open_direct(path) if self._nbytes >= _LEAST_DIRECT else -1
+        if self._direct >= 0:
+            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)  # what is left to it are single pages
 
     @property
     def nbytes(self) -> int:
-        """Its length."""
-        return os.fstat(self._fd).st_size
+        """Its length when it was opened."""
+        return self._nbytes
+
+    @property
+    def grain(self) -> int:
+        """Parts of a file may be read apart, whole pages straight from the disk."""
+        return PAGE
 
     def read_into(self, offset: int, target: memoryview) -> None:
         """Fill all of `target`."""
-        rest = target
         with tier.reading(self._path):
-            while rest.nbytes:
-                count = os.preadv(self._fd, [rest], offset)
-                if count == 0:
-                    raise DamagedError(f"{self._path.name} ends before byte {offset + rest.nbytes}")
-                rest, offset = rest[count:], offset + count
+            if self._direct >= 0 and offset % PAGE == 0 and address(target) % PAGE == 0:
+                pages = target.nbytes // PAGE * PAGE
+                done = _read_direct(self._direct, offset, target[:pages])
+                offset, target = offset + done, target[done:]
+            self._fill(offset, target)
+
+    def _fill(self, offset: int, rest: memoryview) -> None:
+        while rest.nbytes:
+            count = os.preadv(self._fd, [rest], offset)
+            if count == 0:
+                raise DamagedError(f"{self._path.name} ends before byte {offset + rest.nbytes}")
+            rest, offset = rest[count:], offset + count
 
     def __enter__(self) -> Self:
         return self
@@ -47,6 +66,30 @@ class FolderSource:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         os.close(self._fd)
+        if self._direct >= 0:
+            os.close(self._direct)
+
+
+def _open_direct(path: Path) -> int:
+    """-1 where the filesystem has no such thing."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECT)
+    except OSError:
+        return -1
+
+
+def _read_direct(fd: int, offset: int, target: memoryview) -> int:
+    """Read whole pages; how many bytes came: what is refused or falls short is read the other way, which says why."""
+    done = 0
+    while done < target.nbytes:
+        try:
+            count = os.preadv(fd, [target[done:]], offset + done)
+        except OSError:
+            break
+        done += count // PAGE * PAGE
+        if count == 0 or count % PAGE:
+            break
+    return done
 
 
 class FolderIncoming:
@@ -73,8 +116,14 @@ class FolderIncoming:
 class FolderStore:
     """Commits in a folder."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, shared: bool = True) -> None:
         self._root = root
+        self._shared = shared
+
+    @property
+    def shared(self) -> bool:
+        """Whether it is a volume that all ranks see, and not a disk of one node."""
+        return self._shared
 
     @property
     def url(self) -> str:
