@@ -18,7 +18,7 @@ from holdfast.activity import Activity, Meter
 from holdfast.calls import Calls
 from holdfast.checkpoint import fencing
 from holdfast.checkpoint.engine import Attempt, Engine, attempt_by_hand
-from holdfast.checkpoint.reader import Restored
+from holdfast.checkpoint.reader import Restored, Select
 from holdfast.checkpoint.shard import Holding
 from holdfast.collectives import Group, Over, store_client
 from holdfast.config import JobConfig
@@ -300,7 +300,7 @@ class Lineup:
     def _from_checkpoint(self, team: Team) -> None:
         self._meter.enter(Activity.RESTORE)
         lineage = self._lineage
-        found = Restored(loaded=None) if self._engine is None else self._engine.restore()
+        found = Restored(loaded=None) if self._engine is None else self._engine.restore(self._select(team))
         self._stepper.settle(marks.torn(lineage.standing), apply=False)
         self._take_shard(team)
         if found.loaded is None:
@@ -316,6 +316,14 @@ class Lineup:
             "training goes on from step %d of %s" if found.loaded else "training starts at step %d",
             *((found.step, found.loaded.name) if found.loaded else (0,)),
         )
+
+    def _select(self, team: Team) -> Select | None:
+        """Of sharded tensors only the rows of this rank's shard are read."""
+        sharding, deal = self._lineage.sharding, team.deal
+        if sharding is None or deal is None:
+            return None
+        shard = deal.shards[team.group.rank]
+        return lambda manifest: sharding.wanted(manifest.state["objects"], shard)
 
     def _equalise(self, group: Group) -> None:
         """All ranks start from rank 0's weights."""

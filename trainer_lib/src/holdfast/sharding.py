@@ -18,6 +18,7 @@ import torch
 from torch._C._distributed_c10d import ProcessGroup, _register_process_group
 
 from holdfast.checkpoint.shard import rows
+from holdfast.checkpoint.state import rows_in
 from holdfast.collectives import Group
 from holdfast.errors import PeerLostError, StateError, UsageError
 from holdfast.parts import is_sharded, local, sharded
@@ -147,6 +148,10 @@ class Sharding:
             tensor = tensor[begin:end].clone()
         whole = torch.empty(tuple(shape), device="meta")
         return sharded(tensor.to(self.device), self.mesh, whole.shape, whole.stride())
+
+    def wanted(self, tree: Any, shard: int) -> dict[str, tuple[int, int]]:
+        """Which rows of a commit's sharded tensors whoever holds this shard needs."""
+        return {name: rows(length, self.size, shard) for name, length in rows_in(tree)}
 
     # What FSDP2 calls
 

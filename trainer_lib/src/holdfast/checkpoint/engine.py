@@ -17,7 +17,7 @@ from holdfast.checkpoint import fencing, retention, tier
 from holdfast.checkpoint.claims import list_claims, write_claim
 from holdfast.checkpoint.exchange import Alone, Exchange, lead
 from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.reader import Restored, newest, owner, restore
+from holdfast.checkpoint.reader import Restored, Select, newest, owner, restore
 from holdfast.checkpoint.writer import SaveResult, Snapshot, save
 from holdfast.errors import CheckpointError, ClaimError, ForeignClaimError
 from holdfast.worlds import Claim, Pair
@@ -98,8 +98,8 @@ class Engine:
         answer = lead(self._exchange, look)
         return CommitName(step=answer[0], pair=Pair(answer[1], answer[2])) if answer else None
 
-    def restore(self) -> Restored:
-        """The newest commit of this job's line that every rank can read whole."""
+    def restore(self, select: Select | None = None) -> Restored:
+        """The newest commit of this job's line of which every rank can read all that it wants."""
         lead(self._exchange, self._look)
         found = restore(
             self._root,
@@ -107,6 +107,7 @@ class Engine:
             claims=self._fence,
             job_uid=self._attempt.job_uid,
             resume=self._resume,
+            select=select,
         )
         if found.loaded is not None:
             self._verified.add((found.loaded.name.step, found.loaded.name.pair))

@@ -82,11 +82,16 @@ def owner(root: Path, name: CommitName) -> fencing.Commit:
 
 
 def newest(
-    where: Where, *, claims: Iterable[Claim], job_uid: str, resume: fencing.Resume = fencing.Resume.ALWAYS
+    where: Where,
+    *,
+    claims: Iterable[Claim],
+    job_uid: str,
+    resume: fencing.Resume = fencing.Resume.ALWAYS,
+    step: int | None = None,
 ) -> CommitName | None:
-    """The newest readable commit with a good manifest, as one rank sees it."""
+    """The newest readable commit (of `step`) with a good manifest, as one rank sees it."""
     search = _Search(
-        stores=_stores(where), exchange=Alone(), claims=tuple(claims), job_uid=job_uid, resume=resume, step=None
+        stores=as_stores(where), exchange=Alone(), claims=tuple(claims), job_uid=job_uid, resume=resume, step=step
     )
     return next((name for name, _ in search.commits()), None)
 
@@ -103,7 +108,7 @@ def restore(
 ) -> Restored:
     """Read the newest good commit (or the best one of `step`) on every rank; `loaded` is None if there is none."""
     search = _Search(
-        stores=_stores(where),
+        stores=as_stores(where),
         exchange=exchange,
         claims=tuple(claims),
         job_uid=job_uid,
@@ -128,7 +133,8 @@ def restore(
     return Restored(loaded=None, quarantined=tuple(search.bad), lost=tuple(search.lost))
 
 
-def _stores(where: Where) -> tuple[Store, ...]:
+def as_stores(where: Where) -> tuple[Store, ...]:
+    """The stores that are meant."""
     return (FolderStore(where),) if isinstance(where, Path) else tuple(where)
 
 

@@ -85,12 +85,12 @@ def lay_out(manifest: Manifest, rows: Rows | None = None) -> Layout:
         tensors[name] = _memory(sum(part.nbytes for _, part in parts), 0)
         for file, part in parts:
             target = tensors[name][part.place : part.place + part.nbytes]
-            extents.setdefault(file, []).append(_extent(part.offset, target))
+            extents.setdefault(file, []).append(extent(part.offset, target))
     for file, found in lone.items():
         for run in _runs(sorted(found, key=lambda part: part.offset)):
             begin = run[0].offset
             memory = _memory(run[-1].offset + run[-1].nbytes - begin, begin)
-            extents.setdefault(file, []).append(_extent(begin, memory))
+            extents.setdefault(file, []).append(extent(begin, memory))
             for part in run:
                 tensors[part.name] = memory[part.offset - begin : part.offset - begin + part.nbytes]
     return Layout(
@@ -145,7 +145,8 @@ def _memory(nbytes: int, offset: int) -> memoryview:
     return memoryview(mapped)[pad : pad + nbytes]
 
 
-def _extent(offset: int, target: memoryview) -> Extent:
+def extent(offset: int, target: memoryview) -> Extent:
+    """Fill this from here on."""
     return Extent(offset=offset, target=target, address=address(target))
 
 
@@ -279,7 +280,7 @@ def spare(copies: Copies, beside: Collection[int]) -> bool:
 def read_small(copies: Copies, file: str) -> bytearray:
     """A whole file, every byte verified."""
     data = bytearray(copies.records[file].nbytes)
-    extents = {file: [_extent(0, memoryview(data))]} if data else {}
+    extents = {file: [extent(0, memoryview(data))]} if data else {}
     read_into(copies, extents, whole=[file], threads=1)
     return data
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import enum
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -230,6 +230,16 @@ def _unmark(mark: str, value: Any, tensor: Callable[[str], torch.Tensor], rows: 
 def empty(spec: TensorSpec) -> torch.Tensor:
     """A tensor of its own memory, for bytes to come."""
     return torch.empty(spec.shape, dtype=_TORCH[spec.dtype])
+
+
+def rows_in(tree: Any) -> Iterator[tuple[str, int]]:
+    """The sharded tensors that a tree names, and how many rows each has."""
+    if isinstance(tree, dict) and list(tree) == ["$rows"]:
+        name, shape = tree["$rows"]
+        yield name, shape[0]
+    elif isinstance(tree, (dict, list)):
+        for item in tree.values() if isinstance(tree, dict) else tree:
+            yield from rows_in(item)
 
 
 def adopt(record: TensorRecord, data: memoryview) -> torch.Tensor:

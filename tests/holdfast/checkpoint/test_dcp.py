@@ -1,0 +1,98 @@
+"""`torch.distributed.checkpoint` with our storage: its planners and resharding, our format and verification."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+
+from holdfast import checkpoint
+from holdfast.checkpoint.dcp import StorageReader, StorageWriter
+from holdfast.checkpoint.exchange import Alone
+from holdfast.checkpoint.reader import restore
+from holdfast.errors import CheckpointError, StateError
+
+SCRIPT = Path(__file__).parent / "scripts" / "dcp_world.py"
+
+
+def world(size: int, *arguments: str) -> str:
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={size}"]
+    command += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", str(SCRIPT), *arguments]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, timeout=240, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    return ended.stdout
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two ranks' FSDP2 model, its optimizer, a tensor cut by columns, plain values: step 1, and 2 by async_save."""
+    folder = tmp_path_factory.mktemp("dcp")
+    world(2, "save", str(folder))
+    return folder
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_another_number_of_ranks_loads_the_same(saved: Path, size: int) -> None:
+    assert "same" in world(size, "load", str(saved))
+
+
+def test_it_is_a_commit_like_any_other_and_holds_no_pickle(saved: Path) -> None:
+    loaded = restore(saved, Alone()).loaded
+    assert loaded is not None
+    assert loaded.name.step == 2
+    assert loaded.manifest.tensors["model.0.weight"].shape == (10, 6)
+    assert [chunk.file for chunk in loaded.manifest.tensors["model.0.weight"].chunks] == [
+        "rank-0.safetensors",
+        "rank-1.safetensors",
+    ]
+    assert loaded.manifest.tensors["columns@0,4"].shape == (5, 4)
+    files = {path.name for path in (saved / str(loaded.name)).iterdir()}
+    assert files == {"MANIFEST.json", "rank-0.safetensors", "rank-1.safetensors"}
+
+
+def state(value: float = 0.0) -> dict[str, Any]:
+    return {"w": torch.full((300, 70), value), "s": torch.tensor(value), "count": int(value)}
+
+
+def test_damage_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    dcp.save(state(1.0), storage_writer=StorageWriter(tmp_path, step=1), no_dist=True)
+    dcp.save(state(2.0), storage_writer=StorageWriter(tmp_path, step=2), no_dist=True)
+    path = tmp_path / "step-2.g0.a1" / "rank-0.safetensors"
+    data = bytearray(path.read_bytes())
+    data[9000] ^= 1
+    path.write_bytes(data)
+    into = state()
+    with pytest.raises(
+        (CheckpointError, CheckpointException), match=r"rank-0\.safetensors: digest of chunk 0 differs"
+    ):
+        dcp.load(into, storage_reader=StorageReader(tmp_path), no_dist=True)
+    dcp.load(into, storage_reader=StorageReader(tmp_path, step=1), no_dist=True)
+    assert torch.equal(into["w"], state(1.0)["w"])
+    assert (into["s"].item(), into["count"]) == (1.0, 1)
+
+
+def test_a_save_that_fails_is_no_commit(tmp_path: Path) -> None:
+    writer = StorageWriter(tmp_path, step=1)
+    with pytest.raises((StateError, CheckpointException), match="thing"):
+        dcp.save({"thing": object()}, storage_writer=writer, no_dist=True)
+    assert checkpoint.load(tmp_path) is None
+    dcp.save(state(1.0), storage_writer=writer, no_dist=True)
+    assert [path.name for path in tmp_path.glob("step-*")] == ["step-1.g0.a1"]
+
+
+def test_the_checkpoint_id_says_the_step(tmp_path: Path) -> None:
+    dcp.save(state(4.0), checkpoint_id=tmp_path / "step-4", storage_writer=StorageWriter(tmp_path), no_dist=True)
+    into = state()
+    dcp.load(into, checkpoint_id=tmp_path / "step-4", storage_reader=StorageReader(tmp_path), no_dist=True)
+    assert into["s"].item() == 4.0
+    with pytest.raises((CheckpointError, CheckpointException), match="no commit of step 5"):
+        dcp.load(into, storage_reader=StorageReader(tmp_path, step=5), no_dist=True)
