@@ -143,11 +143,10 @@ def as_stores(where: Where) -> tuple[Store, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Fault:
-    """What this rank found wrong with a copy; `absent` where it has only not all of the commit's files."""
+    """What this rank found wrong with a copy."""
 
     url: str
     reason: str
-    absent: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,10 +283,9 @@ class _Search:
     # Judging what was read
 
     def judge(self, name: CommitName, outcomes: Sequence[_Outcome]) -> dict[str, str]:
-        """Which stores have a bad copy, and why. That a store of one node has not all files is no fault of it."""
-        local = {store.url for store in self.stores if not store.shared}
+        """Which stores have a bad copy, and why."""
         faults = [*self.doubted, *(fault for one in outcomes for fault in one.faults)]
-        faulty = {f.url: f.reason for f in reversed(faults) if not (f.absent and f.url in local)}
+        faulty = {fault.url: fault.reason for fault in reversed(faults)}
         damage = [one.damage for one in outcomes if one.damage]
         if damage:
             self._lose(name, damage[0])
@@ -369,15 +367,19 @@ class _Reading:
             self._damage = str(lost)
         except CheckpointError as trouble:
             self._error = str(trouble)
+        out_of_reach = {fault.copy: fault.reason for fault in self._copies.faults if not fault.lost}
+        for copy, reason in out_of_reach.items():
+            _log.warning("%s was passed over: %s", self._stores[copy].url, reason)
 
     @property
     def faults(self) -> tuple[_Fault, ...]:
-        """The first thing wrong with each file of each copy."""
-        first = {(fault.copy, fault.file): fault for fault in reversed(self._copies.faults) if fault.lost}
-        return tuple(
-            _Fault(url=self._stores[fault.copy].url, reason=fault.reason, absent=fault.absent)
-            for fault in reversed(first.values())
-        )
+        """The first thing wrong with each file of each copy; a file that a node's own store never had is no fault."""
+        first: dict[tuple[str, str], _Fault] = {}
+        for fault in self._copies.faults:
+            store = self._stores[fault.copy]
+            if fault.lost and (store.shared or not fault.absent):
+                first.setdefault((store.url, fault.file), _Fault(url=store.url, reason=fault.reason))
+        return tuple(first.values())
 
     def outcome(self) -> _Outcome:
         """What came of it."""

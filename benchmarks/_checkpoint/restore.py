@@ -1,0 +1,215 @@
+"""What a restore costs: the time of a cold one, verified to the byte, and the bytes that another world size reads."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import _bench as bench
+import torch
+import torch.distributed.checkpoint as dcp
+
+from holdfast import checkpoint
+from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.reader import restore
+from holdfast.checkpoint.shard import Holding, Piece, TensorSpec
+from holdfast.checkpoint.shard import rows as rows_of
+from holdfast.checkpoint.stores.folder import FolderSource, FolderStore
+from holdfast.checkpoint.writer import Snapshot, save
+from holdfast.worlds import Pair
+
+CHUNK = 8 << 20
+LARGE, SMALL, WIDTH = 157, 471, 1024
+RESHARDS = ((2, 4), (4, 2), (2, 3))
+
+
+class State:
+    """Tensors as a model and its optimizer have them: few large, many small."""
+
+    def __init__(self, nbytes: int, *, fill: bool) -> None:
+        generator = torch.Generator().manual_seed(1)
+        make: Callable[..., torch.Tensor] = (
+            torch.empty if not fill else lambda *n: torch.randn(n, generator=generator)
+        )
+        height = nbytes // (LARGE * WIDTH * 4)
+        self.tensors = {f"layers.{n}.weight": make(height, WIDTH) for n in range(LARGE)}
+        self.tensors |= {f"layers.{n}.bias": make(WIDTH) for n in range(SMALL)}
+
+    def state_dict(self) -> Mapping[str, torch.Tensor]:
+        """What is saved."""
+        return self.tensors
+
+    def load_state_dict(self, state: Any, /) -> None:
+        """Keep what is given, as an optimizer does."""
+        self.tensors = state
+
+
+def rows(folder: Path, nbytes: int, rounds: int) -> list[bench.Row]:
+    """All of them; `folder` lies on the disk that is measured."""
+    return [*cold(folder, nbytes, rounds), *(reshard(folder, nbytes, *sizes) for sizes in RESHARDS)]
+
+
+def cold(folder: Path, nbytes: int, rounds: int) -> list[bench.Row]:
+    """Restores of what is not in the page cache."""
+    state = State(nbytes, fill=True)
+    checkpoint.save(folder / "ours", step=1, state=state)
+    dcp.save(dict(state.tensors), checkpoint_id=folder / "dcp", no_dist=True)
+    target = State(nbytes, fill=False)
+    for tensor in target.tensors.values():
+        tensor.zero_()  # its pages are there
+    files = list((folder / "ours").glob("*/*.safetensors"))
+
+    def ours() -> None:
+        found = checkpoint.load(folder / "ours", state=State(0, fill=False))
+        if found is None or found.quarantined:
+            raise SystemExit("the commit was not restored")
+
+    def theirs() -> None:
+        dcp.load(dict(target.tensors), checkpoint_id=folder / "dcp", no_dist=True)
+
+    buffers = [memoryview(mmap.mmap(-1, CHUNK)) for _ in range(2)]
+    contestants = {"ours": ours, "dcp": theirs, "limit": lambda: read_all(files, buffers)}
+    timed = {name: cold_time(folder, act) for name, act in contestants.items()}
+    seconds = bench.interleaved(timed, rounds)
+    what = f"cold restore of {nbytes / 1e9:.2g} GB in {LARGE + SMALL} tensors, every byte verified"
+    shutil.rmtree(folder / "ours")
+    shutil.rmtree(folder / "dcp")
+    return [
+        bench.row(
+            "checkpoint-3",
+            what,
+            bench.ratios(seconds["ours"], seconds["limit"]),
+            "x read limit",
+            target="<= 1.25",
+            peer=bench.median(bench.ratios(seconds["dcp"], seconds["limit"])),
+            peer_name="DCP, which verifies nothing",
+            limit=1.0,
+        ),
+        bench.row(
+            "checkpoint-3", f"{what}, against DCP", bench.ratios(seconds["ours"], seconds["dcp"]), "x", target="<= 1"
+        ),
+    ]
+
+
+def cold_time(folder: Path, act: Callable[[], None]) -> Callable[[], float]:
+    """Seconds of this when nothing in the folder is in the page cache."""
+
+    def run() -> float:
+        for path in folder.rglob("*"):
+            if path.is_file():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        began = time.perf_counter()
+        act()
+        return time.perf_counter() - began
+
+    return run
+
+
+def read_all(files: list[Path], buffers: list[memoryview]) -> None:
+    """What the disk gives at most: all files past the page cache, by two threads, to memory that is there already."""
+    for path in files:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        except OSError:
+            fd = os.open(path, os.O_RDONLY)
+        parts = [threading.Thread(target=_read_part, args=(fd, turn, buffers)) for turn in range(len(buffers))]
+        for part in parts:
+            part.start()
+        for part in parts:
+            part.join()
+        os.close(fd)
+
+
+def _read_part(fd: int, turn: int, buffers: list[memoryview]) -> None:
+    for offset in range(turn * CHUNK, os.fstat(fd).st_size, len(buffers) * CHUNK):
+        os.preadv(fd, [buffers[turn]], offset)
+
+
+# Another number of ranks
+
+
+def reshard(folder: Path, nbytes: int, before: int, after: int) -> bench.Row:
+    """Bytes read by all ranks together over the bytes that they need, for tensors sharded by rows."""
+    height = nbytes // (LARGE * WIDTH * 4)
+    specs = [TensorSpec(name=f"layers.{n}.weight", dtype="F32", shape=(height, WIDTH)) for n in range(LARGE)]
+    specs += [TensorSpec(name=f"layers.{n}.bias", dtype="F32", shape=(WIDTH,)) for n in range(SMALL)]
+    holding = Holding(names=frozenset(spec.name for spec in specs), size=before, shards=tuple(range(before)))
+    root = folder / "shards"
+    zeros = memoryview(mmap.mmap(-1, max(spec.nbytes for spec in specs)))
+
+    def write(exchange: Any) -> None:
+        def read(piece: Piece) -> memoryview:
+            return zeros[: piece.nbytes]
+
+        save(root, _snapshot(specs, read, holding), exchange)
+
+    read_bytes: list[int] = []
+
+    class Counting(FolderSource):
+        def read_into(self, offset: int, target: memoryview) -> None:
+            read_bytes.append(target.nbytes)
+            super().read_into(offset, target)
+
+    class Counted(FolderStore):
+        def open(self, name: CommitName, file: str) -> FolderSource:
+            return Counting(root / str(name) / file)
+
+    def load(exchange: Any) -> int:
+        wanted = {spec.name: rows_of(spec.shape[0], after, exchange.rank) for spec in specs}
+        found = restore([Counted(root)], exchange, select=lambda _: wanted)
+        if found.loaded is None:
+            raise SystemExit("the commit was not restored")
+        return sum(data.nbytes for data in found.loaded.tensors.values())
+
+    _world(before, write)
+    needed = sum(_world(after, load))
+    shutil.rmtree(root)
+    what = f"bytes read by {after} ranks of a commit by {before}, rows of {LARGE + SMALL} tensors"
+    return bench.row("checkpoint-7", what, [sum(read_bytes) / needed], "x needed", target="<= 1.05", limit=1.0)
+
+
+def _snapshot(specs: list[TensorSpec], read: Callable[[Piece], memoryview], holding: Holding) -> Snapshot:
+    return Snapshot(
+        name=CommitName(step=1, pair=Pair(1, 1)),
+        specs=specs,
+        read=read,
+        state={"objects": {}},
+        data=None,
+        alone={},
+        numerics={},
+        holding=holding,
+    )
+
+
+class _Threads:
+    """Ranks that are threads of this process."""
+
+    def __init__(self, rank: int, size: int, values: list[Any], barrier: threading.Barrier) -> None:
+        self.rank, self.size, self._values, self._barrier = rank, size, values, barrier
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's."""
+        self._values[self.rank] = value
+        self._barrier.wait(300)
+        values = list(self._values)
+        self._barrier.wait(300)
+        return values
+
+    def share(self, value: Any) -> Any:
+        """Rank 0's."""
+        return self.gather(value)[0]
+
+
+def _world(size: int, act: Callable[[Any], Any]) -> list[Any]:
+    values, barrier = [None] * size, threading.Barrier(size)
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(act, [_Threads(rank, size, values, barrier) for rank in range(size)]))
