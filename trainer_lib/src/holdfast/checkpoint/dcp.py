@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch.distributed import checkpoint as torch_dcp
 from torch.distributed.checkpoint import metadata as meta
 from torch.distributed.checkpoint import planner as plans
+from torch.distributed.checkpoint import storage
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
@@ -58,7 +58,7 @@ def _identified(checkpoint_id: str | os.PathLike[str]) -> tuple[Path | None, int
 # Writing
 
 
-class StorageWriter(torch_dcp.StorageWriter):
+class StorageWriter(storage.StorageWriter):
     """Writes one commit a save, into a folder that all ranks see. `checkpoint_id`, where given, says the step."""
 
     def __init__(self, folder: str | os.PathLike[str], *, step: int = 0) -> None:
@@ -282,7 +282,7 @@ def _alone(one: _Written) -> TensorRecord:
 # Reading
 
 
-class StorageReader(torch_dcp.StorageReader):
+class StorageReader(storage.StorageReader):
     """Reads what `StorageWriter` has written, at any world size and sharding."""
 
     def __init__(self, where: str | os.PathLike[str] | Where, *, step: int | None = None) -> None:
