@@ -1,4 +1,7 @@
-"""One rank of a world that saves or loads through torch.distributed.checkpoint: `dcp_world.py save|load folder`."""
+"""One rank of a world of three: two of them save through torch.distributed.checkpoint, then all load, then one alone.
+
+Usage: `dcp_world.py rank port folder`.
+"""
 
 import sys
 
@@ -6,29 +9,43 @@ import torch
 import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from holdfast.checkpoint.dcp import StorageReader, StorageWriter
 
+COLUMNS = torch.arange(40.0).reshape(5, 8)
 
-def model_and_optimizer():
-    torch.manual_seed(7)
+
+def trained(mesh, *, seed):
+    """A model and its optimizer after a step, sharded over the mesh if there is one."""
+    torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(6, 10), torch.nn.Linear(10, 3))
-    fully_shard(model)
+    if mesh is not None:
+        fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    return model, optimizer
-
-
-def step(model, optimizer):
     model(torch.ones(4, 6)).square().sum().backward()
     optimizer.step()
     optimizer.zero_grad()
+    return model, optimizer
+
+
+def state_of(model, optimizer, mesh, *, filled):
+    """What is saved, or a place for it."""
+    weights, moments = get_state_dict(model, optimizer)
+    columns = COLUMNS if filled else torch.zeros_like(COLUMNS)
+    return {
+        "model": weights,
+        "optimizer": moments,
+        "columns": columns if mesh is None else distribute_tensor(columns, mesh, [Shard(1)]),
+        "epoch": 3 if filled else 0,
+        "note": {"name": "run" if filled else "", "lr": 0.5},
+    }
 
 
 def whole(state):
-    """Every tensor gathered, by its path."""
+    """Every value by its path, tensors gathered."""
     if isinstance(state, dict):
         return {f"{k}/{path}": v for k, one in state.items() for path, v in whole(one).items()}
     if isinstance(state, list):
@@ -44,39 +61,40 @@ def same(left, right):
     )
 
 
-def columns(mesh, fill):
-    whole_one = torch.arange(5 * 8, dtype=torch.float32).reshape(5, 8) if fill else torch.zeros(5, 8)
-    return distribute_tensor(whole_one, mesh, [Shard(1)])
+def save(mesh, folder):
+    state = state_of(*trained(mesh, seed=7), mesh, filled=True)
+    group = mesh.get_group()
+    dcp.save(state, storage_writer=StorageWriter(folder, step=1), process_group=group)
+    dcp.async_save(state, storage_writer=StorageWriter(folder, step=2), process_group=group).result()
+    found = whole(state)
+    if dist.get_rank() == 0:
+        torch.save(found, f"{folder}/expected.pt")
+
+
+def load(mesh, folder):
+    model, optimizer = trained(mesh, seed=8)
+    state = state_of(model, optimizer, mesh, filled=False)
+    dcp.load(state, storage_reader=StorageReader(folder), no_dist=mesh is None)
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    found = whole(
+        state_of(model, optimizer, mesh, filled=False) | {k: state[k] for k in ("columns", "epoch", "note")}
+    )
+    assert same(found, torch.load(f"{folder}/expected.pt", weights_only=True)), found
 
 
 def main():
-    verb, folder = sys.argv[1:]
-    dist.init_process_group("gloo")
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    model, optimizer = model_and_optimizer()
-    step(model, optimizer)
-    if verb == "load":
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.zero_()
-    weights, moments = get_state_dict(model, optimizer)
-    mine = {"model": weights, "optimizer": moments, "columns": columns(mesh, verb == "save")}
-    mine |= {"epoch": 3 if verb == "save" else 0, "note": {"name": "run" if verb == "save" else "", "lr": 0.5}}
-    if verb == "save":
-        dcp.save(mine, storage_writer=StorageWriter(folder, step=1))
-        dcp.async_save(mine, storage_writer=StorageWriter(folder, step=2)).result()
-    else:
-        dcp.load(mine, storage_reader=StorageReader(folder))
-        set_state_dict(model, optimizer, model_state_dict=mine["model"], optim_state_dict=mine["optimizer"])
-        assert (mine["epoch"], mine["note"]) == (3, {"name": "run", "lr": 0.5}), mine
-        assert torch.equal(mine["columns"].full_tensor(), torch.arange(40.0).reshape(5, 8)), mine["columns"]
-    found = whole({"model": mine["model"], "optimizer": mine["optimizer"]})
-    if dist.get_rank() == 0:
-        if verb == "save":
-            torch.save(found, f"{folder}/expected.pt")
-        else:
-            assert same(found, torch.load(f"{folder}/expected.pt", weights_only=True)), found
-            print("same")
+    rank, port, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=3)
+    two, three = DeviceMesh("cpu", [0, 1]), DeviceMesh("cpu", [0, 1, 2])
+    if rank < 2:
+        save(two, folder)
+    dist.barrier()
+    load(three, folder)
+    dist.barrier()
+    if rank == 0:
+        load(None, folder)
+        print("the same at two, three and one")
+    dist.barrier()
     dist.destroy_process_group()
 
 
