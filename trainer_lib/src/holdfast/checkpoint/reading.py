@@ -251,12 +251,17 @@ def read_into(
     """
     every = frozenset(whole)
     reader = _Reader(copies, extents)
+    chunks = [
+        (file, index)
+        for file in sorted({*extents, *every})
+        for index in _indices(copies.records[file], extents.get(file, ()), file in every)
+    ]
+    if len(chunks) == 1 or threads == 1:
+        for file, index in chunks:
+            reader.chunk(file, index)
+        return
     with ThreadPoolExecutor(threads, thread_name_prefix="holdfast-read") as pool:
-        tasks = [
-            pool.submit(reader.chunk, file, index)
-            for file in sorted({*extents, *every})
-            for index in _indices(copies.records[file], extents.get(file, ()), file in every)
-        ]
+        tasks = [pool.submit(reader.chunk, file, index) for file, index in chunks]
         try:
             for task in tasks:
                 task.result()
