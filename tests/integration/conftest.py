@@ -737,16 +737,21 @@ class Stage:
             raise AssertionError(f"{error}\nstatus: {shown}\nplayers: {errors}\noperator:\n{told}") from None
 
     def close(self) -> None:
-        """Everything of the test goes."""
-        for job in self.custom.list_namespaced_custom_object(*JOBS, self.namespace, PLURAL)["items"]:
-            self.custom.delete_namespaced_custom_object(*JOBS, self.namespace, PLURAL, job["metadata"]["name"])
+        """Everything of the test goes, at once: how a job's things go is for tests that say so."""
         for player in self.launchers:
             player.stop()
             self.kubelets.on_delete.remove(player.leave)
-        wait_until(lambda: not self.core.list_namespaced_pod(self.namespace).items, "all pods are gone")
+        for job in self.custom.list_namespaced_custom_object(*JOBS, self.namespace, PLURAL)["items"]:
+            self.custom.delete_namespaced_custom_object(*JOBS, self.namespace, PLURAL, job["metadata"]["name"])
+        wait_until(self._remove_pods, "all pods are gone")
         self.kubelets.broken.pop(self.namespace, None)
         for node in self._nodes:
             self.kubelets.remove_node(node)
+
+    def _remove_pods(self) -> bool:
+        """Not left to the garbage collector, which comes to know the kind of the owner up to 30 s after its CRD."""
+        self.core.delete_collection_namespaced_pod(self.namespace, grace_period_seconds=0)
+        return not self.core.list_namespaced_pod(self.namespace).items
 
 
 @pytest.fixture(scope="session")

@@ -67,6 +67,11 @@ def incidents(stage: Any, name: str = "gpt") -> list[tuple[str, str]]:
     return [(incident["cause"], incident.get("pod") or "") for incident in listed]
 
 
+def await_count(stage: Any) -> None:
+    """Who goes on first may be shown before what it goes on from is counted."""
+    stage.wait(lambda: incidents(stage), "it is counted")
+
+
 def test_a_lost_worker_is_replaced_under_a_new_name_and_counted_once(stage: Any) -> None:
     stage.nodes(3)
     before = stage.operator.metric("holdfast_restarts_total", cause="Infrastructure")
@@ -74,10 +79,14 @@ def test_a_lost_worker_is_replaced_under_a_new_name_and_counted_once(stage: Any)
     lost = stage.uid("gpt-w1")
     stage.lose("gpt-w1", player)
     stage.wait(lambda: recovered(stage, ["gpt-w0", "gpt-w3", "gpt-w2"]), "the replacement trains in the lost place")
+    await_count(stage)
     status = stage.status()
     assert incidents(stage) == [("Infrastructure", "gpt-w1")]
     assert status["restartCount"] == 1
     assert [(r["cause"], r["count"]) for r in status["restarts"]] == [("Infrastructure", 1)]
+    stage.wait(
+        lambda: stage.operator.metric("holdfast_restarts_total", cause="Infrastructure") > before, "it is exported"
+    )
     assert stage.operator.metric("holdfast_restarts_total", cause="Infrastructure") == before + 1
     assert status["membership"]["generation"] == 2
     assert status["incarnations"] == 4
@@ -124,6 +133,7 @@ def test_an_operator_killed_in_the_middle_of_a_recovery_comes_to_the_same_end(st
     stage.wait(lambda: stage.status().get("incarnations") == 4, "a replacement is asked for")
     stage.operator.restart()
     stage.wait(lambda: recovered(stage, ["gpt-w0", "gpt-w3", "gpt-w2"]), "the replacement trains")
+    await_count(stage)
     assert incidents(stage) == [("Infrastructure", "gpt-w1")]
     assert stage.status()["restartCount"] == 1
     assert [pod.metadata.name for pod in stage.pods()] == ["gpt-w0", "gpt-w1", "gpt-w2", "gpt-w3"]
@@ -149,7 +159,7 @@ def test_a_deleted_pod_leaves_after_a_commit_and_is_an_interruption(stage: Any) 
     stage.core.delete_namespaced_pod("gpt-w0", stage.namespace)
     stage.wait(lambda: recovered(stage, ["gpt-w3", "gpt-w1", "gpt-w2"]), "the replacement trains")
     # Launchers tell no incident where the operator told one to leave: it counts the pod itself, when nobody else has.
-    stage.wait(lambda: incidents(stage), "it is counted")
+    await_count(stage)
     assert incidents(stage) == [("Interruption", "gpt-w0")]
     assert [r["cause"] for r in stage.status()["restarts"]] == ["Interruption"]
     assert len(player.worlds) == 3
@@ -163,7 +173,7 @@ def test_a_job_of_two_waits_for_the_operators_word_and_goes_on(stage: Any) -> No
     stage.wait(lambda: recovered(stage, ["gpt-w0", "gpt-w2"]), "the replacement trains")
     assert [world[:2] for world in player.worlds] == [(1, 1), (2, 1)]
     # The new world is what reports the loss, and a moment without a world is not shown as a failure: Ready held on.
-    stage.wait(lambda: incidents(stage), "the loss is counted")
+    await_count(stage)
     assert [cause for cause, _pod in incidents(stage)] == ["Infrastructure"]
     assert stage.status()["restartCount"] == 1
 
@@ -222,6 +232,7 @@ def test_a_condition_of_a_pod_that_a_rule_names_gives_its_worker_another_pod(sta
     sick = {"type": "example.com/Sick", "status": "True", "reason": "Fever"}
     stage.core.patch_namespaced_pod_status("gpt-w1", stage.namespace, {"status": {"conditions": [sick]}})
     stage.wait(lambda: recovered(stage, ["gpt-w0", "gpt-w3", "gpt-w2"]), "the replacement trains")
+    await_count(stage)
     assert incidents(stage) == [("Infrastructure", "gpt-w1")]
     assert stage.status()["incidents"][0]["decision"] == "RecreatePodByRule"
     assert stage.status()["restartCount"] == 1
@@ -275,7 +286,7 @@ def test_a_deleted_job_leaves_nothing(stage: Any) -> None:
 
     stage.wait(lambda: not left(), "all children are gone")
     stage.wait(lambda: agent.call("GET", "/v1/membership?after=0")[0] in (401, 404), "its pods are nobody's")
-    assert 'job="gpt"' not in stage.operator.get("/metrics")[1]
+    stage.wait(lambda: 'job="gpt"' not in stage.operator.get("/metrics")[1], "nothing is exported of it any more")
 
 
 def test_a_job_applied_again_under_its_old_name_is_a_new_one(stage: Any) -> None:
@@ -405,6 +416,7 @@ def test_a_node_without_power_loses_its_worker_to_another_node(stage: Any) -> No
     stage.kubelets.silent.add(victim.spec.node_name)
     stage.wait(lambda: recovered(stage, ["gpt-w0", "gpt-w3", "gpt-w2"]), "the replacement trains", 240)
     assert stage.pod("gpt-w3").spec.node_name in set(nodes) - {victim.spec.node_name}
+    await_count(stage)
     assert incidents(stage) == [("Infrastructure", "gpt-w1")]
     stage.kubelets.silent.discard(victim.spec.node_name)
 
