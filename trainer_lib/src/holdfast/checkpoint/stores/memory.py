@@ -39,6 +39,11 @@ class SlotSource:
         """Its length."""
         return self._extent.nbytes
 
+    @property
+    def grain(self) -> int:
+        """Any part of it can be copied out apart."""
+        return 1
+
     def read_into(self, offset: int, target: memoryview) -> None:
         """Copy it out."""
         try:

@@ -1,0 +1,141 @@
+"""Chunks are read in pieces that cover them, whole pages without a copy; rows come out as they were."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from holdfast.checkpoint.exchange import Alone, Exchange
+from holdfast.checkpoint.manifest import CHUNK_BYTES
+from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.reader import restore
+from holdfast.checkpoint.reading import PAGE, Extent, segments
+from holdfast.checkpoint.stores.folder import FolderSource, FolderStore
+
+SPACE = memoryview(mmap.mmap(-1, 2 * CHUNK_BYTES))
+KIB = 1024
+
+
+GAP, SIZE = some.integers(0, 300 * KIB), some.integers(1, 900 * KIB)
+
+
+@some.composite
+def extents(draw: Callable[..., Any]) -> list[Extent]:
+    """Wanted ranges around a chunk, in order, some of them in memory that lies as the file does."""
+    found, at = [], 0
+    for gap, size, shift in draw(some.lists(some.tuples(GAP, SIZE, some.sampled_from([0, 16])), max_size=8)):
+        begin, at = at + gap, at + gap + size
+        found.append(Extent(offset=begin, target=SPACE[begin : begin + size], address=begin + shift))
+    return found
+
+
+@given(
+    extents=extents(), begin=some.integers(0, 3).map(lambda n: n * 512 * KIB), grain=some.sampled_from([0, 1, PAGE])
+)
+def test_a_chunk_is_covered_once_and_direct_pieces_begin_and_end_at_pages(
+    extents: list[Extent], begin: int, grain: int
+) -> None:
+    end = begin + 700 * KIB + 13
+    found = segments(begin, end, [e for e in extents if e.offset < end and e.end > begin], grain)
+    assert [found[0].begin, *(s.end for s in found)] == [*(s.begin for s in found), end]
+    assert found[0].begin == begin
+    for segment in found:
+        if segment.target is None:
+            continue
+        assert segment.target.nbytes == segment.end - segment.begin
+        owner = next(e for e in extents if e.offset <= segment.begin and segment.end <= e.end)
+        if grain:
+            assert segment.begin % grain == (owner.address - owner.offset) % grain == 0
+            assert segment.end % grain == 0 or segment.end == end
+        else:
+            assert (segment.begin, segment.end) == (begin, end)
+
+
+@pytest.fixture(scope="module")
+def tensors() -> dict[str, bytes]:
+    """Some of many chunks, some of a few bytes, none of a size that fits a page."""
+    sizes = {
+        "a/large": 2 * CHUNK_BYTES + 777,
+        "a/small": 5,
+        "b/middle": CHUNK_BYTES // 3 + 1,
+        "b/none": 0,
+        "c": 65537,
+    }
+    return {name: os.urandom(size) for name, size in sizes.items()}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_any_rows_of_what_any_number_of_ranks_wrote_come_out_as_they_were(
+    tmp_path: Path, world: Callable[..., Any], commit_by: Callable[..., Any], tensors: dict[str, bytes], ranks: int
+) -> None:
+    assert all(r.committed for r in world(ranks, lambda exchange: commit_by(exchange, tmp_path, 1, tensors)))
+    dice = random.Random(ranks)
+    for _ in range(4):
+        rows = {name: tuple(sorted(dice.choices(range(len(data) + 1), k=2))) for name, data in tensors.items()}
+        rows.pop(dice.choice(sorted(rows)))  # all of it
+        loaded = restore(tmp_path, Alone(), select=lambda _, rows=rows: rows).loaded
+        assert loaded is not None
+        for name, data in tensors.items():
+            begin, end = rows.get(name, (0, len(data)))
+            assert loaded.tensors[name] == data[begin:end], name
+
+
+class Counted(FolderStore):
+    """Remembers which bytes were read."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.root = root
+        self.read: list[tuple[str, int, int]] = []
+
+    def open(self, name: CommitName, file: str) -> FolderSource:
+        read = self.read
+
+        class Counting(FolderSource):
+            def read_into(self, offset: int, target: memoryview) -> None:
+                read.append((file, offset, target.nbytes))
+                super().read_into(offset, target)
+
+        return Counting(self.root / str(name) / file)
+
+
+def test_only_the_chunks_that_hold_wanted_rows_are_read(
+    tmp_path: Path, commit: Callable[..., Any], tensors: dict[str, bytes]
+) -> None:
+    commit(tmp_path, 1, {"a": tensors["a/large"]})
+    store = Counted(tmp_path)
+    restore([store], Alone(), select=lambda _: {"a": (CHUNK_BYTES, CHUNK_BYTES + 10)})
+    read = [entry for entry in store.read if entry[0] == "rank-0.safetensors"]
+    assert {offset // CHUNK_BYTES for _, offset, _ in read} == {1}
+    assert sum(nbytes for _, _, nbytes in read) == CHUNK_BYTES
+
+
+def test_each_rank_reads_only_its_rows_and_what_one_finds_bad_is_bad_for_all(
+    tmp_path: Path, world: Callable[..., Any], commit: Callable[..., Any], tensors: dict[str, bytes]
+) -> None:
+    data = tensors["a/large"]
+    commit(tmp_path, 1, {"a": data})
+    commit(tmp_path, 2, {"a": data})
+    path = tmp_path / "step-2.g1.a1" / "rank-0.safetensors"
+    with path.open("r+b") as file:
+        file.seek(2 * CHUNK_BYTES + 4500)
+        file.write(b"bad")
+    half = len(data) // 2
+
+    def read(exchange: Exchange) -> Any:
+        rows = {"a": (0, half) if exchange.rank == 0 else (half, len(data))}
+        return restore(tmp_path, exchange, select=lambda _: rows)
+
+    first, second = world(2, read)
+    assert (first.step, second.step) == (1, 1)
+    assert bytes(first.loaded.tensors["a"]) + bytes(second.loaded.tensors["a"]) == data
+    assert first.quarantined == second.quarantined
+    assert "digest of chunk 2 differs" in first.quarantined[0].reason
