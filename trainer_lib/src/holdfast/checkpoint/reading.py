@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
-import numpy as np
 import xxhash
 
 from holdfast.checkpoint.manifest import CHUNK_BYTES, FileRecord, Manifest, TensorRecord
@@ -365,6 +364,8 @@ class _Reader:
 
 
 def _spread(segment: Segment, data: memoryview, extents: Sequence[Extent]) -> None:
+    import numpy as np  # the launcher imports this module, and does without numpy
+
     for extent in extents:
         low, high = max(segment.begin, extent.offset), min(segment.end, extent.end)
         if low < high:
