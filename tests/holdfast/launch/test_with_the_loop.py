@@ -115,7 +115,6 @@ def test_a_rank_that_computes_on_when_its_attempt_is_over_is_ended_and_the_other
     cluster: Any, wait_for: Wait
 ) -> None:
     cluster.settings["processesPerWorker"] = 3
-    cluster.settings["startupDeadlineSeconds"] = 600.0
     (a,) = cluster.start("a", script="trains.py", STRAYS="1")
     cluster.publish(1, "a")
     wait_for(lambda: len(a.ranks) == 3 and a.step > 0, cluster.tail, deadline=90)
