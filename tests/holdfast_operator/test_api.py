@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from holdfast_operator import manifests
 from holdfast_operator.api import (
     Backoff,
     HangSpec,
@@ -37,6 +38,14 @@ def test_the_smallest_job_gets_the_schemas_defaults() -> None:
 )
 def test_intervals_are_steps_or_seconds(given: Any, settings: str) -> None:
     assert parse_spec({**SMALLEST, "checkpoint": {"interval": given}}).checkpoint.interval == settings
+
+
+def test_retention_is_said_in_the_words_that_launchers_read() -> None:
+    fields = {"keepLast": 5, "keepEvery": 10000, "keepHours": 6, "keepDaily": 7, "keepWeekly": 13}
+    asked = parse_spec({**SMALLEST, "checkpoint": {"retention": fields}})
+    assert (asked.checkpoint.keep_last, asked.checkpoint.retention) == (5, "hours=6,daily=7,weekly=13,every=10000")
+    assert manifests.settings(asked)["checkpoint"]["retention"] == asked.checkpoint.retention
+    assert "retention" not in manifests.settings(parse_spec(SMALLEST))["checkpoint"]
 
 
 @pytest.mark.parametrize(

@@ -268,6 +268,8 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
     ("volume without a claim", [("spec.checkpoint.volume", {})], "volume.claimName: Required value"),
     ("claim with a bad name", [("spec.checkpoint.volume.claimName", "My Claim")], "should match"),
     ("nothing kept", [("spec.checkpoint.retention.keepLast", 0)], "greater than or equal to 1"),
+    ("no day kept", [("spec.checkpoint.retention.keepDaily", 0)], "greater than or equal to 1"),
+    ("hours beyond a year", [("spec.checkpoint.retention.keepHours", 8761)], "less than or equal to 8760"),
     (
         "an object store without a volume",
         [("spec.checkpoint.object", {"url": "s3://b/p"})],
@@ -504,6 +506,7 @@ def test_a_change_that_cannot_be_carried_out_is_refused(
         ("spec.recovery.escalation", {"actions": ["InPlace", "FailJob"]}),
         ("spec.checkpoint.interval", 10),
         ("spec.checkpoint.retention.keepLast", 9),
+        ("spec.checkpoint.retention", {"keepHours": 6, "keepDaily": 7, "keepWeekly": 13, "keepEvery": 10000}),
         ("spec.startupDeadlineSeconds", 60),
     ],
     ids=lambda change: change[0],

@@ -118,6 +118,7 @@ class CheckpointSpec:
     claim_name: str | None = None
     interval: str = "300s"
     keep_last: int = 3
+    retention: str = ""  # what is kept beside them, in the words that launchers read: hours=6,daily=7
     resume: str = c.RESUME_ALWAYS
     object_store: ObjectSpec | None = None
 
@@ -352,9 +353,16 @@ def _checkpoint(value: Json) -> CheckpointSpec:
         claim_name=str(claim) if claim else None,
         interval=_interval(value.get("interval", "5m")),
         keep_last=_integer(retention, "keepLast", "spec.checkpoint.retention", 3, minimum=1),
+        retention=_rules(retention),
         resume=_choice(value, "resume", "spec.checkpoint", ("Always", "Never"), c.RESUME_ALWAYS),
         object_store=None if value.get("object") is None else _object_store(value["object"]),
     )
+
+
+def _rules(retention: Json) -> str:
+    path = "spec.checkpoint.retention"
+    counts = {rule: _integer(retention, field, path, 0, minimum=0) for rule, field in c.RETENTION_RULES.items()}
+    return ",".join(f"{rule}={count}" for rule, count in counts.items() if count)
 
 
 def _object_store(given: Any) -> ObjectSpec:

@@ -211,6 +211,8 @@ SHRINK = "Shrink"
 REPLACE = "Replace"
 WAIT = "Wait"
 RESUME_ALWAYS = "Always"
+# Rules of retention, in launchers' words, and the fields that ask for them.
+RETENTION_RULES = {"hours": "keepHours", "daily": "keepDaily", "weekly": "keepWeekly", "every": "keepEvery"}
 AVOID_NODE = "AvoidNode"
 FAIL = "Fail"
 

@@ -363,6 +363,7 @@ def settings(spec: JobSpec) -> Manifest:
         "checkpoint": {
             "interval": spec.checkpoint.interval,
             "keepLast": spec.checkpoint.keep_last,
+            **({"retention": spec.checkpoint.retention} if spec.checkpoint.retention else {}),
             "resume": spec.checkpoint.resume,
             "deadlineSeconds": float(spec.drain_seconds),
         },

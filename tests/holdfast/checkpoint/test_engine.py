@@ -13,10 +13,11 @@ import pytest
 
 from holdfast.checkpoint import tier
 from holdfast.checkpoint.claims import list_claims, write_claim
-from holdfast.checkpoint.engine import Attempt, Engine, attempt_by_hand
+from holdfast.checkpoint.engine import NO_RULES, Attempt, Engine, attempt_by_hand
 from holdfast.checkpoint.exchange import Alone
 from holdfast.checkpoint.fencing import Resume
 from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.retention import Rules
 from holdfast.checkpoint.writer import Snapshot
 from holdfast.errors import ClaimError
 from holdfast.worlds import Claim, Pair
@@ -49,11 +50,12 @@ class Run:
         job: str = JOB,
         keep_last: int = 3,
         resume: Resume = Resume.ALWAYS,
+        rules: Rules = NO_RULES,
     ) -> None:
         self.pair = Pair(generation, attempt)
         self.foreign: list[Claim] = []
         attempt = Attempt(pair=self.pair, job_uid=job, publication=f"p{generation}", run_id="run", known=known)
-        self.engine = Engine(root, keep_last=keep_last, resume=resume, on_foreign=self.foreign.extend)
+        self.engine = Engine(root, keep_last=keep_last, resume=resume, on_foreign=self.foreign.extend, rules=rules)
         self.engine.enter(attempt, Alone())
         self.found = self.engine.restore()
         self.claim = self.engine.claim(step=self.found.step, pair=self.found.pair)
@@ -176,6 +178,11 @@ def test_a_claim_that_cannot_be_read_is_not_overlooked(tmp_path: Path) -> None:
 def test_the_last_k_verified_commits_are_kept(tmp_path: Path) -> None:
     Run(tmp_path, 1, 1, keep_last=3).commits(10, 20, 30, 40, 50)
     assert commits(tmp_path) == {f"step-{step}.g1.a1" for step in (30, 40, 50)}
+
+
+def test_rules_keep_more_than_the_last_ones(tmp_path: Path) -> None:
+    Run(tmp_path, 1, 1, keep_last=1, rules=Rules.parse("every=20")).commits(10, 20, 30, 40, 50)
+    assert commits(tmp_path) == {f"step-{step}.g1.a1" for step in (20, 40, 50)}
 
 
 def test_older_attempts_commits_go_only_when_k_newer_ones_are_verified(tmp_path: Path) -> None:

@@ -117,16 +117,28 @@ class Solo:
 def solo() -> Callable[..., Solo]:
     """A job in a world of one; the same folder given again is the next attempt."""
 
-    def make(root: Path | None, *, interval: str = "1000", keep_last: int = 3, pair: Pair | None = None) -> Solo:
+    def make(
+        root: Path | None,
+        *,
+        interval: str = "1000",
+        keep_last: int = 3,
+        pair: Pair | None = None,
+        retention: str = "",
+    ) -> Solo:
         launcher = Recorder(pair=pair)
         config = effective(
-            read_environment({}), checkpoint_dir=root, checkpoint_interval=interval, keep_last=keep_last
+            read_environment({}),
+            checkpoint_dir=root,
+            checkpoint_interval=interval,
+            keep_last=keep_last,
+            retention=retention,
         )
         engine = None
         if root is not None:
             engine = Engine(
                 root,
                 keep_last=keep_last,
+                rules=config.retention,
                 resume=config.resume,
                 on_foreign=lambda claims: launcher.send("foreignClaims", claims=claims),
             )

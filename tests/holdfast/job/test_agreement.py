@@ -76,19 +76,28 @@ def test_other_intervals_are_refused_with_examples(text: str) -> None:
 
 
 def test_arguments_win_over_the_environment_which_wins_over_defaults() -> None:
-    environ = {"HOLDFAST_CHECKPOINT_INTERVAL": "20", "HOLDFAST_CHECKPOINT_KEEP": "7"}
+    environ = {
+        "HOLDFAST_CHECKPOINT_INTERVAL": "20",
+        "HOLDFAST_CHECKPOINT_KEEP": "7",
+        "HOLDFAST_CHECKPOINT_RETENTION": "daily=7",
+    }
     config = effective(read_environment(environ), keep_last=2)
     assert config.described() == {
         "checkpoint_dir": "none (default)",
         "checkpoint_interval": "20 steps (environment)",
         "keep_last": "2 (argument)",
+        "retention": "daily=7 (environment)",
         "resume": "Always (default)",
     }
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [({"keep_last": 0}, "keep at least one"), ({"resume": "Sometimes"}, "give 'Always' or 'Never'")],
+    [
+        ({"keep_last": 0}, "keep at least one"),
+        ({"retention": "monthly=2"}, "retention rule 'monthly=2'"),
+        ({"resume": "Sometimes"}, "give 'Always' or 'Never'"),
+    ],
 )
 def test_bad_settings_say_what_to_give(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):

@@ -203,6 +203,29 @@ def test_a_script_with_its_own_loader_makes_a_step_a_call_and_saves_when_it_says
     assert again.job.committed_step == 3
 
 
+def test_the_best_commits_by_what_the_script_measured_stay_also_over_a_restart(solo: Make, tmp_path: Path) -> None:
+    """A commit that the interval made of this very step is there before the script measures: the next one tells."""
+    losses = {2: 0.5, 4: 0.1, 6: 0.7, 8: 0.2, 10: 0.4}
+
+    def measure(run: Any, steps: int) -> None:
+        made = parts()
+        run.job.manage(**made)
+        for batch in run.job.batches(Numbers(), global_batch_size=2, micro_batch_size=2, max_steps=steps):
+            result = run.job.step((made["model"](batch) - 1).square().mean())
+            if result.step in losses:
+                run.job.save(metrics={"val_loss": losses[result.step]})
+
+    for steps, pair in ((5, Pair(1, 1)), (12, Pair(1, 2))):
+        measure(solo(tmp_path, interval="2", keep_last=1, retention="best=val_loss:min:2", pair=pair), steps)
+
+    assert sorted(int(path.name.split(".")[0][5:]) for path in tmp_path.glob("step-*")) == [4, 8, 12]
+
+
+def test_a_metric_that_is_no_number_is_refused(solo: Make) -> None:
+    with pytest.raises(UsageError, match=r"give finite numbers"):
+        solo(None).job.save(metrics={"loss": float("nan")})
+
+
 def test_a_rank_without_samples_weighs_nothing_and_a_step_without_any_is_refused(solo: Make) -> None:
     job = solo(None).job
     made = parts()

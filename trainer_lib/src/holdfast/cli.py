@@ -41,6 +41,7 @@ class RunOptions:
     max_restarts: int
     checkpoint_interval: str
     checkpoint_keep: int
+    checkpoint_retention: str
     resume: str
     hang_timeout: str
     prefix_output: bool
@@ -147,7 +148,11 @@ _FAULT_HELP = {
     Kind.SLOW: "the script takes longer: rank=1,step=50,seconds=0.5[,steps=10]",
 }
 _DEMO_HELP = "train with three launchers on this host, break it on purpose, print the story and a table"
-_OTHER_VERBS: dict[str, Callable[[Sequence[str]], int]] = {"demo": _demo, "chaos": _chaos, "timeline": _timeline}
+_OTHER_VERBS: dict[str, Callable[[Sequence[str]], int]] = {
+    "demo": _demo,
+    "chaos": _chaos,
+    "timeline": _timeline,
+}
 
 
 def parse(words: Sequence[str]) -> RunOptions:
@@ -178,6 +183,7 @@ def parse(words: Sequence[str]) -> RunOptions:
         max_restarts=known.max_restarts,
         checkpoint_interval=known.checkpoint_interval or "",
         checkpoint_keep=known.checkpoint_keep,
+        checkpoint_retention=known.checkpoint_retention,
         resume=known.resume,
         hang_timeout=known.hang_timeout,
         prefix_output=known.prefix_output,
@@ -234,6 +240,7 @@ def _parser() -> _Parser:
     )
     _add(run, "--checkpoint-interval", _interval, None, "steps (50) or seconds (30s) between checkpoints")
     _add(run, "--checkpoint-keep", _count("--checkpoint-keep"), 3, "checkpoints to keep")
+    _add(run, "--checkpoint-retention", _rules, "", "what is kept beside them, such as hours=6,daily=7,every=10000")
     _add(run, "--object-url", str, "", "s3://BUCKET/PREFIX or another URL to which checkpoints are copied as well")
     _add(run, "--hang-timeout", _hang_timeout, "Auto", "seconds that a step may take; Auto by the median; Off")
     _add(run, "--resume", _resume, "Always", "Always, or Never to begin afresh on a folder that has checkpoints")
@@ -323,6 +330,15 @@ def _interval(text: str) -> str:
     if re.fullmatch(r"[1-9]\d*s?", text, re.ASCII) is None:
         raise ValueError(f"{text!r} does not do: give steps, such as 50, or seconds, such as 30s")
     return text
+
+
+def _rules(text: str) -> str:
+    from holdfast.checkpoint.retention import Rules
+
+    try:
+        return str(Rules.parse(text))
+    except UsageError as error:
+        raise ValueError(str(error)) from error
 
 
 def _hang_timeout(text: str) -> str:

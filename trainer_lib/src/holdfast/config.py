@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.checkpoint.fencing import Resume
+from holdfast.checkpoint.retention import Rules
 from holdfast.environment import Environment
 from holdfast.errors import UsageError
 
@@ -50,6 +51,7 @@ class JobConfig:
     checkpoint_dir: Path | None
     interval: Interval
     keep_last: int
+    retention: Rules
     resume: Resume
     sources: Mapping[str, str]
 
@@ -61,6 +63,7 @@ class JobConfig:
             if self.interval.steps
             else f"{self.interval.seconds:g} s",
             "keep_last": self.keep_last,
+            "retention": str(self.retention) or "none",
             "resume": str(self.resume),
         }
         return {name: f"{value} ({self.sources[name]})" for name, value in values.items()}
@@ -72,6 +75,7 @@ def effective(
     checkpoint_dir: Path | None = None,
     checkpoint_interval: str | int | None = None,
     keep_last: int | None = None,
+    retention: str | None = None,
     resume: str | None = None,
 ) -> JobConfig:
     """Choose each value; UsageError says what cannot be."""
@@ -93,6 +97,7 @@ def effective(
         checkpoint_dir=pick("checkpoint_dir", checkpoint_dir, environment.checkpoint_dir, None),
         interval=Interval.parse(str(every)),
         keep_last=keep,
+        retention=Rules.parse(str(pick("retention", retention, environment.checkpoint_retention, ""))),
         resume=_resume(str(pick("resume", resume, environment.resume, Resume.ALWAYS))),
         sources=sources,
     )

@@ -49,6 +49,7 @@ class Environment:
     run_id: str
     checkpoint_interval: str
     checkpoint_keep: int | None
+    checkpoint_retention: str
     resume: str
     rank: int
     local_rank: int
@@ -110,6 +111,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         run_id=source.get(c.ENV_RUN_ID, ""),
         checkpoint_interval=source.get(c.ENV_CHECKPOINT_INTERVAL, ""),
         checkpoint_keep=_optional_int(source, c.ENV_CHECKPOINT_KEEP),
+        checkpoint_retention=source.get(c.ENV_CHECKPOINT_RETENTION, ""),
         resume=source.get(c.ENV_RESUME, ""),
         rank=_optional_int(source, "RANK") or 0,
         local_rank=_optional_int(source, "LOCAL_RANK") or 0,

@@ -8,7 +8,7 @@ a `StepResult` that says `Retried`, and the same samples again, divided over who
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -22,6 +22,7 @@ from holdfast.activity import Activity, Meter
 from holdfast.agreement import Agreed
 from holdfast.calls import Call
 from holdfast.checkpoint import rng
+from holdfast.checkpoint.aging import told
 from holdfast.checkpoint.engine import Engine
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.numerics import fingerprint as numerics
@@ -311,11 +312,13 @@ class Job:
             return StepResult(committed=False, step=self.committed_step, reason="Accumulating")
         return self._end_step(batch)
 
-    def save(self) -> bool:
+    def save(self, *, metrics: Mapping[str, float] | None = None) -> bool:
         """Commit a checkpoint now; every rank must call it at the same step. False if it failed (it was said why).
 
-        What a lost peer broke off, or would have, is made after the next step.
+        What a lost peer broke off, or would have, is made after the next step. `metrics` are what was measured of
+        this state, such as `{"val_loss": 2.1}`, by which `retention="best=val_loss:min"` keeps the best commits.
         """
+        self._lineage.measured(metrics or {})
         if self._late:
             # A peer may have had this step's end before the loss: its save broke off, and its next call is a step.
             self._late = False
@@ -493,6 +496,7 @@ class Job:
                 "objects": flat.tree,
                 "counters": {"skipped": lineage.skipped},
                 "ramp": lineage.rates.to_json(),
+                "metrics": told(lineage.metrics),
             },
             data=None if lineage.position is None else lineage.position.to_json(),
             alone={"rank": team.group.rank, "worldSize": team.group.size, "rng": rng.capture()},

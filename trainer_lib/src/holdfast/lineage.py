@@ -8,23 +8,27 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from holdfast import marks
 from holdfast.checkpoint import rng
+from holdfast.checkpoint.aging import History, metrics, told
 from holdfast.checkpoint.numerics import fingerprint as numerics
 from holdfast.checkpoint.reader import Loaded
 from holdfast.checkpoint.state import Flat, Stateful, adopt, flatten, load_into
 from holdfast.data import Position
 from holdfast.data.mix import mix_all
 from holdfast.elastic import Elasticity, Ramp, Scaler
+from holdfast.errors import UsageError
 from holdfast.marks import Standing
 from holdfast.sharding import Sharding
 from holdfast.worlds import Json, Pair
 
 _log = logging.getLogger("holdfast.job")
+# Steps whose metrics a commit tells.
+MOST_MEASURED: Final = 256
 
 
 class Lineage:
@@ -40,6 +44,7 @@ class Lineage:
         self.rates = Scaler(None, Elasticity())
         self.sharding: Sharding | None = None
         self.saved_step = 0  # the last step known to be durable
+        self.metrics: History = {}  # what the script measured, by step
         self.claimed: int | None = None  # the generation whose claim is known to be durable
 
     @property
@@ -69,6 +74,16 @@ class Lineage:
         """The objects taken apart."""
         return flatten(self.objects)
 
+    def measured(self, values: Mapping[str, float]) -> None:
+        """Remember what the script measured of the state as it is; only the newest are kept."""
+        for name, value in values.items():
+            if not isinstance(value, (int, float)) or not finite(value):
+                raise UsageError(f"metric {name!r} is {value!r}: give finite numbers, such as loss.item()")
+        if not values:
+            return
+        self.metrics[self.step] = self.metrics.get(self.step, {}) | {name: float(v) for name, v in values.items()}
+        self.metrics = dict(sorted(self.metrics.items())[-MOST_MEASURED:])
+
     # To a newcomer, from memory
 
     def side(self) -> dict[str, Any]:
@@ -79,6 +94,7 @@ class Lineage:
             "skipped": self.skipped,
             "skippedInARow": self.skipped_in_a_row,
             "savedStep": self.saved_step,
+            "metrics": told(self.metrics),
             "ramp": self.rates.to_json(),
             "position": None if self.position is None else self.position.to_json(),
         }
@@ -89,6 +105,7 @@ class Lineage:
         self.origin = Pair.maybe(side["origin"])
         self.skipped, self.skipped_in_a_row = int(side["skipped"]), int(side["skippedInARow"])
         self.saved_step = int(side["savedStep"])
+        self.metrics = metrics(side)
         self.rates.ramp = Ramp.maybe(side["ramp"])
         self.position = None if side["position"] is None else Position.from_json(side["position"])
         rng.seed(mix_all(int(side["step"]), rank))
@@ -102,6 +119,7 @@ class Lineage:
         self.standing = Standing(step=manifest.step)
         self.origin = manifest.pair
         self.skipped = int(manifest.state.get("counters", {}).get("skipped", 0))
+        self.metrics = metrics(manifest.state)
         self.rates.ramp = Ramp.maybe(manifest.state.get("ramp"))
         self.skipped_in_a_row = 0
         self.saved_step = manifest.step
@@ -117,6 +135,7 @@ class Lineage:
         """There is nothing to go on from: the objects stay as the script made them."""
         self.standing, self.origin, self.position, self.rates.ramp = Standing(), None, None, None
         self.saved_step = 0
+        self.metrics = {}
 
     def _load(self, tree: Any, tensor: Callable[[str], torch.Tensor]) -> None:
         if self.sharding is None:

@@ -35,6 +35,7 @@ def init(
     checkpoint_dir: str | Path | None = None,
     checkpoint_interval: str | int | None = None,
     keep_last: int | None = None,
+    retention: str | None = None,
     resume: str | None = None,
 ) -> Job:
     """Join the job that the launcher runs; a script started by hand is a world of one.
@@ -49,6 +50,7 @@ def init(
         checkpoint_dir=Path(checkpoint_dir) if checkpoint_dir else None,
         checkpoint_interval=checkpoint_interval,
         keep_last=keep_last,
+        retention=retention,
         resume=resume,
     )
     context = _configure_log(environment)
@@ -117,7 +119,13 @@ def _engine(config: JobConfig, agent: Agent) -> Engine | None:
     def report(claims: tuple[Claim, ...]) -> None:
         agent.send("foreignClaims", claims=[claim.to_json() for claim in claims])
 
-    return Engine(config.checkpoint_dir, keep_last=config.keep_last, resume=config.resume, on_foreign=report)
+    return Engine(
+        config.checkpoint_dir,
+        keep_last=config.keep_last,
+        rules=config.retention,
+        resume=config.resume,
+        on_foreign=report,
+    )
 
 
 def _device(here: Place) -> torch.device:

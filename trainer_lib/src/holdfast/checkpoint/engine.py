@@ -9,15 +9,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
 from holdfast.checkpoint import fencing, retention, tier
+from holdfast.checkpoint.aging import Ages
 from holdfast.checkpoint.claims import list_claims, write_claim
 from holdfast.checkpoint.exchange import Alone, Exchange, lead
 from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.reader import Restored, Select, newest, owner, restore
+from holdfast.checkpoint.reader import Restored, Select, newest, restore
+from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.writer import SaveResult, Snapshot, save
 from holdfast.errors import CheckpointError, ClaimError, ForeignClaimError
 from holdfast.worlds import Claim, Pair
@@ -26,6 +29,7 @@ _log = logging.getLogger("holdfast.checkpoint")
 
 # The owner of what a script makes that was started by hand.
 BY_HAND: Final = "by-hand"
+NO_RULES: Final = retention.Rules()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +76,14 @@ class Engine:
         keep_last: int,
         resume: fencing.Resume,
         on_foreign: Callable[[tuple[Claim, ...]], None],
+        rules: retention.Rules = NO_RULES,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._root = root
         self._keep_last = keep_last
+        self._rules = rules
+        self._clock = clock
+        self._ages = Ages(FolderStore(root))
         self._resume = resume
         self._on_foreign = on_foreign
         self._verified: set[tuple[int, Pair]] = set()
@@ -190,15 +199,17 @@ class Engine:
             if any(claim.pair > self._attempt.pair for claim in on_tier):
                 _log.warning("a newer attempt than %s has claimed: no commit is deleted", self._attempt.pair)
                 return
-            commits = [owner(self._root, name) for name in tier.list_commits(self._root)]
-            gone = retention.expired(
-                commits,
+            decided = retention.decide(
+                self._ages.look(),
                 self._fence,
                 job_uid=self._attempt.job_uid,
                 own=self._attempt.pair,
                 verified=self._verified,
                 keep_last=self._keep_last,
+                rules=self._rules,
+                now=self._clock(),
             )
+            gone = [decision.commit for decision in decided if decision.goes]
             tier.delete(self._root, [CommitName(step=c.step, pair=c.pair) for c in gone])
         except (OSError, CheckpointError) as error:
             _log.warning("retention could not look through %s: %s", self._root, error)

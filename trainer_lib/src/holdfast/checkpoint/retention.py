@@ -1,37 +1,195 @@
-"""Which commits may be deleted. Pure.
+"""Which commits may be deleted. Pure: the time is an argument, a commit's age is its manifest's word.
 
-Invariant: what is deleted is older than the newest `keep_last` verified commits that can still be read, is not
-needed by the attempt, and belongs to no attempt above its own.
+Invariant: what is deleted is older than the newest `keep_last` verified commits that can still be read, is kept by
+no rule, is needed by no commit that stays, and belongs to no attempt above the own one. Rules only ever keep more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Final
 
 from holdfast.checkpoint.fencing import Commit, order
+from holdfast.checkpoint.names import CommitName
+from holdfast.errors import UsageError
 from holdfast.worlds import Claim, Pair
 
+_COUNTED: Final = ("hours", "daily", "weekly", "every")
+_RULE: Final = re.compile(r"(hours|daily|weekly|every)=([1-9]\d{0,8})", re.ASCII)
+_BEST: Final = re.compile(r"best=([A-Za-z_][\w./-]{0,63}):(min|max)(?::([1-9]\d{0,3}))?", re.ASCII)
 
-def expired(
-    commits: Iterable[Commit],
+
+@dataclass(frozen=True, kw_only=True)
+class Best:
+    """The `count` commits with the lowest (or highest) value of a metric."""
+
+    metric: str
+    highest: bool = False
+    count: int = 1
+
+    def __str__(self) -> str:
+        return f"best={self.metric}:{'max' if self.highest else 'min'}:{self.count}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What is kept beside the last ones; 0 is no rule. A commit stays if any of them wants it."""
+
+    hours: int = 0  # every one of so many hours
+    daily: int = 0  # the last one of each of so many days
+    weekly: int = 0  # the last one of each of so many weeks
+    every: int = 0  # each step that is a multiple of this, for good
+    best: tuple[Best, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Rules:
+        """Read `hours=6,daily=7,weekly=12,every=10000,best=val_loss:min:3`; any of them may be left out."""
+        counts: dict[str, int] = {}
+        best: list[Best] = []
+        for part in filter(None, (part.strip() for part in text.split(","))):
+            if (rule := _RULE.fullmatch(part)) is not None and rule[1] not in counts:
+                counts[rule[1]] = int(rule[2])
+            elif (found := _BEST.fullmatch(part)) is not None:
+                best.append(Best(metric=found[1], highest=found[2] == "max", count=int(found[3] or 1)))
+            else:
+                raise UsageError(
+                    f"retention rule {part!r}: give hours=N, daily=N, weekly=N or every=STEPS, each once, "
+                    "or best=METRIC:min or best=METRIC:max:N"
+                )
+        return cls(**counts, best=tuple(best))
+
+    def __str__(self) -> str:
+        counted = [f"{name}={getattr(self, name)}" for name in _COUNTED if getattr(self, name)]
+        return ",".join([*counted, *map(str, self.best)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A commit, and what its manifest says; nothing of it is known if the manifest cannot be read."""
+
+    commit: Commit
+    created: datetime | None = None
+    parent: str | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def name(self) -> CommitName:
+        """Its folder's name."""
+        return CommitName(step=self.commit.step, pair=self.commit.pair)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What becomes of a commit, and why."""
+
+    commit: Commit
+    goes: bool
+    reason: str
+
+
+def decide(
+    entries: Iterable[Entry],
     claims: Iterable[Claim],
     *,
     job_uid: str,
     own: Pair,
     verified: Collection[tuple[int, Pair]],
     keep_last: int,
-) -> list[Commit]:
-    """Commits to delete, the oldest first. `verified` are those that this attempt wrote or read back whole."""
-    commits = tuple(commits)
-    lineage = order(commits, claims, job_uid=job_uid)
-    good = [commit for commit in lineage if (commit.step, commit.pair) in verified]
-    if len(good) < keep_last or keep_last < 1:
-        return []
-    oldest = good[keep_last - 1]
-    readable = {(commit.step, commit.pair) for commit in lineage}
+    rules: Rules,
+    now: datetime,
+) -> list[Decision]:
+    """For each commit, the oldest first. `verified` are those that were written or read back whole."""
+    entries = sorted(entries, key=_age)
+    lineage = order((entry.commit for entry in entries), claims, job_uid=job_uid)
+    good = [commit for commit in lineage if _key(commit) in verified][:keep_last]
+    readable = {_key(commit) for commit in lineage}
+    line = [entry for entry in reversed(entries) if _key(entry.commit) in readable]
+    kept: dict[str, str] = {}
+    for entry in entries:
+        reason = _must_stay(entry.commit, good, readable, own, keep_last)
+        if reason:
+            kept[str(entry.name)] = reason
+    for name, reason in _wanted(line, rules, now):
+        kept.setdefault(name, reason)
+    _keep_parents(entries, kept)
+    return [_decision(entry, kept, readable, keep_last) for entry in entries]
 
-    def may_go(commit: Commit) -> bool:
-        fenced = (commit.step, commit.pair) not in readable
-        return commit.pair <= own and (fenced or commit.step < oldest.step)
 
-    return sorted(filter(may_go, commits), key=lambda commit: (commit.step, commit.pair))
+def _decision(entry: Entry, kept: Mapping[str, str], readable: Collection[tuple[int, Pair]], last: int) -> Decision:
+    reason = kept.get(str(entry.name), "")
+    if reason:
+        return Decision(commit=entry.commit, goes=False, reason=reason)
+    fenced = _key(entry.commit) not in readable
+    why = "fenced: it is never read" if fenced else f"older than the last {last}, and no rule keeps it"
+    return Decision(commit=entry.commit, goes=True, reason=why)
+
+
+def _must_stay(
+    commit: Commit, good: Sequence[Commit], readable: Collection[tuple[int, Pair]], own: Pair, keep_last: int
+) -> str:
+    """The reason for which it stays whatever the rules say; empty if there is none."""
+    if keep_last < 1 or len(good) < keep_last:
+        return f"only {len(good)} of the last {keep_last} are verified"
+    if commit.pair > own:
+        return f"of an attempt above {own}"
+    if _key(commit) in readable and commit.step >= good[-1].step:
+        return f"among the last {keep_last}"
+    return ""
+
+
+def _wanted(line: Sequence[Entry], rules: Rules, now: datetime) -> Iterator[tuple[str, str]]:
+    """What each rule keeps of the commits that can be read, the newest first."""
+    for entry in line:
+        if rules.hours and (entry.created is None or now - entry.created < timedelta(hours=rules.hours)):
+            yield str(entry.name), f"hours={rules.hours}"
+        if rules.every and entry.commit.step % rules.every == 0:
+            yield str(entry.name), f"every={rules.every}"
+    yield from _one_of_each(line, {_day(now) - back for back in range(rules.daily)}, f"daily={rules.daily}", 1)
+    weeks = {_day(now) // 7 - back for back in range(rules.weekly)}
+    yield from _one_of_each(line, weeks, f"weekly={rules.weekly}", 7)
+    for best in rules.best:
+        yield from _best(line, best)
+
+
+def _one_of_each(line: Sequence[Entry], wanted: set[int], rule: str, days: int) -> Iterator[tuple[str, str]]:
+    """The newest of each period. A period is the calendar's, so that what was chosen once stays chosen."""
+    for entry in line:
+        if entry.created is None:
+            continue
+        period = _day(entry.created) // days
+        if period in wanted:
+            wanted.remove(period)
+            yield str(entry.name), rule
+
+
+def _best(line: Sequence[Entry], best: Best) -> Iterator[tuple[str, str]]:
+    measured = [entry for entry in line if best.metric in entry.metrics]
+    ranked = sorted(measured, key=lambda entry: entry.metrics[best.metric], reverse=best.highest)
+    for entry in ranked[: best.count]:
+        yield str(entry.name), str(best)
+
+
+def _day(moment: datetime) -> int:
+    """Days of UTC's calendar; those of one week, from Monday on, have one seventh in common."""
+    return moment.toordinal() - 1
+
+
+def _keep_parents(entries: Iterable[Entry], kept: dict[str, str]) -> None:
+    """What a commit that stays stands on stays as well."""
+    parents = {str(entry.name): entry.parent for entry in entries}
+    for name in list(kept):
+        above, parent = name, parents.get(name)
+        while parent is not None and parent not in kept:
+            kept[parent] = f"{above} stands on it"
+            above, parent = parent, parents.get(parent)
+
+
+def _key(commit: Commit) -> tuple[int, Pair]:
+    return commit.step, commit.pair
+
+
+def _age(entry: Entry) -> tuple[int, Pair]:
+    return _key(entry.commit)

@@ -10,10 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Protocol
 
-from holdfast.checkpoint import fencing, retention
+from holdfast.checkpoint import retention
+from holdfast.checkpoint.aging import Ages
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.stores import Source, Store
 from holdfast.errors import CheckpointError, DamagedError, UnavailableError, UsageError
@@ -165,6 +167,10 @@ class Uploader:
     now: Callable[[], float] = time.monotonic
     _kept: set[Claim] | None = field(default=None, init=False)
     _verified: set[tuple[int, Pair]] = field(default_factory=set, init=False)
+    _ages: Ages = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._ages = Ages(self.target)
 
     def upload(self, name: CommitName) -> Outcome:
         """Copy one commit; raises nothing but defects."""
@@ -187,16 +193,17 @@ class Uploader:
         try:
             manifest = self.target.manifest(name)
             self._verified.add((name.step, name.pair))
-            commits = [_owned(self.target, found) for found in self.target.commits()]
-            expired = retention.expired(
-                commits,
+            decided = retention.decide(
+                self._ages.look(),
                 self.target.claims(),
                 job_uid=manifest.job_uid,
                 own=manifest.pair,
                 verified=self._verified,
                 keep_last=self.settings.keep_last,
+                rules=retention.Rules(),
+                now=datetime.now(UTC),
             )
-            for commit in expired:
+            for commit in (decision.commit for decision in decided if decision.goes):
                 self.target.delete(CommitName(step=commit.step, pair=commit.pair))
             self.target.sweep(name)
         except CheckpointError as error:
@@ -233,14 +240,6 @@ class Uploader:
             self.pace.take(piece.nbytes)
             opened.read_into(offset, piece)
             yield piece
-
-
-def _owned(store: Store, name: CommitName) -> fencing.Commit:
-    try:
-        manifest = store.manifest(name)
-    except CheckpointError:
-        return fencing.Commit(step=name.step, pair=name.pair)
-    return fencing.Commit(step=name.step, pair=name.pair, job_uid=manifest.job_uid, publication=manifest.publication)
 
 
 def source_at(folder: Path) -> Store:

@@ -144,6 +144,7 @@ def _terms(options: RunOptions, environment: Environment) -> Terms:
         named=bool(options.run_id),
         checkpoint_interval=options.checkpoint_interval or environment.checkpoint_interval or "50",
         checkpoint_keep=options.checkpoint_keep,
+        checkpoint_retention=options.checkpoint_retention,
         resume=options.resume,
         hang_timeout=options.hang_timeout,
         replica_step=options.replica_step,

@@ -33,6 +33,7 @@ class Terms:
     named: bool = False  # --rdzv-id was given
     checkpoint_interval: str = "50"
     checkpoint_keep: int = 3
+    checkpoint_retention: str = ""
     resume: str = "Always"
     hang_timeout: str = "Auto"
     replica_step: int = 1
@@ -55,6 +56,7 @@ class Terms:
             "checkpoint": {
                 "interval": self.checkpoint_interval,
                 "keepLast": self.checkpoint_keep,
+                **({"retention": self.checkpoint_retention} if self.checkpoint_retention else {}),
                 "resume": self.resume,
                 "deadlineSeconds": 25.0,
             },

@@ -1,0 +1,199 @@
+"""Which commits go: a union of rules that only ever keeps more than the last ones, never less."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.checkpoint.fencing import Commit, order
+from holdfast.checkpoint.retention import Best, Decision, Entry, Rules, decide
+from holdfast.errors import UsageError
+from holdfast.worlds import Claim, Pair
+
+NOW = datetime(2026, 3, 18, 15, 0, tzinfo=UTC)  # a Wednesday
+JOB = "job-1"
+ONE = Pair(1, 1)
+
+
+def entry(
+    step: int, *, hours_ago: float = 0.0, pair: Pair = ONE, parent: str | None = None, **metrics: float
+) -> Entry:
+    return Entry(
+        commit=Commit(step=step, pair=pair, job_uid=JOB, publication="p1"),
+        created=NOW - timedelta(hours=hours_ago),
+        parent=parent,
+        metrics=metrics,
+    )
+
+
+def decided(entries: list[Entry], rules: str, *, last: int = 1, claims: tuple[Claim, ...] = ()) -> list[Decision]:
+    verified = {(e.commit.step, e.commit.pair) for e in entries}
+    own = max((e.commit.pair for e in entries), default=ONE)
+    return decide(
+        entries, claims, job_uid=JOB, own=own, verified=verified, keep_last=last, rules=Rules.parse(rules), now=NOW
+    )
+
+
+def kept(entries: list[Entry], rules: str, **options: int) -> dict[int, str]:
+    return {d.commit.step: d.reason for d in decided(entries, rules, **options) if not d.goes}
+
+
+# Each rule
+
+
+def test_without_rules_the_last_ones_stay() -> None:
+    assert kept([entry(step) for step in (10, 20, 30, 40)], "", last=2) == {
+        30: "among the last 2",
+        40: "among the last 2",
+    }
+
+
+def test_every_one_of_the_last_hours_stays() -> None:
+    entries = [entry(100 - age, hours_ago=age) for age in range(10)]
+    assert sorted(kept(entries, "hours=6")) == [95, 96, 97, 98, 99, 100]
+
+
+def test_the_last_one_of_each_day_stays_for_so_many_days_of_the_calendar() -> None:
+    entries = [entry(1000 - age, hours_ago=age) for age in range(0, 24 * 10, 4)]
+    assert kept(entries, "daily=3") == {1000: "among the last 1", 1000 - 16: "daily=3", 1000 - 40: "daily=3"}
+
+
+def test_the_last_one_of_each_week_stays_from_monday_on() -> None:
+    entries = [entry(10_000 - age, hours_ago=age) for age in range(0, 24 * 40, 24)]
+    weeks = sorted(kept(entries, "weekly=3"))
+    # Sundays 15:00 of the two weeks before: 3 and 10 days back.
+    assert weeks == [10_000 - 24 * 10, 10_000 - 24 * 3, 10_000]
+
+
+def test_milestones_stay_for_good() -> None:
+    entries = [entry(step, hours_ago=10_000 - step) for step in range(0, 1000, 50)]
+    assert sorted(kept(entries, "every=300")) == [0, 300, 600, 900, 950]
+
+
+def test_the_best_by_a_metric_stay() -> None:
+    losses = {10: 3.0, 20: 1.0, 30: 2.0, 40: 5.0}
+    entries = [entry(step, loss=loss) for step, loss in losses.items()] + [entry(50), entry(60)]
+    assert sorted(kept(entries, "best=loss:min:2")) == [20, 30, 60]
+    assert sorted(kept(entries, "best=loss:max")) == [40, 60]
+
+
+def test_what_a_commit_that_stays_stands_on_stays() -> None:
+    entries = [
+        entry(10),
+        entry(20, parent="step-10.g1.a1"),
+        entry(30, parent="step-20.g1.a1"),
+        entry(40, parent="step-10.g1.a1"),
+        entry(50, parent="step-30.g1.a1"),
+    ]
+    assert sorted(kept(entries, "")) == [10, 20, 30, 50]
+
+
+def test_a_commit_whose_manifest_cannot_be_read_is_not_aged() -> None:
+    unknown = Entry(commit=Commit(step=5, pair=ONE))
+    claims = (Claim(pair=ONE, job_uid=JOB, publication="p1", from_step=0),)
+    assert [d.goes for d in decided([unknown, entry(10)], "hours=1", claims=claims)] == [False, False]
+
+
+def test_fenced_commits_go_whatever_the_rules_say() -> None:
+    claim = Claim(pair=Pair(2, 1), job_uid=JOB, publication="p2", from_step=10, from_pair=ONE)
+    entries = [entry(10), entry(20), entry(30, pair=Pair(2, 1))]
+    decisions = decided(entries, "hours=6,every=1", claims=(claim,))
+    assert [(d.commit.step, d.reason) for d in decisions if d.goes] == [(20, "fenced: it is never read")]
+
+
+# What always holds
+
+moments = st.floats(min_value=-30, max_value=24 * 100)
+pairs = st.sampled_from([Pair(1, 1), Pair(1, 2), Pair(2, 1)])
+bests = st.builds(Best, metric=st.just("loss"), highest=st.booleans(), count=st.integers(1, 3))
+ruled = st.builds(
+    Rules,
+    hours=st.integers(0, 48),
+    daily=st.integers(0, 10),
+    weekly=st.integers(0, 14),
+    every=st.integers(0, 40),
+    best=st.lists(bests, max_size=2).map(tuple),
+)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[list[Entry], tuple[Claim, ...], set[tuple[int, Pair]], Pair]:
+    names = draw(st.lists(st.tuples(st.integers(0, 60), pairs), unique=True, max_size=14))
+    entries: list[Entry] = []
+    for step, pair in sorted(names):
+        below = [e for e in entries if e.commit.step < step]
+        parent = draw(st.none() | st.sampled_from(below)) if below else None
+        loss = {"loss": draw(st.floats(0, 9))} if draw(st.booleans()) else {}
+        entries.append(
+            entry(
+                step,
+                hours_ago=draw(moments),
+                pair=pair,
+                parent=None if parent is None else str(parent.name),
+                **loss,
+            )
+        )
+    claims = draw(
+        st.lists(
+            st.builds(
+                Claim,
+                pair=pairs,
+                job_uid=st.just(JOB),
+                publication=st.just("p"),
+                from_step=st.integers(0, 60),
+                from_pair=st.none() | pairs,
+            ),
+            max_size=3,
+        )
+    )
+    verified = {name for name in names if draw(st.booleans())}
+    return entries, tuple(claims), verified, draw(pairs)
+
+
+@given(histories(), ruled, st.integers(1, 4))
+def test_rules_never_take_what_must_stay(
+    history: tuple[list[Entry], tuple[Claim, ...], set[tuple[int, Pair]], Pair], rules: Rules, last: int
+) -> None:
+    entries, claims, verified, own = history
+
+    def gone(rules: Rules, among: list[Entry]) -> set[tuple[int, Pair]]:
+        made = decide(among, claims, job_uid=JOB, own=own, verified=verified, keep_last=last, rules=rules, now=NOW)
+        return {(d.commit.step, d.commit.pair) for d in made if d.goes}
+
+    goes = gone(rules, entries)
+    stays = [e for e in entries if (e.commit.step, e.commit.pair) not in goes]
+    line = order((e.commit for e in entries), claims, job_uid=JOB)
+    good = [c for c in line if (c.step, c.pair) in verified][:last]
+
+    assert not goes & {(c.step, c.pair) for c in good}
+    assert not goes or len(good) == last
+    assert all(pair <= own for _, pair in goes)
+    needed = {e.parent for e in stays if e.parent is not None}
+    assert not needed & {str(e.name) for e in entries if (e.commit.step, e.commit.pair) in goes}
+    assert goes <= gone(Rules(), entries)  # rules only keep more
+    readable = {(c.step, c.pair) for c in line}
+    assert not any(
+        e.created is not None and rules.hours and NOW - e.created < timedelta(hours=rules.hours)
+        for e in entries
+        if (e.commit.step, e.commit.pair) in goes & readable
+    )
+    # What was decided once is decided for good: nothing more goes while nothing changes.
+    assert gone(rules, stays) == set()
+
+
+# The text of rules
+
+
+def test_rules_are_read_and_said_in_the_same_words() -> None:
+    text = "hours=6,daily=7,weekly=12,every=10000,best=val_loss:min:3,best=accuracy:max:1"
+    assert str(Rules.parse(text)) == text
+    assert Rules.parse("") == Rules()
+
+
+@pytest.mark.parametrize("text", ["hours=0", "hours=6,hours=7", "monthly=2", "best=loss", "best=loss:least", "daily"])
+def test_a_rule_that_is_none_is_refused_by_name(text: str) -> None:
+    with pytest.raises(UsageError, match=text.rsplit(",", maxsplit=1)[-1]):
+        Rules.parse(text)

@@ -1,0 +1,75 @@
+"""What retention needs to know of each commit, read from its manifest once: one never changes. No torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from holdfast.checkpoint.fencing import Commit
+from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.retention import Entry
+from holdfast.checkpoint.stores import Store
+from holdfast.errors import DamagedError, UnknownFormatError
+from holdfast.worlds import Pair
+
+History = dict[int, dict[str, float]]
+
+
+class Ages:
+    """The commits of one store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._known: dict[CommitName, tuple[Entry, History]] = {}
+
+    def look(self) -> list[Entry]:
+        """All that lie there now, with what was measured at their steps: a later commit may be the first to tell."""
+        self._known = {name: self._known.get(name) or self._read(name) for name in self._store.commits()}
+        told: History = {}
+        for _, history in sorted(self._known.values(), key=_age):
+            told |= history
+        return [replace(entry, metrics=told.get(entry.commit.step, {})) for entry, _ in self._known.values()]
+
+    def _read(self, name: CommitName) -> tuple[Entry, History]:
+        try:
+            manifest = self._store.manifest(name)
+        except (DamagedError, UnknownFormatError):
+            return Entry(commit=Commit(step=name.step, pair=name.pair)), {}
+        commit = Commit(step=name.step, pair=name.pair, job_uid=manifest.job_uid, publication=manifest.publication)
+        return Entry(commit=commit, created=_moment(manifest.created), parent=manifest.parent), metrics(
+            manifest.state
+        )
+
+
+def _age(known: tuple[Entry, History]) -> tuple[int, Pair]:
+    return known[0].commit.step, known[0].commit.pair
+
+
+def _moment(text: str) -> datetime | None:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+
+
+def metrics(state: Any) -> History:
+    """What a manifest tells of measurements, by step: `[[100, {"val_loss": 2.1}], …]`. What is none is left out."""
+    told = state.get("metrics") if isinstance(state, dict) else None
+    pairs = [pair for pair in told if isinstance(pair, list) and len(pair) == 2] if isinstance(told, list) else []
+    return {
+        step: {str(name): float(value) for name, value in values.items() if _is_number(value)}
+        for step, values in pairs
+        if isinstance(step, int) and isinstance(values, dict)
+    }
+
+
+def told(history: History) -> list[list[Any]]:
+    """The inverse of `metrics`."""
+    return [[step, dict(values)] for step, values in sorted(history.items())]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
