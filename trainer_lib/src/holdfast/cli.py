@@ -79,6 +79,12 @@ def _timeline(words: Sequence[str]) -> int:
     return timeline_view.main(words)
 
 
+def _checkpoints(words: Sequence[str]) -> int:
+    from holdfast.checkpoints.main import main as checkpoints
+
+    return checkpoints(words)
+
+
 def _run(options: RunOptions, environment: Environment) -> int:
     from holdfast.launch.run import launch
 
@@ -152,6 +158,7 @@ _OTHER_VERBS: dict[str, Callable[[Sequence[str]], int]] = {
     "demo": _demo,
     "chaos": _chaos,
     "timeline": _timeline,
+    "checkpoints": _checkpoints,
 }
 
 
@@ -217,6 +224,7 @@ def _parser() -> _Parser:
     verbs.add_parser("demo", help=_DEMO_HELP)
     verbs.add_parser("timeline", help="show what happened in a run, here or as a picture")
     verbs.add_parser("chaos", help=_CHAOS_HELP)
+    verbs.add_parser("checkpoints", help="look at checkpoints, check, copy and compare them")
     run = verbs.add_parser(
         "run",
         help="run a training script and keep it running",

@@ -227,6 +227,11 @@ def _unmark(mark: str, value: Any, tensor: Callable[[str], torch.Tensor], rows: 
     raise StateError(f"a checkpoint holds a value marked {mark!r}, which this release does not know")
 
 
+def torch_dtype(name: str) -> torch.dtype:
+    """A dtype by safetensors' name."""
+    return _TORCH[name]
+
+
 def empty(spec: TensorSpec) -> torch.Tensor:
     """A tensor of its own memory, for bytes to come."""
     return torch.empty(spec.shape, dtype=_TORCH[spec.dtype])

@@ -1,0 +1,99 @@
+"""Reads a Holdfast checkpoint by docs/reference/checkpoint-format.md: json, numpy, xxhash; no holdfast, no torch."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+# numpy has no bfloat16 and no 8-bit floats: their bits as they are.
+FORMS = (
+    "BOOL:? U8:u1 I8:i1 F8_E4M3:u1 F8_E5M2:u1 U16:<u2 I16:<i2 F16:<f2 BF16:<u2 "
+    "U32:<u4 I32:<i4 F32:<f4 U64:<u8 I64:<i8 F64:<f8 C64:<c8"
+)
+DTYPES = dict(re.findall(r"(\w+):(\S+)", FORMS))
+COMMIT = re.compile(r"step-(\d+)\.g(\d+)\.a(\d+)")
+SEAL = re.compile(rb',"manifestDigest":"([0-9a-f]{32})"\}\n\Z')
+
+
+class UnusableError(Exception):
+    """Not what was written, or of another format."""
+
+
+def read_manifest(commit: Path) -> dict:
+    raw = (commit / "MANIFEST.json").read_bytes()
+    seal = SEAL.search(raw)
+    if seal is None or xxhash.xxh3_128_hexdigest(raw[: seal.start()] + b"}").encode() != seal[1]:
+        raise UnusableError(f"{commit.name}: the manifest is damaged")
+    manifest = json.loads(raw)
+    known = (manifest["format"], manifest["version"], manifest["digest"]["algorithm"])
+    if known != ("holdfast-checkpoint", 1, "xxh3_128"):
+        raise UnusableError(f"{commit.name}: {known} is not known here")
+    return manifest
+
+
+def read_file(commit: Path, name: str, manifest: dict) -> bytes:
+    if not re.fullmatch(r"rank-\d+\.(safetensors|json)", name):
+        raise UnusableError(f"{name!r} is not the name of a shard")
+    record, size = manifest["files"][name], manifest["digest"]["chunkBytes"]
+    data = (commit / name).read_bytes()
+    found = [xxhash.xxh3_128_hexdigest(data[at : at + size]) for at in range(0, len(data), size)]
+    if len(data) != record["bytes"] or found != record["chunks"]:
+        raise UnusableError(f"{commit.name}/{name} is damaged")
+    return data
+
+
+def read_tensors(commit: Path, manifest: dict) -> dict:
+    if manifest["parent"] is not None:
+        raise UnusableError(f"{commit.name} is a delta: this reader reads full commits")
+    files = {name: read_file(commit, name, manifest) for name in manifest["files"]}
+    tensors = {}
+    for name, record in manifest["tensors"].items():
+        parts = sorted(record["chunks"], key=lambda chunk: chunk["start"])
+        data = b"".join(files[part["file"]][part["offset"] :][: part["bytes"]] for part in parts)
+        tensors[name] = np.frombuffer(data, DTYPES[record["dtype"]]).reshape(record["shape"])
+    return tensors
+
+
+def build(tree: object, tensors: dict) -> object:
+    """A state dict from the tree of one object; marks that are not needed for a model's weights stay as they are."""
+    if isinstance(tree, list):
+        return [build(item, tensors) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    mark = next(iter(tree)) if len(tree) == 1 else ""
+    if mark in ("$tensor", "$array", "$rows"):
+        return tensors[tree[mark][0] if mark == "$rows" else tree[mark]]
+    return {key: build(item, tensors) for key, item in tree.items()}
+
+
+def readable(manifest: dict, claims: list) -> bool:
+    """Whether the job that claimed last may go on from this commit."""
+    if not claims:
+        return True
+    job = max(claims, key=pair)["jobUID"]
+    first = min(pair(claim) for claim in claims if claim["jobUID"] == job)
+    if manifest["jobUID"] != job and pair(manifest) >= first:
+        return False
+    binding = (claim for claim in claims if claim["jobUID"] == job or pair(claim) < first)
+    return not any(pair(manifest) < pair(claim) and cut_off(manifest, claim) for claim in binding)
+
+
+def cut_off(manifest: dict, claim: dict) -> bool:
+    source = claim["fromPair"]
+    return manifest["step"] > claim["fromStep"] or source is None or pair(manifest) > pair(source)
+
+
+def pair(document: dict) -> tuple:
+    return document["generation"], document["attempt"]
+
+
+def newest(root: Path) -> tuple:
+    claims = [json.loads(path.read_bytes()) for path in (root / "claims").glob("*.json")]
+    commits = [path for path in root.iterdir() if COMMIT.fullmatch(path.name) and (path / "MANIFEST.json").exists()]
+    for commit in sorted(commits, key=lambda path: [int(n) for n in COMMIT.fullmatch(path.name).groups()])[::-1]:
+        manifest = read_manifest(commit)
+        if readable(manifest, claims):
+            return commit, manifest
+    raise UnusableError(f"{root} holds no commit that may be read")

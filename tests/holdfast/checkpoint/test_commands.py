@@ -1,0 +1,377 @@
+"""`holdfast checkpoints`: what it says, what it leaves alone, and its exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xxhash
+
+from holdfast.checkpoint.claims import write_claim
+from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.stores.folder import FolderStore
+from holdfast.checkpoints.progress import Progress, size
+from holdfast.cli import main
+from holdfast.worlds import Claim, Pair
+
+MIB = 1 << 20
+FIRST = {"model/a": b"a" * 99, "model/b": b"b" * 7 * MIB, "model/c": b"c" * 2 * MIB, "model/d": b"d" * 5}
+
+
+class Commands:
+    """Runs `holdfast checkpoints`; keeps what it printed."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+        self.out = self.err = ""
+
+    def __call__(self, *words: object) -> int:
+        code = main(["checkpoints", *map(str, words)])
+        self.out, self.err = self._capsys.readouterr()
+        return code
+
+    def json(self, *words: object, code: int = 0) -> Any:
+        assert self(*words, "--json") == code, self.err
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def holdfast(capsys: pytest.CaptureFixture[str]) -> Commands:
+    return Commands(capsys)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, commit: Callable[..., Any]) -> Path:
+    root = tmp_path / "ckpt"
+    commit(root, 10, FIRST)
+    commit(root, 20, {**FIRST, "model/b": b"x" * 7 * MIB})
+    return root
+
+
+def flip(path: Path, offset: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 1]))
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
+
+
+def offset_of(root: Path, name: str, tensor: str) -> int:
+    manifest = json.loads((root / name / "MANIFEST.json").read_bytes())
+    return int(manifest["tensors"][tensor]["chunks"][0]["offset"])
+
+
+# ls and show
+
+
+def test_ls_names_every_commit_the_newest_first(holdfast: Commands, folder: Path) -> None:
+    listed = holdfast.json("ls", folder)["commits"]
+
+    assert [(line["commit"], line["state"], line["tensors"]) for line in listed] == [
+        ("step-20.g1.a1", "readable", 4),
+        ("step-10.g1.a1", "readable", 4),
+    ]
+    assert holdfast("ls", f"file://{folder}") == 0
+    assert "step-20.g1.a1" in holdfast.out
+
+
+def test_ls_says_what_cannot_be_used_and_why(holdfast: Commands, folder: Path) -> None:
+    write_claim(folder, Claim(pair=Pair(2, 1), job_uid="job-1", publication="p2", from_step=10, from_pair=Pair(1, 1)))
+    flip(folder / "step-10.g1.a1" / "MANIFEST.json", 5)
+
+    fenced, damaged = holdfast.json("ls", folder)["commits"]
+
+    assert (fenced["state"], fenced["note"]) == ("fenced", "fenced by claim 2.1 from step 10")
+    assert damaged["state"] == "damaged"
+    assert "MANIFEST.json" in damaged["note"]
+
+
+def test_show_tells_what_a_commit_holds_the_newest_that_may_be_read_by_itself(
+    holdfast: Commands, folder: Path
+) -> None:
+    write_claim(folder, Claim(pair=Pair(2, 1), job_uid="job-1", publication="p2", from_step=10, from_pair=Pair(1, 1)))
+
+    shown = holdfast.json("show", folder)
+
+    assert (shown["step"], shown["world"], shown["parent"]) == (10, {"size": 1, "mesh": {"data": 1}}, None)
+    assert {"name": "model/d", "dtype": "U8", "shape": [5], "bytes": 5} in shown["tensors"]
+    assert holdfast.json("show", folder, "--step", 20)["fence"] == "fenced by claim 2.1 from step 10"
+    assert holdfast("show", folder / "step-10.g1.a1") == 0
+    assert "model/d" in holdfast.out
+
+
+# verify
+
+
+def test_verify_reads_every_commit_and_changes_nothing(holdfast: Commands, folder: Path) -> None:
+    before = tree(folder)
+
+    judged = holdfast.json("verify", folder)["commits"]
+
+    assert [(one["commit"], one["whole"]) for one in judged] == [("step-20.g1.a1", True), ("step-10.g1.a1", True)]
+    assert tree(folder) == before
+
+
+@pytest.mark.parametrize("tensor", FIRST)
+def test_verify_names_the_damaged_tensor(holdfast: Commands, folder: Path, tensor: str) -> None:
+    shard = folder / "step-10.g1.a1" / "rank-0.safetensors"
+    last = offset_of(folder, "step-10.g1.a1", tensor) + len(FIRST[tensor]) - 1
+    flip(shard, last)
+    before = tree(folder)
+
+    (judged,) = holdfast.json("verify", folder / shard.parent, code=1)["commits"]
+
+    (damage,) = judged["damage"]
+    assert damage["file"] == shard.name
+    assert tensor in damage["tensors"]
+    assert tree(folder) == before
+
+
+def test_verify_tells_of_each_way_in_which_a_commit_is_not_whole(holdfast: Commands, folder: Path) -> None:
+    shard = folder / "step-20.g1.a1" / "rank-0.safetensors"
+    with shard.open("r+b") as file:
+        file.truncate(shard.stat().st_size - 1)
+    (folder / "step-20.g1.a1" / "rank-0.json").unlink()
+    flip(folder / "step-10.g1.a1" / "MANIFEST.json", 40)
+
+    assert holdfast("verify", folder) == 1
+
+    assert "instead of" in holdfast.out
+    assert "rank-0.json is missing" in holdfast.out
+    assert "MANIFEST.json: its own digest differs" in holdfast.out
+    assert "tensor model/a" in holdfast.out
+
+
+def test_verify_moves_aside_what_is_damaged_when_it_is_told_to(holdfast: Commands, folder: Path) -> None:
+    flip(folder / "step-20.g1.a1" / "rank-0.safetensors", 5 * MIB)
+
+    newest, older = holdfast.json("verify", folder, "--quarantine", code=1)["commits"]
+
+    assert (newest["quarantined"], older["quarantined"]) == (True, False)
+    assert [line["step"] for line in holdfast.json("ls", folder)["commits"]] == [10]
+    assert len(list((folder / "quarantine").glob("step-20*/MANIFEST.json"))) == 1
+
+
+def test_what_retention_deletes_meanwhile_is_not_damaged(
+    holdfast: Commands, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = FolderStore.open
+
+    def delete_first(store: FolderStore, name: CommitName, file: str) -> Any:
+        if name.step == 10:
+            store.delete(name)
+        return opened(store, name, file)
+
+    monkeypatch.setattr(FolderStore, "open", delete_first)
+
+    newest, older = holdfast.json("verify", folder)["commits"]
+
+    assert (newest["whole"], older["gone"], older["damage"]) == (True, True, [])
+
+
+def test_a_newer_version_is_not_judged_and_not_moved(holdfast: Commands, folder: Path) -> None:
+    path = folder / "step-20.g1.a1" / "MANIFEST.json"
+    document = json.loads(path.read_bytes())
+    document.pop("manifestDigest")
+    body = json.dumps({**document, "version": 9}, sort_keys=True, separators=(",", ":")).encode()
+    path.write_bytes(body[:-1] + f',"manifestDigest":"{xxhash.xxh3_128_hexdigest(body)}"}}\n'.encode())
+    before = tree(folder)
+
+    assert holdfast("verify", folder, "--quarantine") == 3
+    assert "version 9" in holdfast.out
+    assert "step-10.g1.a1: whole" in holdfast.out
+    assert holdfast("show", folder) == 3
+    assert "step-20.g1.a1" in holdfast.err
+    assert tree(folder) == before
+
+
+# diff
+
+
+def test_diff_names_what_changed_and_its_code_says_whether_anything_did(
+    holdfast: Commands, folder: Path, commit: Callable[..., Any]
+) -> None:
+    commit(folder, 30, {"model/a": FIRST["model/a"], "model/c": b"c", "model/new": b"n"})
+
+    changed = holdfast.json("diff", folder / "step-10.g1.a1", folder / "step-20.g1.a1", code=1)
+    moved = holdfast.json("diff", folder / "step-10.g1.a1", folder, code=1)
+
+    assert (changed["changed"], changed["same"], changed["added"], changed["missing"]) == (["model/b"], 3, [], [])
+    assert (moved["added"], moved["missing"]) == (["model/new"], ["model/b", "model/d"])
+    assert (moved["shape"], moved["changed"], moved["same"]) == (["model/c"], [], 1)
+    assert holdfast("diff", folder, folder / "step-30.g1.a1") == 0
+
+
+def test_diff_finds_the_same_tensors_in_commits_that_are_divided_otherwise(
+    holdfast: Commands, tmp_path: Path, world: Callable[..., Any], commit_by: Callable[..., Any]
+) -> None:
+    for ranks in (1, 3):
+        world(ranks, lambda exchange, ranks=ranks: commit_by(exchange, tmp_path / f"by-{ranks}", 5, FIRST))
+
+    found = holdfast.json("diff", tmp_path / "by-1", tmp_path / "by-3")
+
+    assert (found["differs"], found["same"]) == (False, 4)
+
+
+def test_diff_does_not_take_damage_for_a_change(holdfast: Commands, folder: Path) -> None:
+    flip(folder / "step-20.g1.a1" / "rank-0.safetensors", offset_of(folder, "step-20.g1.a1", "model/b"))
+
+    assert holdfast("diff", folder / "step-10.g1.a1", folder) == 1
+    assert "digest of chunk" in holdfast.err
+    assert "changed" not in holdfast.out
+
+
+# copy
+
+
+def test_a_copy_is_the_same_to_the_byte_and_is_made_once(holdfast: Commands, folder: Path, tmp_path: Path) -> None:
+    target = tmp_path / "new" / "place"
+
+    made = holdfast.json("copy", folder, target, "--step", 10)["commits"]
+    again = holdfast.json("copy", folder, target)["commits"]
+
+    assert [(one["commit"], one["fresh"]) for one in made] == [("step-10.g1.a1", True)]
+    assert [(one["commit"], one["fresh"]) for one in again] == [("step-10.g1.a1", False), ("step-20.g1.a1", True)]
+    assert {name: data for name, data in tree(target).items() if name != "LATEST"} == {
+        name: data for name, data in tree(folder).items() if name != "LATEST"
+    }
+
+
+def test_a_damaged_commit_is_not_copied_and_leaves_nothing(holdfast: Commands, folder: Path, tmp_path: Path) -> None:
+    flip(folder / "step-20.g1.a1" / "rank-0.safetensors", 3 * MIB)
+
+    assert holdfast("copy", folder / "step-20.g1.a1", tmp_path / "new") == 1
+
+    assert "digest of chunk 0 differs" in holdfast.err
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_a_copy_does_not_replace_another_commit_and_tells_of_a_fence(
+    holdfast: Commands, folder: Path, tmp_path: Path, commit: Callable[..., Any]
+) -> None:
+    target = tmp_path / "other"
+    commit(target, 20, {"model/a": b"other"})
+    before = tree(target)
+
+    assert holdfast("copy", folder / "step-20.g1.a1", target) == 3
+    assert "another commit under the name" in holdfast.err
+    assert tree(target) == before
+
+    write_claim(target, Claim(pair=Pair(2, 1), job_uid="job-1", publication="p2", from_step=5, from_pair=Pair(1, 1)))
+    assert holdfast("copy", folder / "step-10.g1.a1", target) == 0
+    assert "the job of that folder will not read step-10.g1.a1: fenced by claim 2.1" in holdfast.err
+
+
+def test_commits_go_to_a_store_of_objects_and_are_judged_there(holdfast: Commands, folder: Path) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    url = f"memory:///{folder.parent.name}/tier"
+
+    assert holdfast("copy", folder, url) == 0
+
+    assert [line["step"] for line in holdfast.json("ls", url)["commits"]] == [20, 10]
+    assert holdfast("verify", url) == 0
+    assert holdfast.json("diff", folder, f"{url}/step-20.g1.a1")["same"] == 4
+    fsspec.filesystem("memory").pipe_file(f"/{folder.parent.name}/tier/step-20.g1.a1/rank-0.json", b"{}")
+    assert holdfast("verify", url, "--step", 20) == 1
+    assert "rank-0.json" in holdfast.out
+
+
+# prune
+
+
+def test_prune_says_what_would_go_and_why_and_then_does_it(
+    holdfast: Commands, folder: Path, commit: Callable[..., Any]
+) -> None:
+    commit(folder, 30, {"a": b"a"})
+    before = tree(folder)
+    words = ("prune", folder, "--keep-last", 1, "--rule", "every=20")
+
+    told = holdfast.json(*words, "--dry-run")["commits"]
+    assert tree(folder) == before
+    assert holdfast(*words) == 0
+
+    assert [(line["commit"], line["goes"], line["reason"]) for line in told] == [
+        ("step-30.g1.a1", False, "among the last 1"),
+        ("step-20.g1.a1", False, "every=20"),
+        ("step-10.g1.a1", True, "older than the last 1, and no rule keeps it"),
+    ]
+    assert "step-10.g1.a1  deleted" in holdfast.out
+    assert [line["step"] for line in holdfast.json("ls", folder)["commits"]] == [30, 20]
+
+
+def test_prune_counts_only_what_it_has_read_back_whole(holdfast: Commands, folder: Path) -> None:
+    flip(folder / "step-20.g1.a1" / "rank-0.safetensors", 3 * MIB)
+    before = tree(folder)
+
+    told = holdfast.json("prune", folder, "--keep-last", 1, code=1)
+
+    assert told["damaged"] == ["step-20.g1.a1"]
+    assert not any(line["goes"] for line in told["commits"])
+    assert tree(folder) == before
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("ls", "{root}/none"), 3, "no such folder"),
+        (("ls", "{root}/file"), 3, "is a file"),
+        (("ls", "s4://bucket/x"), 2, "s4"),
+        (("ls", ""), 2, "an empty path"),
+        (("show", "{root}/ckpt", "--step", "15"), 3, "no commit of step 15"),
+        (("show", "{root}/ckpt", "--step", "x"), 2, "not a step"),
+        (("show", "{root}/ckpt/step-10.g1.a1", "--step", "20"), 2, "is not of step 20"),
+        (("show", "{root}/ckpt/step-11.g1.a1"), 3, "no commit step-11.g1.a1"),
+        (("show", "{root}/renamed"), 3, "has not the name of a commit"),
+        (("verify", "{root}/ckpt/step-10.g1.a1.tmp-" + "0" * 32), 3, "unfinished"),
+        (("copy", "{root}/ckpt", "{root}/ckpt/step-10.g1.a1"), 2, "give the folder that is to hold it"),
+        (("prune", "{root}/ckpt", "--keep-last", "1", "--rule", "monthly=3"), 2, "retention rule 'monthly=3'"),
+        (("prune", "{root}/ckpt", "--keep-last", "0"), 2, "at least 1"),
+        (("prune", "{root}/ckpt"), 2, "--keep-last"),
+        (("frobnicate",), 2, "invalid choice"),
+        ((), 2, "required"),
+    ],
+)
+def test_what_cannot_be_done_is_said_with_its_exit_code(
+    holdfast: Commands, folder: Path, words: tuple[str, ...], code: int, said: str
+) -> None:
+    tmp_path = folder.parent
+    (tmp_path / "file").touch()
+    (tmp_path / "renamed").mkdir()
+    (tmp_path / "renamed" / "MANIFEST.json").write_bytes((folder / "step-10.g1.a1" / "MANIFEST.json").read_bytes())
+
+    assert holdfast(*(word.format(root=tmp_path) for word in words)) == code
+    assert said in holdfast.err
+
+
+def test_the_commands_load_no_torch(folder: Path) -> None:
+    code = f"""
+import sys
+from holdfast.cli import main
+assert main(["checkpoints", "verify", {str(folder)!r}]) == 0
+assert "torch" not in sys.modules and "numpy" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_progress_is_drawn_on_a_terminal_only() -> None:
+    stream = io.StringIO()
+    shown = Progress("verify", 200, stream)
+    shown._drawn = float("-inf")
+
+    shown.add(100)
+
+    assert "50%" in stream.getvalue()
+    assert (size(999), size(1000), size(1_014_000_000)) == ("999 B", "1.0 kB", "1.0 GB")

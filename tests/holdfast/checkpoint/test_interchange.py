@@ -1,0 +1,292 @@
+"""Weights of other formats become commits, and commits become files that other programs load: bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import checkpoint
+from holdfast.checkpoint.stores.folder import FolderStore
+from holdfast.cli import main
+
+torch = pytest.importorskip("torch")
+load_file = pytest.importorskip("safetensors.torch").load_file
+
+
+class Net(torch.nn.Module):
+    """Tied weights, bf16, an empty tensor and a scalar."""
+
+    def __init__(self, seed: int = 3) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embed = torch.nn.Embedding(64, 16)
+        self.head = torch.nn.Linear(16, 64, bias=False)
+        self.head.weight = self.embed.weight
+        self.norm = torch.nn.LayerNorm(16, dtype=torch.bfloat16)
+        self.body = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(4))
+        self.register_buffer("none", torch.zeros(0, 5))
+        self.register_buffer("count", torch.tensor(12345678901))
+
+
+@pytest.fixture
+def model() -> Net:
+    made = Net()
+    torch.nn.init.normal_(made.norm.weight)
+    return made
+
+
+def same(left: dict[str, Any], right: dict[str, Any]) -> bool:
+    return left.keys() == right.keys() and all(
+        left[name].dtype == right[name].dtype and torch.equal(left[name], right[name]) for name in left
+    )
+
+
+def untied(state: dict[str, Any]) -> dict[str, Any]:
+    return {name: tensor for name, tensor in state.items() if name != "head.weight"}
+
+
+def run(*words: object) -> int:
+    return main(["checkpoints", *map(str, words)])
+
+
+def loaded(folder: Path) -> Net:
+    fresh = Net(seed=9)
+    assert checkpoint.load(folder, model=fresh) is not None
+    return fresh
+
+
+# In
+
+
+def as_pt(model: Net, path: Path) -> Path:
+    torch.save(model.state_dict(), path / "w.pt")
+    return path / "w.pt"
+
+
+def as_old_pt(model: Net, path: Path) -> Path:
+    torch.save(model.state_dict(), path / "w.bin", _use_new_zipfile_serialization=False)
+    return path / "w.bin"
+
+
+def as_safetensors(model: Net, path: Path) -> Path:
+    from safetensors.torch import save_file
+
+    save_file({name: tensor.clone() for name, tensor in model.state_dict().items()}, path / "w.safetensors")
+    return path / "w.safetensors"
+
+
+def as_sharded(model: Net, path: Path) -> Path:
+    from safetensors.torch import save_file
+
+    names = sorted(model.state_dict())
+    files = {name: f"model-{1 + at % 2:05}-of-00002.safetensors" for at, name in enumerate(names)}
+    for file in set(files.values()):
+        save_file({name: model.state_dict()[name].clone() for name in names if files[name] == file}, path / file)
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    return path
+
+
+def as_dcp(model: Net, path: Path) -> Path:
+    from torch.distributed import checkpoint as dcp
+
+    dcp.save(model.state_dict(), checkpoint_id=path / "dcp", no_dist=True)
+    return path / "dcp"
+
+
+@pytest.mark.parametrize("write", [as_pt, as_old_pt, as_safetensors, as_sharded, as_dcp])
+def test_weights_of_each_format_become_a_commit(
+    model: Net, tmp_path: Path, write: Callable[[Net, Path], Path]
+) -> None:
+    source = write(model, tmp_path)
+
+    assert run("convert", source, tmp_path / "ckpt", "--step", 7) == 0
+
+    assert same(loaded(tmp_path / "ckpt").state_dict(), model.state_dict())
+    assert run("verify", tmp_path / "ckpt") == 0
+
+
+def test_tied_weights_of_a_pt_file_lie_in_the_commit_once(model: Net, tmp_path: Path) -> None:
+    assert run("convert", as_pt(model, tmp_path), tmp_path / "ckpt") == 0
+    store = FolderStore(tmp_path / "ckpt")
+    assert len(store.manifest(store.commits()[0]).tensors) == len(model.state_dict()) - 1
+
+
+def test_parts_of_a_file_become_objects_of_their_own(model: Net, tmp_path: Path) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.25)
+    model.norm(model.body[0](model.embed(torch.tensor([1]))).bfloat16()).float().sum().backward()
+    optimizer.step()
+    whole = {"step": 5, "net": {"model": model.state_dict(), "optimizer": optimizer.state_dict()}}
+    torch.save(whole, tmp_path / "all.pt")
+
+    assert run("convert", tmp_path / "all.pt", tmp_path / "ckpt", "--key", "net", "--split") == 0
+
+    fresh = Net(seed=9)
+    other = torch.optim.AdamW(fresh.parameters(), lr=1.0)
+    checkpoint.load(tmp_path / "ckpt", model=fresh, optimizer=other)
+    assert same(fresh.state_dict(), model.state_dict())
+    assert other.param_groups[0]["lr"] == 0.25
+    assert torch.equal(other.state_dict()["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
+
+
+class Evil:
+    """Runs code when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.mark),)
+
+
+def test_what_would_run_code_is_refused_by_name_and_runs_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mark = tmp_path / "ran"
+    torch.save({"model": Evil(mark)}, tmp_path / "evil.pt")
+    (tmp_path / "dcp").mkdir()
+    (tmp_path / "dcp" / ".metadata").write_bytes(pickle.dumps(Evil(mark)))
+
+    for source in ("evil.pt", "dcp"):
+        assert run("convert", tmp_path / source, tmp_path / "ckpt") == 3
+        assert "mkdir" in capsys.readouterr().err
+    assert not mark.exists()
+    assert not (tmp_path / "ckpt").exists()
+
+
+def header(table: Any, data: bytes = b"\0" * 8) -> bytes:
+    raw = table if isinstance(table, bytes) else json.dumps(table).encode()
+    return len(raw).to_bytes(8, "little") + raw + data
+
+
+def one(**changes: Any) -> dict[str, Any]:
+    return {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **changes}}
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        (1 << 60).to_bytes(8, "little"),
+        header(b"not json"),
+        header([]),
+        header({"a": 1}),
+        header(one(shape=[3])),
+        header(one(shape=[-2])),
+        header(one(dtype="F99")),
+        header(one(dtype="U8")),
+        header(one(data_offsets=[0, 9])),
+        header(one(data_offsets=[8, 16])),
+        header(one(shape=[1 << 62, 4], data_offsets=[0, 8])),
+        header(one(), b"\0" * 9),
+        header({**one(), "b": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}),
+        header(
+            b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
+        ),
+    ],
+    ids=range(15),
+)
+def test_a_safetensors_file_that_lies_is_damaged(tmp_path: Path, raw: bytes) -> None:
+    (tmp_path / "x.safetensors").write_bytes(raw)
+    assert run("convert", tmp_path / "x.safetensors", tmp_path / "ckpt") == 1
+    assert not (tmp_path / "ckpt").exists()
+
+
+@pytest.mark.parametrize("file", ["../x.safetensors", "/etc/passwd", "gone.safetensors", 3])
+def test_an_index_that_leads_elsewhere_is_damaged(tmp_path: Path, file: object) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": file}}))
+    assert run("convert", tmp_path, tmp_path / "ckpt") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("{0}/none.pt",), 3, "no such file"),
+        (("{0}/w.txt",), 3, "no known format"),
+        (("{0}/empty",), 3, "holds neither"),
+        (("{0}/w.pt", "--key", "model.x"), 2, "there is no 'model'"),
+        (("{0}/junk.pt",), 1, "not a file of torch.save"),
+    ],
+)
+def test_what_cannot_be_converted_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], code: int, said: str
+) -> None:
+    as_pt(Net(), tmp_path)
+    (tmp_path / "w.txt").touch()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "junk.pt").write_bytes(b"PK junk")
+    source, *rest = (word.format(tmp_path) for word in words)
+
+    assert run("convert", source, tmp_path / "ckpt", *rest) == code
+
+    assert said in capsys.readouterr().err
+
+
+# Out
+
+
+def test_an_export_is_what_safetensors_loads_tied_weights_once(model: Net, tmp_path: Path) -> None:
+    from safetensors.torch import load_model
+
+    checkpoint.save(tmp_path / "ckpt", step=1, model=model)
+
+    assert run("export", tmp_path / "ckpt", tmp_path / "out" / "w.safetensors") == 0
+
+    file = tmp_path / "out" / "w.safetensors"
+    read = load_file(file)
+    kept = "embed.weight" if "embed.weight" in read else "head.weight"
+    assert len(read) == len(model.state_dict()) - 1
+    assert same(read, {name: model.state_dict()[name] for name in read})
+    assert torch.equal(read[kept], model.head.weight)
+    fresh = Net(seed=9)
+    load_model(fresh, file)
+    assert same(fresh.state_dict(), model.state_dict())
+
+
+def test_a_sharded_export_has_an_index_and_files_of_the_size_asked_for(model: Net, tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "ckpt", step=1, model=model)
+
+    assert run("export", tmp_path / "ckpt", tmp_path / "hf", "--max-shard-size", "3kB") == 0
+
+    index = json.loads((tmp_path / "hf" / "model.safetensors.index.json").read_bytes())
+    parts = {file: load_file(tmp_path / "hf" / file) for file in set(index["weight_map"].values())}
+    read = {name: parts[file][name] for name, file in index["weight_map"].items()}
+    assert len(parts) > 2
+    assert same(read, {name: model.state_dict()[name] for name in read})
+    assert len(read) == len(model.state_dict()) - 1
+    assert index["metadata"]["total_size"] == sum(t.numel() * t.element_size() for t in read.values())
+    sizes = [sum(t.numel() * t.element_size() for t in part.values()) for part in parts.values()]
+    assert all(size <= 3000 or len(part) == 1 for size, part in zip(sizes, parts.values(), strict=True))
+
+
+def test_what_was_exported_can_be_taken_back(model: Net, tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "ckpt", step=1, model=model)
+    assert run("export", tmp_path / "ckpt", tmp_path / "hf", "--max-shard-size", "3kB") == 0
+    assert run("convert", tmp_path / "hf", tmp_path / "back") == 0
+
+    store = FolderStore(tmp_path / "back")
+    tree = store.manifest(store.commits()[0]).state["objects"]["model"]
+    assert set(tree) >= set(untied(model.state_dict())) - {"embed.weight"}
+
+
+def test_an_export_replaces_nothing_and_a_damaged_commit_leaves_nothing(
+    model: Net, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commit = checkpoint.save(tmp_path / "ckpt", step=1, model=model)
+    assert run("export", commit, tmp_path / "hf") == 0
+    before = (tmp_path / "hf" / "model.safetensors").read_bytes()
+    assert run("export", commit, tmp_path / "hf") == 3
+    assert "is there already" in capsys.readouterr().err
+    assert (tmp_path / "hf" / "model.safetensors").read_bytes() == before
+
+    shard = commit / "rank-0.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"\x55")
+    assert run("export", commit, tmp_path / "other") == 1
+    assert list((tmp_path / "other").iterdir()) == []
+    assert run("export", tmp_path / "ckpt", tmp_path / "x", "--object", "ema") == 2
+    assert "one of model" in capsys.readouterr().err

@@ -1,0 +1,136 @@
+"""A reader of at most 100 lines, written by the format's page and without holdfast, reads what holdfast commits."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from holdfast.checkpoint import save
+from holdfast.checkpoint.claims import write_claim
+from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.writer import Snapshot
+from holdfast.checkpoint.writer import save as save_snapshot
+from holdfast.worlds import Claim, Pair
+
+torch = pytest.importorskip("torch")
+
+SCRIPT = Path(__file__).parent / "scripts" / "third_party_reader.py"
+
+
+@pytest.fixture(scope="module")
+def reader() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("third_party_reader", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Net(torch.nn.Module):
+    """Tied weights, bf16, an empty and a scalar tensor, and one that is larger than a part with a digest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.embed = torch.nn.Embedding(64, 8)
+        self.head = torch.nn.Linear(8, 64, bias=False)
+        self.head.weight = self.embed.weight
+        self.norm = torch.nn.LayerNorm(8, dtype=torch.bfloat16)
+        self.register_buffer("large", torch.randn(1100, 2048))
+        self.register_buffer("none", torch.zeros(0, 5))
+        self.register_buffer("count", torch.tensor(12345678901))
+
+
+def bits(value: Any) -> bytes:
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    flat = value.detach().contiguous().reshape(-1)
+    return bytes(flat.view(torch.uint8).numpy().tobytes()) if value.numel() else b""
+
+
+def assert_same(read: dict[str, Any], state: dict[str, Any]) -> None:
+    assert read.keys() == state.keys()
+    for name, tensor in state.items():
+        assert read[name].shape == tuple(tensor.shape)
+        assert bits(read[name]) == bits(tensor)
+
+
+def test_the_reader_is_short_and_knows_no_holdfast() -> None:
+    text = SCRIPT.read_text()
+    imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    named = {node.module if isinstance(node, ast.ImportFrom) else node.names[0].name for node in imports}
+
+    assert len(text.splitlines()) <= 100
+    assert named == {"json", "re", "pathlib", "numpy", "xxhash"}
+
+
+def test_it_reads_a_commit_of_one_rank_bit_for_bit(tmp_path: Path, reader: ModuleType) -> None:
+    model = Net()
+    save(tmp_path, step=3, model=model)
+
+    commit, manifest = reader.newest(tmp_path)
+    tensors = reader.read_tensors(commit, manifest)
+
+    assert_same(reader.build(manifest["state"]["objects"]["model"], tensors), model.state_dict())
+    assert len(tensors) == len(model.state_dict()) - 1  # the tied one lies there once
+
+
+def test_it_reads_a_commit_of_two_ranks_bit_for_bit(
+    tmp_path: Path, reader: ModuleType, world: Callable[..., Any]
+) -> None:
+    from holdfast.checkpoint.state import flatten
+
+    model = Net()
+    flat = flatten({"model": model})
+
+    def snapshot() -> Snapshot:
+        return Snapshot(
+            name=CommitName(step=5, pair=Pair(1, 2)),
+            specs=flat.specs,
+            read=flat.read,
+            state={"objects": flat.tree, "counters": {}},
+            data=None,
+            alone={},
+            numerics={},
+        )
+
+    world(2, lambda exchange: save_snapshot(tmp_path, snapshot(), exchange))
+
+    commit, manifest = reader.newest(tmp_path)
+    assert sorted(manifest["files"]) == ["rank-0.json", "rank-0.safetensors", "rank-1.json", "rank-1.safetensors"]
+    tensors = reader.read_tensors(commit, manifest)
+    assert_same(reader.build(manifest["state"]["objects"]["model"], tensors), model.state_dict())
+
+
+def test_it_takes_the_commit_that_the_claims_allow(
+    tmp_path: Path, reader: ModuleType, commit: Callable[..., Any]
+) -> None:
+    commit(tmp_path, 10, {"a": b"1"})
+    commit(tmp_path, 20, {"a": b"2"})
+    write_claim(
+        tmp_path, Claim(pair=Pair(2, 1), job_uid="job-1", publication="p2", from_step=10, from_pair=Pair(1, 1))
+    )
+
+    assert reader.newest(tmp_path)[0].name == "step-10.g1.a1"
+
+    commit(tmp_path, 15, {"a": b"3"}, Pair(2, 1))
+    assert reader.newest(tmp_path)[0].name == "step-15.g2.a1"
+
+
+@pytest.mark.parametrize("file", ["MANIFEST.json", "rank-0.safetensors", "rank-0.json"])
+def test_it_finds_a_flipped_bit_in_every_file(tmp_path: Path, reader: ModuleType, file: str) -> None:
+    path = save(tmp_path, step=1, model=torch.nn.Linear(4, 4)) / file
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+
+    with pytest.raises(reader.UnusableError, match="damaged"):
+        reader.read_tensors(*reader.newest(tmp_path))

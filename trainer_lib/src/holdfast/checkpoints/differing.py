@@ -1,0 +1,119 @@
+"""What differs between two commits: names, shapes, dtypes, bytes, and the state beside the tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from holdfast.checkpoint.manifest import Chunk, Manifest, TensorRecord
+from holdfast.checkpoints.content import Content, chunk_bytes, tensor_bytes
+from holdfast.checkpoints.progress import Progress
+
+_BLOCK: Final = 8 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """From A to B."""
+
+    added: tuple[str, ...]
+    missing: tuple[str, ...]
+    shapes: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    changed: tuple[str, ...]
+    state: tuple[str, ...]
+    same: int
+
+    @property
+    def any(self) -> bool:
+        """Whether anything differs."""
+        return any((self.added, self.missing, self.shapes, self.dtypes, self.changed, self.state))
+
+    def to_json(self) -> dict[str, Any]:
+        """For scripts."""
+        return {
+            "differs": self.any,
+            "added": list(self.added),
+            "missing": list(self.missing),
+            "shape": list(self.shapes),
+            "dtype": list(self.dtypes),
+            "changed": list(self.changed),
+            "state": list(self.state),
+            "same": self.same,
+        }
+
+
+def compared_bytes(before: Manifest, after: Manifest) -> int:
+    """How many bytes a comparison goes through."""
+    return sum(tensor_bytes(before.tensors[name]) for name in _comparable(before, after))
+
+
+def _comparable(before: Manifest, after: Manifest) -> list[str]:
+    both = before.tensors.keys() & after.tensors.keys()
+    return sorted(name for name in both if _form(before.tensors[name]) == _form(after.tensors[name]))
+
+
+def _form(record: TensorRecord) -> tuple[str, tuple[int, ...]]:
+    return record.dtype, record.shape
+
+
+def diff(before: Content, after: Content, shown: Progress) -> Difference:
+    """Compare; bytes are read only where the digests do not already say that they are the same."""
+    ours, theirs = before.manifest.tensors, after.manifest.tensors
+    both = sorted(ours.keys() & theirs.keys())
+    same_form = _comparable(before.manifest, after.manifest)
+    changed = [name for name in same_form if not _equal(before, after, name, shown)]
+    return Difference(
+        added=tuple(sorted(theirs.keys() - ours.keys())),
+        missing=tuple(sorted(ours.keys() - theirs.keys())),
+        shapes=tuple(name for name in both if ours[name].shape != theirs[name].shape),
+        dtypes=tuple(name for name in both if ours[name].dtype != theirs[name].dtype),
+        changed=tuple(changed),
+        state=tuple(_paths(before.manifest.state, after.manifest.state, "state"))
+        + tuple(_paths(before.manifest.data, after.manifest.data, "data")),
+        same=len(same_form) - len(changed),
+    )
+
+
+def _equal(before: Content, after: Content, name: str, shown: Progress) -> bool:
+    ours, theirs = before.manifest.tensors[name], after.manifest.tensors[name]
+    total = tensor_bytes(ours)
+    if _same_digests(before.manifest, ours, after.manifest, theirs):
+        shown.add(total)
+        return True
+    left, right = memoryview(bytearray(min(_BLOCK, total))), memoryview(bytearray(min(_BLOCK, total)))
+    for begin in range(0, total, _BLOCK):
+        length = min(_BLOCK, total - begin)
+        before.fill(ours, begin, left[:length])
+        after.fill(theirs, begin, right[:length])
+        shown.add(length)
+        if left[:length] != right[:length]:
+            shown.add(total - begin - length)
+            return False
+    return True
+
+
+def _same_digests(before: Manifest, ours: TensorRecord, after: Manifest, theirs: TensorRecord) -> bool:
+    """Whether the same bytes lie at the same places under the same digests."""
+    if ours.chunks != theirs.chunks:
+        return False
+    return all(_digests(before, chunk) == _digests(after, chunk) for chunk in ours.chunks)
+
+
+def _digests(manifest: Manifest, chunk: Chunk) -> tuple[int, tuple[str, ...]]:
+    length = chunk_bytes(manifest)
+    covering = slice(chunk.offset // length, -(-(chunk.offset + chunk.nbytes) // length))
+    return length, manifest.files[chunk.file].chunks[covering]
+
+
+def _paths(before: Any, after: Any, path: str) -> Iterator[str]:
+    """Where two JSON trees differ."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in sorted(before.keys() | after.keys()):
+            yield from _paths(before.get(key), after.get(key), f"{path}.{key}")
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for index, (ours, theirs) in enumerate(zip(before, after, strict=True)):
+            yield from _paths(ours, theirs, f"{path}.{index}")
+    elif before != after:
+        yield path

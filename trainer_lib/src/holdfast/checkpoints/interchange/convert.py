@@ -1,0 +1,87 @@
+"""From weights of another format to a commit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from holdfast.checkpoint.manifest import Chunk, Manifest, TensorRecord, check
+from holdfast.checkpoint.names import CommitName, tensors_file
+from holdfast.checkpoint.shard import ShardPlan, plan_shard, whole
+from holdfast.checkpoint.state import Flat, flatten_values
+from holdfast.checkpoint.stores import Store
+from holdfast.errors import CheckpointError, UnknownFormatError, UsageError
+from holdfast.worlds import Pair
+
+WHOLE: Final = "model"
+
+
+def pick(found: Any, key: str) -> Any:
+    """A part of what was read: `state_dict`, or `module.model`."""
+    for part in filter(None, key.split(".")):
+        if not isinstance(found, Mapping) or part not in found:
+            names = ", ".join(map(str, found)) if isinstance(found, Mapping) else f"a {type(found).__name__}"
+            raise UsageError(f"--key {key}: there is no {part!r}; there is {names}")
+        found = found[part]
+    return found
+
+
+def objects(found: Any, *, name: str, split: bool) -> dict[str, Any]:
+    """The state of each object: all of it under one name, or each part under its own."""
+    if not isinstance(found, Mapping):
+        raise UnknownFormatError(f"what was read is a {type(found).__name__} and no state dict")
+    return {str(key): value for key, value in found.items()} if split else {name: found}
+
+
+def commit(store: Store, values: Mapping[str, Any], *, step: int, made: datetime) -> CommitName:
+    """Make a commit of these objects' states, as `holdfast.checkpoint.load` reads it."""
+    if store.claims():
+        raise CheckpointError(f"{store.url} belongs to a job (it has claims): convert into a folder of its own")
+    older = [name.pair.attempt for name in store.commits() if name.step == step]
+    name = CommitName(step=step, pair=Pair(0, 1 + max(older, default=0)))
+    flat = flatten_values(values)
+    plan = plan_shard(map(whole, flat.specs), metadata={"format": "pt", "commit": str(name), "rank": "0"})
+    incoming = store.receive(name)
+    try:
+        record = incoming.write(tensors_file(0), _parts(plan, flat))
+        manifest = Manifest(
+            step=step,
+            pair=name.pair,
+            job_uid="",
+            publication="",
+            run_id="",
+            created=made.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            world_size=1,
+            mesh={"data": 1},
+            tensors=_records(plan),
+            files={tensors_file(0): record},
+            state={"objects": flat.tree, "counters": {}},
+            data=None,
+            numerics={},
+        )
+        check(manifest)
+        incoming.publish(manifest)
+    except BaseException:
+        incoming.discard()
+        raise
+    return name
+
+
+def _parts(plan: ShardPlan, flat: Flat) -> Any:
+    yield plan.header
+    for piece in plan.pieces:
+        yield flat.read(piece)
+
+
+def _records(plan: ShardPlan) -> dict[str, TensorRecord]:
+    return {
+        piece.spec.name: TensorRecord(
+            dtype=piece.spec.dtype,
+            shape=piece.spec.shape,
+            chunks=(
+                Chunk(file=tensors_file(0), offset=offset, nbytes=piece.nbytes, start=piece.start, shape=piece.shape),
+            ),
+        )
+        for piece, offset in zip(plan.pieces, plan.offsets, strict=True)
+    }

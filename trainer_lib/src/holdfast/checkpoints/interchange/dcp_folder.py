@@ -1,0 +1,109 @@
+"""Reading the tensors of a folder of torch.distributed.checkpoint (DCP), without a process group.
+
+Its `.metadata` is a pickle, and unpickling may run code. It is read by an unpickler that makes nothing but DCP's own
+records of tensors, so a folder need not be trusted. The tensors themselves are read by torch with `weights_only`;
+values that are no tensors are pickles as well, and are left out.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import pickle
+from collections.abc import Sequence
+from pathlib import Path, PurePath
+from typing import Any, Final
+
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from holdfast.errors import DamagedError, UnknownFormatError
+
+_log = logging.getLogger("holdfast.checkpoints.interchange")
+_RECORDS: Final = {
+    "torch.distributed.checkpoint.metadata": {
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorStorageMetadata",
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "TensorProperties",
+        "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.serialization": {"_get_layout"},
+    "torch": {"Size"},
+    "collections": {"OrderedDict"},
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if name in _RECORDS.get(module, ()):
+            return super().find_class(module, name)
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        if module == "pathlib" and name in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"):
+            return PurePath
+        raise UnknownFormatError(f".metadata names {module}.{name}, which no record of DCP needs")
+
+
+class _Reader(FileSystemReader):
+    """DCP's reader with another way to its metadata."""
+
+    def __init__(self, folder: Path, metadata: Metadata) -> None:
+        super().__init__(folder)
+        self._metadata = metadata
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        return self._metadata
+
+
+def read_dcp(folder: Path) -> dict[Any, Any]:
+    """The tensors, nested as they were saved."""
+    metadata = _metadata(folder)
+    records = metadata.state_dict_metadata
+    left_out = sorted(name for name, record in records.items() if not isinstance(record, TensorStorageMetadata))
+    if left_out:
+        _log.warning("%s: %d values are no tensors and are left out: %s", folder, len(left_out), ", ".join(left_out))
+    tensors = {
+        name: torch.empty(record.size, dtype=record.properties.dtype)
+        for name, record in records.items()
+        if isinstance(record, TensorStorageMetadata)
+    }
+    try:
+        load(tensors, storage_reader=_Reader(folder, metadata), no_dist=True)
+    except (OSError, RuntimeError, ValueError, KeyError, AssertionError, pickle.UnpicklingError) as error:
+        raise DamagedError(f"{folder} cannot be read whole: {error}") from error
+    return _nested(tensors, metadata.planner_data)
+
+
+def _metadata(folder: Path) -> Metadata:
+    raw = (folder / ".metadata").read_bytes()
+    try:
+        metadata = _Unpickler(io.BytesIO(raw)).load()
+    except UnknownFormatError as error:
+        raise UnknownFormatError(f"{folder}/{error}: it is not read") from error
+    except (pickle.UnpicklingError, EOFError, AttributeError, TypeError, ValueError, IndexError, KeyError) as error:
+        raise DamagedError(f"{folder}/.metadata is damaged: {error!r}") from error
+    if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
+        raise UnknownFormatError(f"{folder}/.metadata is not that of a checkpoint of DCP in files")
+    for info in metadata.storage_data.values():
+        if PurePath(info.relative_path).name != info.relative_path:
+            raise DamagedError(f"{folder}/.metadata leads out of its folder: {info.relative_path!r}")
+    metadata.storage_meta = StorageMeta()
+    return metadata
+
+
+def _nested(tensors: dict[str, torch.Tensor], paths: Any) -> dict[Any, Any]:
+    tree: dict[Any, Any] = {}
+    for name, tensor in tensors.items():
+        path: Sequence[Any] = paths[name] if isinstance(paths, dict) and paths.get(name) else (name,)
+        branch = tree
+        for part in path[:-1]:
+            branch = branch.setdefault(part, {})
+        branch[path[-1]] = tensor
+    return tree

@@ -1,0 +1,153 @@
+"""From a commit to safetensors, alone or in the layout of Hugging Face. Bytes only: no torch, dtypes as they are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast.checkpoint.files import Buffer, create_durably, sync_folder, write_file
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.shard import ShardPlan, TensorSpec, plan_shard, whole
+from holdfast.checkpoints.content import Content
+from holdfast.checkpoints.progress import Progress
+from holdfast.errors import CheckpointError, UsageError
+
+_BLOCK: Final = 8 << 20
+_STEM: Final = "model"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """An object's tensors: by the name they get, that in the commit. `tied` are second names of such."""
+
+    tensors: Mapping[str, str]
+    tied: Mapping[str, str]
+    left_out: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """What was written."""
+
+    files: tuple[Path, ...]
+    nbytes: int
+
+
+def weights(manifest: Manifest, name: str) -> Weights:
+    """The flat state dict that an object has; what in it is no tensor is left out."""
+    objects = manifest.state.get("objects") if isinstance(manifest.state, dict) else None
+    if not isinstance(objects, dict) or name not in objects:
+        known = ", ".join(sorted(objects)) if isinstance(objects, dict) else "none"
+        raise UsageError(f"the commit has no object {name!r}: give --object with one of {known}")
+    tensors: dict[str, str] = {}
+    tied: dict[str, str] = {}
+    first: dict[str, str] = {}
+    left_out = []
+    for key, leaf in _leaves(objects[name], ""):
+        source = _tensor(leaf)
+        if source is None:
+            left_out.append(key)
+        elif source in first:
+            tied[key] = first[source]
+        else:
+            tensors[key] = first.setdefault(source, key) and source
+    if not tensors:
+        raise UsageError(f"object {name!r} has no tensors")
+    return Weights(tensors=tensors, tied=tied, left_out=tuple(left_out))
+
+
+def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, dict) and _tensor(tree) is None and not any(key.startswith("$") for key in tree):
+        for key, item in tree.items():
+            yield from _leaves(item, f"{path}.{key}" if path else key)
+    else:
+        yield path, tree
+
+
+def _tensor(leaf: Any) -> str | None:
+    if not isinstance(leaf, dict) or len(leaf) != 1:
+        return None
+    mark, value = next(iter(leaf.items()))
+    if mark in ("$tensor", "$array"):
+        return str(value)
+    return str(value[0]) if mark == "$rows" else None
+
+
+def export(content: Content, chosen: Weights, target: Path, *, most: int, shown: Progress) -> Exported:
+    """Write one file, or as many as `most` bytes each need and an index last; nothing that is there is replaced."""
+    specs = [_spec(content.manifest, name, source) for name, source in chosen.tensors.items()]
+    single = target.suffix == ".safetensors"
+    folder = target.parent if single else target
+    shards = [specs] if single else _shards(specs, most)
+    names = [target.name] if single else _names(len(shards))
+    index = folder / f"{_STEM}.safetensors.index.json" if len(shards) > 1 else None
+    files = [*(folder / name for name in names), *([index] if index else [])]
+    taken = [file for file in files if file.exists()]
+    if taken:
+        raise CheckpointError(f"{taken[0]} is there already: give another place; nothing was changed")
+    folder.mkdir(parents=True, exist_ok=True)
+    metadata = {"format": "pt", **chosen.tied}
+    for name, shard in zip(names, shards, strict=True):
+        plan = plan_shard(map(whole, shard), metadata=metadata)
+        _write(folder / name, _parts(content, chosen, plan, shown))
+    total = sum(spec.nbytes for spec in specs)
+    if index:
+        table = {spec.name: name for name, shard in zip(names, shards, strict=True) for spec in shard}
+        document = {"metadata": {"total_size": total}, "weight_map": dict(sorted(table.items()))}
+        create_durably(index, json.dumps(document, indent=2).encode() + b"\n")
+    sync_folder(folder)
+    return Exported(files=tuple(files), nbytes=total)
+
+
+def _spec(manifest: Manifest, name: str, source: str) -> TensorSpec:
+    record = manifest.tensors[source]
+    return TensorSpec(name=name, dtype=record.dtype, shape=record.shape)
+
+
+def _shards(specs: Sequence[TensorSpec], most: int) -> list[list[TensorSpec]]:
+    """In order, each as full as it may be; a tensor that is larger than `most` has a file of its own."""
+    shards: list[list[TensorSpec]] = []
+    filled = most
+    for spec in specs:
+        if filled + spec.nbytes > most:
+            shards.append([])
+            filled = 0
+        shards[-1].append(spec)
+        filled += spec.nbytes
+    return shards
+
+
+def _names(count: int) -> list[str]:
+    if count == 1:
+        return [f"{_STEM}.safetensors"]
+    return [f"{_STEM}-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
+
+
+def _write(path: Path, parts: Iterator[Buffer]) -> None:
+    """Under another name first: a file that has its own is whole."""
+    fresh = path.with_name(f"{path.name}.tmp")
+    try:
+        write_file(fresh, parts)
+        fresh.rename(path)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
+
+
+def _parts(content: Content, chosen: Weights, plan: ShardPlan, shown: Progress) -> Iterator[Buffer]:
+    yield plan.header
+    for piece in plan.pieces:
+        for block in _blocks(content, chosen.tensors[piece.spec.name], piece.nbytes):
+            shown.add(block.nbytes)
+            yield block
+
+
+def _blocks(content: Content, source: str, nbytes: int) -> Iterator[memoryview]:
+    window = memoryview(bytearray(min(_BLOCK, nbytes)))
+    for begin in range(0, nbytes, _BLOCK):
+        block = window[: min(_BLOCK, nbytes - begin)]
+        content.fill(content.manifest.tensors[source], begin, block)
+        yield block

@@ -1,0 +1,223 @@
+"""`holdfast checkpoints COMMAND …`: the options, what is printed, and the exit code.
+
+0: fine. 1: damaged, or different. 2: the command was not given right. 3: something cannot be read or written, which
+says nothing about the commits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+from holdfast.checkpoint.retention import Rules
+from holdfast.checkpoints import views
+from holdfast.checkpoints.content import Content, nbytes, tensor_bytes
+from holdfast.checkpoints.copying import Copied, copy, lineage
+from holdfast.checkpoints.differing import Difference, compared_bytes, diff
+from holdfast.checkpoints.options import parser
+from holdfast.checkpoints.places import choose, every, fenced, find
+from holdfast.checkpoints.progress import progress, size
+from holdfast.checkpoints.pruning import Pruning, carry_out, plan
+from holdfast.checkpoints.verifying import Verdict, verify
+from holdfast.errors import DamagedError, HoldfastError, UsageError
+
+
+class Exit(IntEnum):
+    """Exit codes of `holdfast checkpoints`."""
+
+    FINE = 0
+    BAD = 1
+    USAGE = 2
+    UNREADABLE = 3
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the command; returns its exit code."""
+    try:
+        known = parser().parse_args(list(words))
+        return int(_COMMANDS[known.command](known))
+    except UsageError as error:
+        return _say(error, Exit.USAGE)
+    except DamagedError as error:
+        return _say(error, Exit.BAD)
+    except (HoldfastError, OSError) as error:
+        return _say(error, Exit.UNREADABLE)
+
+
+def _say(error: Exception, code: Exit) -> int:
+    print(f"holdfast checkpoints: {str(error).removeprefix('holdfast checkpoints: ')}", file=sys.stderr)
+    return int(code)
+
+
+def _print(document: Any, text: Callable[[], str], *, as_json: bool) -> None:
+    print(json.dumps(document, indent=2) if as_json else text())
+
+
+# The commands
+
+
+def _ls(known: argparse.Namespace) -> Exit:
+    place = find(known.where)
+    lines = views.listed(place.store, every(place))
+    document = {"tier": place.store.url, "commits": lines}
+    _print(document, lambda: views.table(lines) if lines else f"{place.store.url} has no commit", as_json=known.json)
+    return Exit.FINE
+
+
+def _show(known: argparse.Namespace) -> Exit:
+    place = find(known.where)
+    commit = views.shown(place.store, choose(place, known.step))
+    _print(commit, lambda: views.page(commit), as_json=known.json)
+    return Exit.FINE
+
+
+def _verify(known: argparse.Namespace) -> Exit:
+    place = find(known.where)
+    names = [choose(place, known.step)] if known.newest else every(place, known.step)
+    verdicts = []
+    for name in names:
+        verdict = verify(place.store, name)
+        moved = bool(known.quarantine and verdict.damaged and place.store.quarantine(name, verdict.reason))
+        verdicts.append((verdict, moved))
+        if not known.json:
+            print(_told(verdict, moved=moved), flush=True)
+    if known.json:
+        commits = [{**verdict.to_json(), "quarantined": moved} for verdict, moved in verdicts]
+        print(json.dumps({"tier": place.store.url, "commits": commits}, indent=2))
+    elif not names:
+        print(f"{place.store.url} has no commit")
+    if any(verdict.damaged for verdict, _ in verdicts):
+        return Exit.BAD
+    return Exit.UNREADABLE if any(verdict.unknown for verdict, _ in verdicts) else Exit.FINE
+
+
+def _told(verdict: Verdict, *, moved: bool) -> str:
+    if verdict.unknown:
+        return f"{verdict.name}: not verified: {verdict.unknown}"
+    if verdict.gone:
+        return f"{verdict.name}: deleted while it was read"
+    if verdict.whole:
+        return f"{verdict.name}: whole, {size(verdict.nbytes)} verified"
+    lines = [f"{verdict.name}: DAMAGED" + (", moved to quarantine" if moved else "")]
+    for damage in verdict.damages:
+        lines.append(f"  {damage.reason}")
+        lines.extend(f"    tensor {tensor}" for tensor in damage.tensors)
+    return "\n".join(lines)
+
+
+def _diff(known: argparse.Namespace) -> Exit:
+    one, other = find(known.before), find(known.after)
+    with Content(one.store, choose(one, None)) as before, Content(other.store, choose(other, None)) as after:
+        with progress("diff", compared_bytes(before.manifest, after.manifest)) as shown:
+            found = diff(before, after, shown)
+        document = {"before": str(before.name), "after": str(after.name), **found.to_json()}
+    _print(document, lambda: _differs(document, found), as_json=known.json)
+    return Exit.BAD if found.any else Exit.FINE
+
+
+def _differs(document: dict[str, Any], found: Difference) -> str:
+    lines = [f"{document['before']} -> {document['after']}: {found.same} tensors are the same"]
+    for word in ("added", "missing", "shape", "dtype", "changed", "state"):
+        lines.extend(f"  {word:8}{name}" for name in document[word])
+    return "\n".join(lines)
+
+
+def _copy(known: argparse.Namespace) -> Exit:
+    source, target = find(known.source), find(known.target, fresh=True)
+    if target.name is not None:
+        raise UsageError(f"{known.target} is a commit's name: give the folder that is to hold it")
+    wanted = every(source, known.step)
+    if not wanted:
+        raise UsageError(f"{source.store.url} has no commit to copy")
+    chain = list(dict.fromkeys(name for one in reversed(wanted) for name in lineage(source.store, one)))
+    copied = []
+    for name in chain:
+        with progress(f"copy {name}", nbytes(source.store.manifest(name))) as shown:
+            copied.append(copy(source.store, name, target.store, shown))
+        if not known.json:
+            print(_arrived(copied[-1], target.store.url), flush=True)
+    claims = target.store.claims()
+    notes = {str(name): reason for name in chain if (reason := fenced(target.store, name, claims))}
+    for commit, reason in notes.items():
+        print(f"holdfast checkpoints: the job of that folder will not read {commit}: {reason}", file=sys.stderr)
+    if known.json:
+        entries = [{"commit": str(c.name), "bytes": c.nbytes, "fresh": c.fresh} for c in copied]
+        print(json.dumps({"target": target.store.url, "commits": entries, "fenced": notes}, indent=2))
+    return Exit.FINE
+
+
+def _arrived(copied: Copied, url: str) -> str:
+    if not copied.fresh:
+        return f"{copied.name}: was there already"
+    return f"{copied.name}: {size(copied.nbytes)} copied to {url} and verified"
+
+
+def _prune(known: argparse.Namespace) -> Exit:
+    place = find(known.where)
+    if place.name is not None or known.keep_last < 1:
+        raise UsageError("holdfast checkpoints prune: give the folder of the commits, and --keep-last of at least 1")
+    pruning = plan(place.store, Rules.parse(",".join(known.rule)), known.keep_last, now=datetime.now(UTC))
+    if not known.dry_run:
+        carry_out(place.store, pruning)
+    document = {"tier": place.store.url, "dryRun": known.dry_run, **pruning.to_json()}
+    _print(document, lambda: _pruned(pruning, dry=known.dry_run), as_json=known.json)
+    return Exit.BAD if pruning.damaged else Exit.FINE
+
+
+def _pruned(pruning: Pruning, *, dry: bool) -> str:
+    word = "would go" if dry else "deleted"
+    rows = [(str(name), word if goes else "stays", reason) for name, goes, reason in pruning.lines]
+    damaged = [f"{name}: DAMAGED, and does not count: see holdfast checkpoints verify" for name in pruning.damaged]
+    return "\n".join([*damaged, views.aligned(rows) if rows else "no commit"])
+
+
+def _convert(known: argparse.Namespace) -> Exit:
+    from holdfast.checkpoints.interchange import convert
+    from holdfast.checkpoints.interchange.sources import read_source
+
+    target = find(known.target, fresh=True)
+    found = convert.pick(read_source(Path(known.source)), known.key)
+    values = convert.objects(found, name=known.object, split=known.split)
+    name = convert.commit(target.store, values, step=known.step, made=datetime.now(UTC))
+    document = {"commit": str(name), "target": target.store.url, "objects": sorted(values)}
+    _print(document, lambda: f"{name}: made in {target.store.url} of {', '.join(sorted(values))}", as_json=known.json)
+    return Exit.FINE
+
+
+def _export(known: argparse.Namespace) -> Exit:
+    from holdfast.checkpoints.interchange.export import export, weights
+
+    place = find(known.where)
+    with Content(place.store, choose(place, known.step)) as content:
+        chosen = weights(content.manifest, known.object)
+        total = sum(tensor_bytes(content.manifest.tensors[source]) for source in chosen.tensors.values())
+        with progress("export", total) as shown:
+            made = export(content, chosen, Path(known.target), most=known.max_shard_size, shown=shown)
+    document = {
+        "commit": str(content.name),
+        "files": [str(file) for file in made.files],
+        "bytes": made.nbytes,
+        "tied": dict(chosen.tied),
+        "leftOut": list(chosen.left_out),
+    }
+    files = "\n".join(f"  {file}" for file in made.files)
+    _print(document, lambda: f"{content.name}: {size(made.nbytes)} verified and written\n{files}", as_json=known.json)
+    return Exit.FINE
+
+
+_COMMANDS: dict[str, Callable[[argparse.Namespace], Exit]] = {
+    "ls": _ls,
+    "show": _show,
+    "verify": _verify,
+    "diff": _diff,
+    "copy": _copy,
+    "prune": _prune,
+    "convert": _convert,
+    "export": _export,
+}

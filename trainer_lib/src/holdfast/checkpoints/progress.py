@@ -1,0 +1,67 @@
+"""How far a long reading is, on a terminal; nothing where nobody looks."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, TextIO
+
+_EVERY_SECONDS: Final = 0.1
+_WIDTH: Final = 24
+_UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def size(nbytes: float) -> str:
+    """Bytes for people, in powers of 1000."""
+    unit = 0
+    while nbytes >= 999.5 and unit < len(_UNITS) - 1:
+        nbytes, unit = nbytes / 1000, unit + 1
+    return f"{nbytes:.0f} {_UNITS[unit]}" if unit == 0 or nbytes >= 99.5 else f"{nbytes:.1f} {_UNITS[unit]}"
+
+
+class Progress:
+    """Counts bytes; any thread may add to it."""
+
+    def __init__(self, label: str, total: int, stream: TextIO | None) -> None:
+        self._label = label
+        self._total = total
+        self._stream = stream
+        self._done = 0
+        self._started = self._drawn = time.monotonic()
+        self._lock = threading.Lock()
+
+    def add(self, nbytes: int) -> None:
+        """So many bytes more are done."""
+        with self._lock:
+            self._done += nbytes
+            now = time.monotonic()
+            if self._stream is not None and now - self._drawn >= _EVERY_SECONDS:
+                self._drawn = now
+                self._draw(self._stream, now)
+
+    def _draw(self, stream: TextIO, now: float) -> None:
+        share = min(1.0, self._done / self._total) if self._total else 1.0
+        filled = int(share * _WIDTH)
+        speed = self._done / max(1e-9, now - self._started)
+        bar = "#" * filled + "." * (_WIDTH - filled)
+        stream.write(f"\r\x1b[K{self._label} [{bar}] {share:4.0%} {size(self._done)}, {size(speed)}/s")
+        stream.flush()
+
+    def clear(self) -> None:
+        """Leave the line as it was."""
+        if self._stream is not None:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+
+
+@contextmanager
+def progress(label: str, total: int) -> Iterator[Progress]:
+    """A bar on the error stream while the block lasts, if that is a terminal."""
+    shown = Progress(label, total, sys.stderr if sys.stderr.isatty() else None)
+    try:
+        yield shown
+    finally:
+        shown.clear()

@@ -1,0 +1,93 @@
+"""Retention by hand: by the rules that jobs have, and only once the commits that stay were read back whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from holdfast.checkpoint import fencing
+from holdfast.checkpoint.aging import Ages
+from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.retention import Decision, Entry, Rules, decide
+from holdfast.checkpoint.stores import Store
+from holdfast.checkpoints.verifying import verify
+from holdfast.errors import CheckpointError
+from holdfast.worlds import Claim, Pair
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pruning:
+    """What becomes of each commit, and what was found on the way."""
+
+    decisions: Sequence[Decision]
+    claims: tuple[Claim, ...]
+    damaged: tuple[CommitName, ...]
+
+    @property
+    def lines(self) -> list[tuple[CommitName, bool, str]]:
+        """Each commit, whether it goes, and why; the newest first."""
+        return [
+            (CommitName(step=d.commit.step, pair=d.commit.pair), d.goes, d.reason) for d in reversed(self.decisions)
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """For scripts."""
+        lines = [{"commit": str(name), "goes": goes, "reason": reason} for name, goes, reason in self.lines]
+        return {"commits": lines, "damaged": [str(name) for name in self.damaged]}
+
+
+def plan(store: Store, rules: Rules, keep_last: int, *, now: datetime) -> Pruning:
+    """Decide as the job of the newest claim would; the newest commits are read back until `keep_last` are whole."""
+    claims = store.claims()
+    newest = max(claims, key=_pair, default=None)
+    entries = Ages(store).look()
+    job_uid = "" if newest is None else newest.job_uid
+    line = fencing.order((entry.commit for entry in entries), claims, job_uid=job_uid)
+    whole, damaged = _last_whole(store, line, keep_last)
+    decisions = decide(
+        entries,
+        claims,
+        job_uid=job_uid,
+        own=_highest(entries, newest),
+        verified={(commit.step, commit.pair) for commit in whole},
+        keep_last=keep_last,
+        rules=rules,
+        now=now,
+    )
+    return Pruning(decisions=decisions, claims=claims, damaged=tuple(damaged))
+
+
+def _last_whole(
+    store: Store, line: Sequence[fencing.Commit], wanted: int
+) -> tuple[list[fencing.Commit], list[CommitName]]:
+    whole: list[fencing.Commit] = []
+    damaged: list[CommitName] = []
+    for commit in line:
+        if len(whole) == wanted:
+            break
+        verdict = verify(store, CommitName(step=commit.step, pair=commit.pair))
+        if verdict.whole:
+            whole.append(commit)
+        elif verdict.damaged:
+            damaged.append(verdict.name)
+    return whole, damaged
+
+
+def _highest(entries: Sequence[Entry], newest: Claim | None) -> Pair:
+    """Nothing above the newest claim is touched: its attempt may be about to say more of it."""
+    return newest.pair if newest else max((entry.commit.pair for entry in entries), default=Pair(0, 0))
+
+
+def carry_out(store: Store, pruning: Pruning) -> None:
+    """Delete; not if an attempt has claimed since, which may stand on any of them."""
+    if store.claims() != pruning.claims:
+        raise CheckpointError(f"{store.url}: an attempt has claimed meanwhile; nothing was deleted: try again")
+    for name, goes, _ in pruning.lines[::-1]:
+        if goes:
+            store.delete(name)
+
+
+def _pair(claim: Claim) -> Pair:
+    return claim.pair

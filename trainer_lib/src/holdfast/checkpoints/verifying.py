@@ -1,0 +1,152 @@
+"""Reading every byte of a commit, by several threads, and naming what is damaged. Changes nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Final
+
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.names import MANIFEST, CommitName
+from holdfast.checkpoint.stores import Source, Store
+from holdfast.checkpoints.content import check_length, chunk_bytes, memory, nbytes, read_chunk
+from holdfast.checkpoints.progress import Progress, progress
+from holdfast.errors import DamagedError, UnknownFormatError
+
+# As many as keep a disk busy while others digest.
+READERS: Final = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Damage:
+    """A part of a file that is not what was written, and the tensors that lie in it."""
+
+    file: str
+    reason: str
+    tensors: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """For scripts."""
+        return {"file": self.file, "reason": self.reason, "tensors": list(self.tensors)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What came of reading a commit whole."""
+
+    name: CommitName
+    nbytes: int
+    damages: tuple[Damage, ...] = ()
+    unknown: str = ""  # why this release cannot judge it
+    gone: bool = False  # deleted while it was read
+
+    @property
+    def damaged(self) -> bool:
+        """Whether something was found that is not what was written."""
+        return bool(self.damages)
+
+    @property
+    def whole(self) -> bool:
+        """Whether every byte is the one that was written."""
+        return not self.damages and not self.unknown and not self.gone
+
+    @property
+    def reason(self) -> str:
+        """For the note beside a commit that is moved aside."""
+        return "; ".join(damage.reason for damage in self.damages)
+
+    def to_json(self) -> dict[str, Any]:
+        """For scripts."""
+        return {
+            "commit": str(self.name),
+            "whole": self.whole,
+            "bytes": self.nbytes,
+            "damage": [damage.to_json() for damage in self.damages],
+            "unknown": self.unknown,
+            "gone": self.gone,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    file: str
+    source: Source
+    index: int
+
+
+def verify(store: Store, name: CommitName) -> Verdict:
+    """Read all of a commit; an error that says nothing about its bytes is raised."""
+    verdict = _verify(store, name)
+    if verdict.damaged and name not in store.commits():
+        return Verdict(name=name, nbytes=0, gone=True)  # retention was faster
+    return verdict
+
+
+def _verify(store: Store, name: CommitName) -> Verdict:
+    try:
+        manifest = store.manifest(name)
+    except DamagedError as error:
+        return Verdict(name=name, nbytes=0, damages=(Damage(file=MANIFEST, reason=str(error)),))
+    except UnknownFormatError as error:
+        return Verdict(name=name, nbytes=0, unknown=str(error))
+    damages: list[Damage] = []
+    with ExitStack() as opened, progress(f"verify {name}", nbytes(manifest)) as shown:
+        parts = _Shared(_parts(store, name, manifest, opened, damages))
+        with ThreadPoolExecutor(READERS) as pool:
+            tasks = [pool.submit(_read, parts, manifest, damages, shown) for _ in range(READERS)]
+        for task in tasks:
+            task.result()
+    found = sorted(damages, key=lambda damage: (damage.file, damage.reason))
+    return Verdict(name=name, nbytes=nbytes(manifest), damages=tuple(found))
+
+
+def _parts(
+    store: Store, name: CommitName, manifest: Manifest, opened: ExitStack, damages: list[Damage]
+) -> Iterator[_Part]:
+    for file, record in sorted(manifest.files.items()):
+        try:
+            source = opened.enter_context(store.open(name, file))
+            check_length(file, source, record)
+        except DamagedError as error:
+            damages.append(_damage(manifest, file, str(error), 0, record.nbytes))
+            continue
+        yield from (_Part(file=file, source=source, index=index) for index in range(len(record.chunks)))
+
+
+class _Shared:
+    """One list of parts for all threads."""
+
+    def __init__(self, parts: Iterator[_Part]) -> None:
+        self._parts = parts
+        self._lock = threading.Lock()
+
+    def next(self) -> _Part | None:
+        with self._lock:
+            return next(self._parts, None)
+
+
+def _read(parts: _Shared, manifest: Manifest, damages: list[Damage], shown: Progress) -> None:
+    length = chunk_bytes(manifest)
+    window = memory(length)
+    while (part := parts.next()) is not None:
+        record = manifest.files[part.file]
+        begin = part.index * length
+        end = min(record.nbytes, begin + length)
+        try:
+            read_chunk(part.file, part.source, record, part.index, window[: end - begin])
+        except DamagedError as error:
+            damages.append(_damage(manifest, part.file, str(error), begin, end))
+        shown.add(end - begin)
+
+
+def _damage(manifest: Manifest, file: str, reason: str, begin: int, end: int) -> Damage:
+    hit = (
+        name
+        for name, tensor in manifest.tensors.items()
+        for chunk in tensor.chunks
+        if chunk.file == file and chunk.offset < end and begin < chunk.offset + chunk.nbytes
+    )
+    return Damage(file=file, reason=reason, tensors=tuple(sorted(set(hit))))
