@@ -265,7 +265,7 @@ class Agent:
         await self._control.close()
         await self._socket.close()
         self._store.close()
-        await self._uploads.finish(self._upload_seconds)
+        await self._uploads.finish(self._upload_seconds, self._status.alive)
         self._status.flush()
 
     def _upload_seconds(self) -> float:
@@ -296,6 +296,8 @@ class Agent:
 
     def _terminated(self) -> None:
         self._terminated_at = self._terminated_at or self.now()
+        if self._ending is not None:
+            return  # what is left is the last upload, which now has to hurry
         until = self.now() + max(_LEAST_DRAIN_SECONDS, self._config.grace_seconds - _LEAVE_SECONDS)
         _log.info("SIGTERM: this worker leaves after an agreed commit")
         self.feed(e.DrainAsked(id="sigterm", reason="SIGTERM", until=until))

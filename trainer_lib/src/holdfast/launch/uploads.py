@@ -77,8 +77,11 @@ class Uploads:
             self._newest = name
             self._say(name)
 
-    async def finish(self, left: Callable[[], float]) -> None:
-        """Let the newest commit arrive for as long as seconds are left; then there is no child any more."""
+    async def finish(self, left: Callable[[], float], alive: Callable[[], None] = lambda: None) -> None:
+        """Let the newest commit arrive for as long as seconds are left; then there is no child any more.
+
+        `alive` is called meanwhile, so that nobody takes the launcher for dead.
+        """
         child, line = self._child, self._line
         if child is None or line is None:
             return
@@ -89,6 +92,7 @@ class Uploads:
         while not child.reaped.is_set() and left() > 0:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(child.reaped.wait(), min(_LOOK_SECONDS, left()))
+            alive()
         self._hear(line)
         if self._newest != self._done:
             _log.warning("%s is not in %s: it lies on the shared tier only", self._newest, self._url)
