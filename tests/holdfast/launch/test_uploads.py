@@ -11,6 +11,7 @@ import pytest
 
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.stores.folder import FolderStore
+from holdfast.checkpoint.stores.open import open_store
 from holdfast.checkpoint.upload import UploadSettings
 from holdfast.launch.uploads import Uploads
 from holdfast.worlds import Pair
@@ -64,6 +65,29 @@ def test_what_was_told_last_arrives_after_the_launcher_said_goodbye(shared: Path
     counted = uploads.counts.to_json()
     assert (counted["commits"], counted["failures"]) == (2, {})
     assert counted["bytes"] > 0
+
+
+@pytest.mark.integration
+def test_it_finds_endpoint_and_credentials_in_its_environment(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from holdfast_testbed.s3 import s3_server
+
+    with s3_server(tmp_path / "s3") as server:
+        for variable, value in server.environment.items():
+            monkeypatch.setenv(variable, value)
+        url = f"s3://{server.make_bucket('checkpoints')}/ns/job"
+        arrived: list[CommitName] = []
+        uploads = Uploads(UploadSettings(url=url, bytes_per_second=1e9), shared, arrived.append)
+
+        async def act() -> None:
+            uploads.commit(names(shared)[1])
+            await uploads.finish(lambda: PATIENCE)
+
+        play(uploads, act)
+
+        assert arrived == [names(shared)[1]]
+        assert open_store(url).commits() == tuple(arrived)
 
 
 def test_a_failure_is_counted_and_logged_once_however_often_it_is_tried(
