@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import boto3
@@ -26,7 +27,9 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@cache
 def client(service: str, region: str = REGION) -> Any:
+    """Made once: to read what a service can do takes a second. What it talks to begins anew in each test."""
     return boto3.client(service, region_name=region)
 
 
@@ -34,7 +37,9 @@ def aws(**options: Any) -> Aws:
     return Aws(client, **{"outside_groups": False, **options})
 
 
-def images() -> str:
+@cache
+def image() -> str:
+    """One of the thousands that moto has in each test."""
     return str(client("ec2").describe_images()["Images"][0]["ImageId"])
 
 
@@ -42,7 +47,7 @@ def images() -> str:
 def group() -> list[str]:
     """Instances of a group of two."""
     scaling = client("autoscaling")
-    scaling.create_launch_configuration(LaunchConfigurationName="gpu", ImageId=images(), InstanceType="p4d.24xlarge")
+    scaling.create_launch_configuration(LaunchConfigurationName="gpu", ImageId=image(), InstanceType="p4d.24xlarge")
     scaling.create_auto_scaling_group(
         AutoScalingGroupName="gpu",
         LaunchConfigurationName="gpu",
@@ -89,7 +94,7 @@ def test_to_be_told_twice_ends_one_instance(group: list[str]) -> None:
 @pytest.fixture
 def lonely() -> str:
     """An instance that no group would replace."""
-    made = client("ec2").run_instances(ImageId=images(), MinCount=1, MaxCount=1)
+    made = client("ec2").run_instances(ImageId=image(), MinCount=1, MaxCount=1)
     return str(made["Instances"][0]["InstanceId"])
 
 
