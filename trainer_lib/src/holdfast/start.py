@@ -60,7 +60,7 @@ def init(
     job = Job(
         agent=agent,
         config=config,
-        engine=_engine(config, agent),
+        engine=_engine(config, agent, environment.object_url if environment.agent_socket else ""),
         meter=Meter(*(listener for listener in listeners if listener is not None)),
         ledger=ledger,
         device=_device,
@@ -112,7 +112,7 @@ def _connect(environment: Environment) -> Agent:
     return NoAgent(first)
 
 
-def _engine(config: JobConfig, agent: Agent) -> Engine | None:
+def _engine(config: JobConfig, agent: Agent, copies: str) -> Engine | None:
     if config.checkpoint_dir is None:
         return None
 
@@ -125,6 +125,7 @@ def _engine(config: JobConfig, agent: Agent) -> Engine | None:
         rules=config.retention,
         resume=config.resume,
         on_foreign=report,
+        copies=copies,
     )
 
 

@@ -7,7 +7,7 @@ that an older attempt commits beyond that point is ever read.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +20,8 @@ from holdfast.checkpoint.claims import list_claims, write_claim
 from holdfast.checkpoint.exchange import Alone, Exchange, lead
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.reader import Restored, Select, newest, restore
+from holdfast.checkpoint.stores import Store
+from holdfast.checkpoint.stores.fallback import FallbackStore
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.writer import SaveResult, Snapshot, save
 from holdfast.errors import CheckpointError, ClaimError, ForeignClaimError
@@ -78,8 +80,11 @@ class Engine:
         on_foreign: Callable[[tuple[Claim, ...]], None],
         rules: retention.Rules = NO_RULES,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        copies: str = "",
     ) -> None:
         self._root = root
+        shared = FolderStore(root)
+        self._where: tuple[Store, ...] = (shared, FallbackStore(copies, shared)) if copies else (shared,)
         self._keep_last = keep_last
         self._rules = rules
         self._clock = clock
@@ -109,9 +114,9 @@ class Engine:
 
     def restore(self, select: Select | None = None) -> Restored:
         """The newest commit of this job's line of which every rank can read all that it wants."""
-        lead(self._exchange, self._look)
+        lead(self._exchange, self._look_everywhere)
         found = restore(
-            self._root,
+            self._where,
             self._exchange,
             claims=self._fence,
             job_uid=self._attempt.job_uid,
@@ -160,7 +165,14 @@ class Engine:
 
     def _look(self) -> None:
         self._root.mkdir(parents=True, exist_ok=True)
-        on_tier = list_claims(self._root)
+        self._heed(list_claims(self._root))
+
+    def _look_everywhere(self) -> None:
+        """Copies may be all that is left, claims included. Asking for them is nothing for an attempt in a hurry."""
+        self._look()
+        self._heed(fencing.union(*(store.claims() for store in self._where)))
+
+    def _heed(self, on_tier: Sequence[Claim]) -> None:
         self._refuse_foreign(on_tier)
         self._fence = fencing.union(on_tier, self._attempt.known)
 
@@ -175,7 +187,7 @@ class Engine:
         self._fence = fencing.union(on_tier, self._fence)
         tier.clean(self._root, own=claim.pair)
 
-    def _refuse_foreign(self, on_tier: list[Claim] | tuple[Claim, ...]) -> None:
+    def _refuse_foreign(self, on_tier: Sequence[Claim]) -> None:
         found = fencing.foreign(
             on_tier,
             known=self._attempt.known,
