@@ -134,6 +134,17 @@ def test_parts_of_a_file_become_objects_of_their_own(model: Net, tmp_path: Path)
     assert torch.equal(other.state_dict()["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
 
 
+def test_a_part_of_a_dcp_folder_is_taken_and_what_is_no_tensor_is_left_out(model: Net, tmp_path: Path) -> None:
+    from torch.distributed import checkpoint as dcp
+
+    whole = {"app": {"model": model.state_dict(), "epoch": 3}, "note": "by hand"}
+    dcp.save(whole, checkpoint_id=tmp_path / "dcp", no_dist=True)
+
+    assert run("convert", tmp_path / "dcp", tmp_path / "ckpt", "--key", "app.model") == 0
+
+    assert same(loaded(tmp_path / "ckpt").state_dict(), model.state_dict())
+
+
 class Evil:
     """Runs code when it is unpickled."""
 

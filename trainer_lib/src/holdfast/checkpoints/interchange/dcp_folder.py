@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import logging
 import pickle
+import warnings
 from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import Any, Final
@@ -75,7 +76,9 @@ def read_dcp(folder: Path) -> dict[Any, Any]:
         if isinstance(record, TensorStorageMetadata)
     }
     try:
-        load(tensors, storage_reader=_Reader(folder, metadata), no_dist=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that there is no process group is meant
+            load(tensors, storage_reader=_Reader(folder, metadata), no_dist=True)
     except (OSError, RuntimeError, ValueError, KeyError, AssertionError, pickle.UnpicklingError) as error:
         raise DamagedError(f"{folder} cannot be read whole: {error}") from error
     return _nested(tensors, metadata.planner_data)
