@@ -114,28 +114,31 @@ def test_only_the_chunks_that_hold_wanted_rows_are_read(
     store = Counted(tmp_path)
     restore([store], Alone(), select=lambda _: {"a": (CHUNK_BYTES, CHUNK_BYTES + 10)})
     read = [entry for entry in store.read if entry[0] == "rank-0.safetensors"]
-    assert {offset // CHUNK_BYTES for _, offset, _ in read} == {1}
-    assert sum(nbytes for _, _, nbytes in read) == CHUNK_BYTES
+    assert {offset // CHUNK_BYTES for _, offset, _ in read} == {0, 1}  # the header, and what is wanted
+    assert sum(nbytes for _, _, nbytes in read) == 2 * CHUNK_BYTES
 
 
-def test_each_rank_reads_only_its_rows_and_what_one_finds_bad_is_bad_for_all(
-    tmp_path: Path, world: Callable[..., Any], commit: Callable[..., Any], tensors: dict[str, bytes]
+@pytest.mark.parametrize("place", [20, CHUNK_BYTES - 1, 2 * CHUNK_BYTES + 4500])
+def test_ranks_that_read_only_their_rows_find_together_whatever_is_bad(
+    tmp_path: Path, world: Callable[..., Any], commit: Callable[..., Any], tensors: dict[str, bytes], place: int
 ) -> None:
     data = tensors["a/large"]
     commit(tmp_path, 1, {"a": data})
     commit(tmp_path, 2, {"a": data})
     path = tmp_path / "step-2.g1.a1" / "rank-0.safetensors"
     with path.open("r+b") as file:
-        file.seek(2 * CHUNK_BYTES + 4500)
-        file.write(b"bad")
-    half = len(data) // 2
+        file.seek(place)
+        old = file.read(1)
+        file.seek(place)
+        file.write(bytes([old[0] ^ 2]))
+    half = len(data) // 2  # and nobody wants the first bytes
 
     def read(exchange: Exchange) -> Any:
-        rows = {"a": (0, half) if exchange.rank == 0 else (half, len(data))}
+        rows = {"a": (99, half) if exchange.rank == 0 else (half, len(data))}
         return restore(tmp_path, exchange, select=lambda _: rows)
 
     first, second = world(2, read)
     assert (first.step, second.step) == (1, 1)
-    assert bytes(first.loaded.tensors["a"]) + bytes(second.loaded.tensors["a"]) == data
+    assert bytes(first.loaded.tensors["a"]) + bytes(second.loaded.tensors["a"]) == data[99:]
     assert first.quarantined == second.quarantined
-    assert "digest of chunk 2 differs" in first.quarantined[0].reason
+    assert f"digest of chunk {place // CHUNK_BYTES} differs" in first.quarantined[0].reason

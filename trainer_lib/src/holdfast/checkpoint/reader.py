@@ -22,7 +22,7 @@ from holdfast.checkpoint import fencing, tier
 from holdfast.checkpoint.exchange import Alone, Exchange, each
 from holdfast.checkpoint.manifest import Manifest, decode, encode
 from holdfast.checkpoint.names import CommitName, parse_commit, rank_file
-from holdfast.checkpoint.reading import Copies, Rows, lay_out, read_into, read_small, spare
+from holdfast.checkpoint.reading import Copies, Rows, chunks_of, lay_out, read_into, read_small, spare
 from holdfast.checkpoint.stores import Store
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.errors import CheckpointError, DamagedError, UnknownFormatError
@@ -398,11 +398,18 @@ class _Reading:
         turns = [file for index, file in enumerate(small) if file == own or index % exchange.size == exchange.rank]
         read = {file: read_small(copies, file) for file in turns}
         layout = lay_out(manifest, rows)
-        # Who wants everything verifies everything, the files' headers too.
-        whole = () if rows else tuple(file for file in manifest.files if file.endswith(".safetensors"))
-        read_into(copies, layout.extents, whole=whole)
+        read_into(copies, layout.extents, also=self._turns(rows))
         alone = json.loads(read[own]) if own in read else None
         return Loaded(name=self._name, manifest=manifest, tensors=layout.tensors, alone=alone)
+
+    def _turns(self, rows: Rows) -> list[tuple[str, int]]:
+        """Chunks that are verified beside what is wanted, so that together the ranks verify all: who wants everything
+        verifies everything; of files of which only rows are wanted, the ranks in turn verify the headers."""
+        files = [file for file in sorted(self._manifest.files) if file.endswith(".safetensors")]
+        if not rows:
+            return [chunk for file in files for chunk in chunks_of(file, self._manifest.files[file])]
+        rank, size = self._exchange.rank, self._exchange.size
+        return [(file, 0) for index, file in enumerate(files) if index % size == rank]
 
 
 def _raise_first(outcomes: Sequence[_Outcome]) -> None:

@@ -242,19 +242,18 @@ def _fault(copy: int, file: str, error: CheckpointError, *, absent: bool = False
 
 
 def read_into(
-    copies: Copies, extents: Mapping[str, Sequence[Extent]], *, whole: Iterable[str] = (), threads: int = READERS
+    copies: Copies,
+    extents: Mapping[str, Sequence[Extent]],
+    *,
+    also: Iterable[tuple[str, int]] = (),
+    threads: int = READERS,
 ) -> None:
-    """Fill all extents, from verified chunks only; of the files in `whole` every chunk is verified.
+    """Fill all extents, from verified chunks only; the chunks in `also` are verified whoever wants them.
 
     DamagedError if no copy of some chunk is good. Memory beside the extents: a chunk for each thread.
     """
-    every = frozenset(whole)
     reader = _Reader(copies, extents)
-    chunks = [
-        (file, index)
-        for file in sorted({*extents, *every})
-        for index in _indices(copies.records[file], extents.get(file, ()), file in every)
-    ]
+    chunks = sorted({*also, *_wanted_chunks(extents)})
     if len(chunks) == 1 or threads == 1:
         for file, index in chunks:
             reader.chunk(file, index)
@@ -285,15 +284,19 @@ def read_small(copies: Copies, file: str) -> bytearray:
     """A whole file, every byte verified."""
     data = bytearray(copies.records[file].nbytes)
     extents = {file: [extent(0, memoryview(data))]} if data else {}
-    read_into(copies, extents, whole=[file], threads=1)
+    read_into(copies, extents, also=chunks_of(file, copies.records[file]), threads=1)
     return data
 
 
-def _indices(record: FileRecord, extents: Sequence[Extent], every: bool) -> Iterable[int]:
-    if every:
-        # An empty file has no chunk, but must be there all the same.
-        return range(max(1, len(record.chunks)))
-    return sorted({i for e in extents for i in range(e.offset // CHUNK_BYTES, -(-e.end // CHUNK_BYTES))})
+def chunks_of(file: str, record: FileRecord) -> list[tuple[str, int]]:
+    """All of a file's. An empty file has none, but must be there all the same, which its first tells."""
+    return [(file, index) for index in range(max(1, len(record.chunks)))]
+
+
+def _wanted_chunks(extents: Mapping[str, Sequence[Extent]]) -> Iterator[tuple[str, int]]:
+    for file, many in extents.items():
+        for one in many:
+            yield from ((file, index) for index in range(one.offset // CHUNK_BYTES, -(-one.end // CHUNK_BYTES)))
 
 
 @dataclass(frozen=True, kw_only=True)
