@@ -97,6 +97,7 @@ def test_a_standby_goes_on_where_a_killed_leader_was_and_nothing_is_doubled(stag
     stage.wait(operator.changed, "the standby leads")
     stage.wait(lambda: recovered(stage, ["gpt-w0", "gpt-w3", "gpt-w2"]), "the replacement trains")
 
+    stage.wait(lambda: stage.status().get("incidents"), "it is counted")
     assert holder(stage) == (name_of(operator.leader), transitions + 1)
     assert [pod.metadata.name for pod in stage.pods()] == ["gpt-w0", "gpt-w1", "gpt-w2", "gpt-w3"]
     assert before <= {pod.metadata.uid for pod in stage.pods()}, "no pod was made anew"

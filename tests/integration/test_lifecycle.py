@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -56,7 +57,10 @@ def test_a_job_that_ended_is_deleted_when_its_time_is_over_with_all_that_was_its
 
 def test_a_job_may_not_be_active_for_longer_than_it_was_allowed(stage: Any) -> None:
     stage.nodes(1)
-    stage.run(replicas=1, activeDeadlineSeconds=8)
+    stage.run(replicas=1)
+    begun = datetime.fromisoformat(stage.status()["startTime"])
+    patch(stage, activeDeadlineSeconds=int((datetime.now(UTC) - begun).total_seconds()) + 3)
+    assert not true(stage, "Failed")
     stage.wait(lambda: true(stage, "Failed"), "its time is over")
     assert stage.status()["status"] == "DeadlineExceeded"
     stage.wait(lambda: not running(stage), "its worker is gone")
