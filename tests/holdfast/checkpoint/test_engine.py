@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from holdfast.checkpoint import tier
 from holdfast.checkpoint.claims import list_claims, write_claim
+from holdfast.checkpoint.commit import begin, publish
 from holdfast.checkpoint.engine import NO_RULES, Attempt, Engine, attempt_by_hand
 from holdfast.checkpoint.exchange import Alone
 from holdfast.checkpoint.fencing import Resume
@@ -244,3 +246,26 @@ def test_every_rank_of_a_world_learns_of_a_foreign_claim(tmp_path: Path, world: 
         return str(raised.value)
 
     assert len(set(world(3, start))) == 1
+
+
+def test_a_save_that_outlives_its_attempt_is_never_published_half_after_the_successor_cleaned_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The successor's cleaning is at work when the old attempt comes to publish."""
+    zombie = Run(tmp_path, 1, 1)
+    published: list[bool] = []
+    rmtree = shutil.rmtree
+
+    def meanwhile(path: Path) -> None:
+        with pytest.raises(FileNotFoundError):
+            publish(tmp_path, staging, manifest)
+        published.append(False)
+        rmtree(path)
+
+    staging = begin(tmp_path, CommitName(step=20, pair=zombie.pair))
+    zombie.commits(10)
+    manifest = replace(tier.read_manifest(tmp_path, CommitName(step=10, pair=zombie.pair)), step=20)
+    monkeypatch.setattr(shutil, "rmtree", meanwhile)
+    Run(tmp_path, 1, 2)
+    assert published == [False]
+    assert commits(tmp_path) == {"step-10.g1.a1"}

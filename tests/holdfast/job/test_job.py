@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,9 @@ def train(job: Any, steps: int, *, stop_at: int | None = None, seed: int = 3) ->
 def test_a_run_that_was_cut_goes_on_to_the_bit(solo: Make, tmp_path: Path) -> None:
     """Dropout draws from torch's generator, so this needs the generators' states too."""
     expected = train(solo(tmp_path / "whole", interval="4").job, 20)
-    train(solo(tmp_path / "cut", interval="4").job, 20, stop_at=10)
+    cut = solo(tmp_path / "cut", interval="4")
+    train(cut.job, 20, stop_at=10)
+    told_of(cut, "interval", step=8)
     torch.manual_seed(999)
     again = solo(tmp_path / "cut", interval="4")
     assert train(again.job, 20) == expected[8:]
@@ -121,6 +124,14 @@ def test_quiesce_without_a_checkpoint_folder_needs_no_commit(solo: Make) -> None
     assert run.launcher.of("quiesced") == [{"step": 1}]
 
 
+def told_of(run: Any, request: str, *, step: int = 0) -> None:
+    """Wait until the save of this step or a later one has answered a request, well or badly."""
+    deadline = time.monotonic() + 60
+    while not any(request in body["ids"] and body["step"] >= step for body in run.launcher.of("checkpoint")):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def spoil(root: Path) -> None:
     """Put a file where the folder was: every save fails from now on."""
     root.rename(root.with_name("away"))
@@ -137,6 +148,7 @@ def test_failed_saves_are_told_and_training_goes_on_until_the_third_in_a_row(sol
         for batch in run.job.batches(Numbers(), global_batch_size=4, micro_batch_size=4, max_steps=50):
             steps = run.job.step(made["model"](batch).square().mean()).step
             if steps == 3:
+                told_of(run, "interval")
                 spoil(root)
     told = run.launcher.of("checkpoint")
     assert [(body["step"], body["result"]) for body in told] == [
@@ -159,6 +171,7 @@ def test_a_request_that_a_failed_save_did_not_answer_is_answered_later(solo: Mak
             spoil(root)
             run.launcher.wanted = Requests(checkpoint=("touch",))
         if result.step == 2:
+            told_of(run, "touch")
             root.unlink()
             root.with_name("away").rename(root)
     told = [(body["step"], body["result"]) for body in run.launcher.of("checkpoint") if "touch" in body["ids"]]

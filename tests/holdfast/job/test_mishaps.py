@@ -219,15 +219,15 @@ def test_a_commit_that_a_lost_peer_broke_off_is_made_after_the_next_step(
     run, made = solo(tmp_path, pair=Pair(1, 1), interval="4"), parts()
     moves_on(run.launcher, monkeypatch)
     run.job.manage(**made)
-    save, lost = Engine.save, []
+    begin, lost = Engine.begin, []
 
     def breaks(*arguments: Any) -> Any:
         if not lost:
             lost.append(run.job.committed_step)
             raise PeerLostError("cut")
-        return save(*arguments)
+        return begin(*arguments)
 
-    monkeypatch.setattr(Engine, "save", breaks)
+    monkeypatch.setattr(Engine, "begin", breaks)
     for batch in batches(run.job, 7):
         run.job.step(loss(made, batch))
     assert lost == [4]

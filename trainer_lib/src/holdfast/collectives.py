@@ -353,6 +353,11 @@ class _Aside:
         return self._outcome.pop("value")
 
 
+def unless_over(action: Callable[[], Any], over: Over) -> Any:
+    """What the action returns; PeerLostError if it fails, or the attempt ends first."""
+    return _Aside(action, over).result()
+
+
 def aside(target: Callable[..., None], *args: Any) -> threading.Thread:
     """A thread for what may block for ever in the library, which must not keep the process from ending."""
     thread = threading.Thread(target=target, args=args, name="holdfast-aside", daemon=True)

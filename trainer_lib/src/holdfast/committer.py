@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from holdfast.checkpoint.engine import Engine
+from holdfast.checkpoint.saving import Saving
 from holdfast.checkpoint.writer import SaveResult, Snapshot
+from holdfast.collectives import Over
 from holdfast.config import Interval
 from holdfast.constants import SHARED_TIER
-from holdfast.errors import CheckpointError
+from holdfast.errors import CheckpointError, PeerLostError
 from holdfast.lineage import Lineage
 from holdfast.rank_agent import Agent, Requests
 
@@ -32,6 +35,9 @@ class Committer:
         self._coordinator = False
         self._saved_at = time.monotonic()
         self._failed = 0
+        self._message = ""
+        self._over = Over()
+        self._flight: _Flight | None = None
         self._broken_off = False
 
     @property
@@ -39,42 +45,86 @@ class Committer:
         """Whether commits can be made at all."""
         return self._engine is not None
 
-    def begin(self, *, coordinator: bool) -> None:
+    @property
+    def busy(self) -> bool:
+        """Whether a commit is on its way."""
+        return self._flight is not None
+
+    def begin(self, *, coordinator: bool, over: Over) -> None:
         """A world has lined up."""
-        self._coordinator = coordinator
+        self._coordinator, self._over = coordinator, over
 
     def due_at(self, step: int) -> bool:
         """Whether every rank commits this step without being asked."""
         return self.has_folder and self._interval.due_at(step)
 
     def overdue(self) -> bool:
-        """Whether this rank asks the others for a commit: it is time, says the coordinator, or a lost peer broke the
-        last one off."""
-        waited = time.monotonic() - self._saved_at
-        over = self._coordinator and self._interval.due_after(waited)
-        return self.has_folder and (over or self._broken_off)
+        """Whether this rank asks the others for a commit: somebody asked, it is time, says the coordinator, a lost
+        peer broke the last one off, or too many failed, which all must say at the same step.
+
+        Not while one is on its way. One that has ended is taken note of here, before each step's vote.
+        """
+        asked = self._agent.requests().checkpoint
+        if not self.has_folder:
+            return bool(asked)
+        if self._flight is not None and self._flight.saving.ended:
+            self._land(self._flight)
+        if self._flight is not None:
+            return False
+        return bool(asked) or self._timed() or self._broken_off or self._failed >= FAILED_SAVES
 
     def behind(self, step: int) -> bool:
         """Whether the last step is not durable yet."""
         return self.has_folder and self._lineage.saved_step != step
 
-    def commit(self, step: int, snapshot: Callable[[], Snapshot]) -> SaveResult:
-        """Commit and tell; CheckpointError after too many failures in a row."""
-        wanted, started = self._agent.requests(), time.monotonic()
-        by_interval = self.due_at(step) or self.overdue()
-        self._broken_off = True  # until all have made it
-        result = self._save(snapshot)
-        self._broken_off = False
-        ids = [*([INTERVAL_ID] if by_interval else []), *wanted.checkpoint, *wanted.quiesce]
-        self._tell(step, result, ids, time.monotonic() - started)
-        self._saved_at = time.monotonic()
-        if result.committed or not self.has_folder:
+    def commit(self, step: int, snapshot: Callable[[], Snapshot]) -> None:
+        """Begin a commit, once the last one has ended; CheckpointError after too many failures in a row."""
+        started = time.monotonic()
+        self.settle()
+        wanted = self._agent.requests()
+        ids = [*([INTERVAL_ID] if self.due_at(step) or self._timed() else []), *wanted.checkpoint, *wanted.quiesce]
+        if self._engine is None:
+            self._tell(step, SaveResult(committed=False, message="the job has no checkpoint folder"), ids, 0.0)
             self._agent.answered(Requests(checkpoint=wanted.checkpoint))
-        if result.committed:
-            self._lineage.saved_step, self._failed = step, 0
-        elif self.has_folder:
-            self._count_failed(step, result.message)
-        return result
+            return
+        self._broken_off = True  # until all have made it
+        taken, over = snapshot(), self._over
+        waited = time.monotonic() - started
+
+        def ended(result: SaveResult) -> None:
+            """On the save's thread: whoever asked hears it at once, and not from a rank in another attempt."""
+            if not over.is_set():
+                self._tell(step, result, ids, time.monotonic() - started)
+            if result.committed and self._coordinator:
+                _say(step, result, waited + result.stalled)
+
+        saving = self._engine.begin(taken, ended)
+        self._flight = _Flight(step=step, asked=wanted.checkpoint, saving=saving)
+        self._saved_at = time.monotonic()
+
+    def settle(self) -> None:
+        """Wait for the commit that is on its way, as all ranks do at the same step; CheckpointError as above.
+
+        PeerLostError if the attempt ends before.
+        """
+        flight = self._flight
+        if flight is not None:
+            began = time.monotonic()
+            flight.saving.settle(lambda: self._over.check_since(began))
+            self._land(flight)
+            if flight.saving.lost:
+                raise PeerLostError(flight.saving.lost)
+        if self._failed >= FAILED_SAVES:
+            raise CheckpointError(
+                f"{FAILED_SAVES} checkpoints in a row could not be written ({self._message}): "
+                "make room in the checkpoint folder or make it writable; training goes on from the last commit"
+            )
+
+    def leave(self) -> None:
+        """The attempt is over: what has not ended is given up (see `checkpoint.saving`), and asked for anew."""
+        flight, self._flight = self._flight, None
+        if flight is not None and flight.saving.ended:
+            self._land(flight)
 
     def put_off(self) -> None:
         """Ask for a commit with the next step, as after one that was broken off."""
@@ -87,10 +137,20 @@ class Committer:
             self._tell(step, SaveResult(committed=True), wanted.checkpoint, 0.0)
             self._agent.answered(Requests(checkpoint=wanted.checkpoint))
 
-    def _save(self, snapshot: Callable[[], Snapshot]) -> SaveResult:
-        if self._engine is None:
-            return SaveResult(committed=False, message="the job has no checkpoint folder")
-        return self._engine.save(snapshot())
+    def _timed(self) -> bool:
+        return self._coordinator and self._interval.due_after(time.monotonic() - self._saved_at)
+
+    def _land(self, flight: _Flight) -> None:
+        """Take note of how a commit ended."""
+        self._flight = None
+        if flight.saving.lost:
+            return  # and is still broken off
+        result, self._broken_off = flight.saving.result, False
+        if result.committed:
+            self._lineage.saved_step, self._failed = flight.step, 0
+            self._agent.answered(Requests(checkpoint=flight.asked))
+        else:
+            self._count_failed(flight.step, result.message)
 
     def _tell(self, step: int, result: SaveResult, ids: Sequence[str], seconds: float) -> None:
         self._agent.send(
@@ -105,14 +165,32 @@ class Committer:
 
     def _count_failed(self, step: int, message: str) -> None:
         self._failed += 1
+        self._message = message
         _log.error(
             "step %d could not be committed (%d in a row): %s; training goes on from what was committed before",
             step,
             self._failed,
             message,
         )
-        if self._failed >= FAILED_SAVES:
-            raise CheckpointError(
-                f"{FAILED_SAVES} checkpoints in a row could not be written ({message}): "
-                "make room in the checkpoint folder or make it writable; training goes on from the last commit"
-            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Flight:
+    """A commit on its way, and which requests it answers."""
+
+    step: int
+    asked: tuple[str, ...]
+    saving: Saving
+
+
+def _say(step: int, result: SaveResult, stalled: float) -> None:
+    """The one line of a commit."""
+    rate = result.nbytes / result.seconds / 1e9 if result.seconds else 0.0
+    _log.info(
+        "step %d is durable: training stood still for %.3f s, rank 0 wrote %.1f MB in %.3f s (%.2f GB/s)",
+        step,
+        stalled,
+        result.nbytes / 1e6,
+        result.seconds,
+        rate,
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -27,7 +27,7 @@ from holdfast.checkpoint.engine import Engine
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.numerics import fingerprint as numerics
 from holdfast.checkpoint.state import Stateful, flatten
-from holdfast.checkpoint.writer import SaveResult, Snapshot
+from holdfast.checkpoint.writer import Snapshot
 from holdfast.checks import check_managed, check_run, check_whole
 from holdfast.committer import Committer
 from holdfast.config import JobConfig
@@ -96,6 +96,7 @@ class Job:
         self._last_micro = True
         self._stale = False  # another world lined up since the script got its batch
         self._late = False  # so did one since: a save before the next batch is of the world that is gone
+        self._prepared = 0  # the world for whose commits there is memory
         self._worlds = 0  # lined up so far: what was planned for an earlier one is stale
         self._callbacks: list[Callable[[Job], None]] = []
         self._looping = False
@@ -221,6 +222,8 @@ class Job:
         )
         first, self._first = self._first, None
         self._line_up(self._lineup, first)
+        if self.committed_step:
+            self._prepare()
 
     def fully_shard(
         self, module: Module, *, size: int, reshard_after_forward: bool | None = None, mp_policy: Any = None
@@ -325,7 +328,7 @@ class Job:
             self._committer.put_off()
             return False
         try:
-            return self._commit_as(Call.SAVE).committed
+            return self._commit_as(Call.SAVE)
         except PeerLostError as error:
             self._retry(error)
             self._late = self._stale  # this one was it, unless its batch's step is still to come
@@ -376,7 +379,7 @@ class Job:
         self._ledger.reached(self._agent.reached)
         self._worlds += 1
         self._micro, self._stale = None, self._micro is not None
-        self._committer.begin(coordinator=self.is_coordinator)
+        self._committer.begin(coordinator=self.is_coordinator, over=self._team.over)
         for callback in self._callbacks:
             callback(self)
         self._meter.enter(Activity.DATA, self.committed_step)
@@ -397,6 +400,7 @@ class Job:
         if self._lineup is None or self._team is None:
             raise AssertionError("not in a world")
         self._lineup.leave(self._team, reason)
+        self._committer.leave()
         self._line_up(self._lineup)
         self._late = self._loader is not None  # without one nobody says where the script's loop begins anew
 
@@ -444,6 +448,7 @@ class Job:
             if not made.result.committed:
                 self._ledger.step(step=self.committed_step, committed=False)
             try:
+                self._prepare()
                 self._commit_if_due(made.agreed)
             except PeerLostError as error:
                 self._retry(error)
@@ -459,8 +464,8 @@ class Job:
         needed = agreed.quiesce or (agreed.pause and agreed.bound)
         ends = agreed.pause and not needed
         if self._committer.due_at(self.committed_step) or agreed.checkpoint or needed:
-            committed = self._commit().committed
-            ends = ends or (needed and (committed or not self._committer.has_folder))
+            self._commit()
+            ends = ends or (needed and (self._durable() or not self._committer.has_folder))
         if ends:
             self._part()
 
@@ -469,20 +474,35 @@ class Job:
         the first launcher to hear of the end ends the attempt for everyone."""
         _, team = self._parts()
         with suppress(PeerLostError):
+            self._durable()
             team.group.barrier()
         self._agent.send("quiesced", step=self.committed_step)
         self._leave("the last step of this attempt is made")
 
-    def _commit_as(self, call: Call) -> SaveResult:
-        """A commit that belongs to no step."""
+    def _commit_as(self, call: Call) -> bool:
+        """A commit that belongs to no step; whether it is durable."""
         _, team = self._parts()
         with team.calls.during(call):
-            return self._commit()
+            self._commit()
+            return self._durable()
 
-    def _commit(self) -> SaveResult:
+    def _commit(self) -> None:
         self._parts()[0].check()
         with self._meter.during(Activity.CHECKPOINT):
-            return self._committer.commit(self.committed_step, self._snapshot)
+            self._committer.commit(self.committed_step, self._snapshot)
+
+    def _durable(self) -> bool:
+        """Wait for the save that is on its way; whether the last step is durable after it."""
+        with self._meter.during(Activity.CHECKPOINT) if self._committer.busy else nullcontext():
+            self._committer.settle()
+        return self._committer.has_folder and not self._committer.behind(self.committed_step)
+
+    def _prepare(self) -> None:
+        """Once in each world, when all that will be saved is there: an optimizer has its state after a step."""
+        if self._engine is not None and self._prepared != self._worlds:
+            self._prepared = self._worlds
+            flat = self._lineage.flat()
+            self._engine.prepare(flat.specs, self._parts()[1].holding(flat.sharded))
 
     def _snapshot(self) -> Snapshot:
         _, team = self._parts()
@@ -492,6 +512,7 @@ class Job:
             specs=flat.specs,
             holding=team.holding(flat.sharded),
             read=flat.read,
+            fill=flat.fill,
             state={
                 "objects": flat.tree,
                 "counters": {"skipped": lineage.skipped},
@@ -506,6 +527,7 @@ class Job:
     def _finish(self) -> bool:
         """The loop is over: its last step must be durable before anyone calls the job complete. False: look again."""
         try:
+            self._durable()
             while self._committer.behind(self.committed_step):
                 self._commit_as(Call.END)
         except PeerLostError as error:

@@ -18,12 +18,14 @@ from holdfast.activity import Activity, Meter
 from holdfast.calls import Calls
 from holdfast.checkpoint import fencing
 from holdfast.checkpoint.engine import Attempt, Engine, attempt_by_hand
+from holdfast.checkpoint.exchange import Alone, Exchange
 from holdfast.checkpoint.reader import Restored, Select
 from holdfast.checkpoint.shard import Holding
 from holdfast.collectives import Group, Over, store_client
 from holdfast.config import JobConfig
 from holdfast.environment import publish
 from holdfast.errors import DamagedError, ForeignClaimError, PeerLostError
+from holdfast.exchanging import StoreClient, StoreExchange
 from holdfast.lineage import Lineage
 from holdfast.marks import Standing, Verdict
 from holdfast.parts import is_sharded
@@ -150,7 +152,7 @@ class Lineup:
             attempt, calls = self._attempt(place, group), self._calls(place)
             team = Team(place=place, group=group, over=over, attempt=attempt, calls=calls)
             if self._engine is not None:
-                self._engine.enter(team.attempt, group)
+                self._engine.enter(team.attempt, group, aside=self._saves(place, over), check=over.check)
             verdict, deal, claimed = self._agree(team)
             team = self._dealt(team, deal)
             self._follow(team, verdict, claimed=claimed)
@@ -175,6 +177,14 @@ class Lineup:
             timeout=CONNECT_SECONDS,
             interface=self._interface,
         )
+
+    def _saves(self, place: Place, over: Over) -> Callable[[int], Exchange]:
+        """The exchanges of saves that go on beside training."""
+        if place.world_size == 1:
+            return lambda number: Alone()
+        name = f"{place.name}/saves"
+        client = StoreClient(lambda: store_client(place.host, place.port or 0, name, CONNECT_SECONDS), over)
+        return lambda number: StoreExchange(client, rank=place.rank, size=place.world_size, number=number)
 
     def _calls(self, place: Place) -> Calls:
         return Calls(

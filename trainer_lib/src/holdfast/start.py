@@ -15,6 +15,7 @@ from holdfast import faults, place
 from holdfast.accounting import Ledger
 from holdfast.activity import Activity, Meter
 from holdfast.chaos.inject import listener as chaos_listener
+from holdfast.checkpoint.arena import Arena, anonymous
 from holdfast.checkpoint.engine import Engine
 from holdfast.config import JobConfig, effective
 from holdfast.constants import RankPhase
@@ -22,6 +23,7 @@ from holdfast.environment import Environment, read_environment
 from holdfast.errors import LaunchError
 from holdfast.job import Job
 from holdfast.logs import LogContext, configure
+from holdfast.pinned import PinnedMemory
 from holdfast.place import Place
 from holdfast.progress import open_board
 from holdfast.rank_agent import Agent, NoAgent, RankAgent
@@ -60,7 +62,7 @@ def init(
     job = Job(
         agent=agent,
         config=config,
-        engine=_engine(config, agent, environment.object_url if environment.agent_socket else ""),
+        engine=_engine(config, agent),
         meter=Meter(*(listener for listener in listeners if listener is not None)),
         ledger=ledger,
         device=_device,
@@ -112,7 +114,7 @@ def _connect(environment: Environment) -> Agent:
     return NoAgent(first)
 
 
-def _engine(config: JobConfig, agent: Agent, copies: str) -> Engine | None:
+def _engine(config: JobConfig, agent: Agent) -> Engine | None:
     if config.checkpoint_dir is None:
         return None
 
@@ -125,7 +127,7 @@ def _engine(config: JobConfig, agent: Agent, copies: str) -> Engine | None:
         rules=config.retention,
         resume=config.resume,
         on_foreign=report,
-        copies=copies,
+        arena=Arena(PinnedMemory() if torch.cuda.is_available() else anonymous),
     )
 
 

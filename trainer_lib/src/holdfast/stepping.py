@@ -205,7 +205,7 @@ class Stepper:
     def _ballot(self, touched: list[bool]) -> Ballot:
         wanted = self._agent.requests()
         return Ballot(
-            checkpoint=bool(wanted.checkpoint) or self._wants_commit(),
+            checkpoint=self._wants_commit(),
             quiesce=bool(wanted.quiesce),
             pause=bool(wanted.pause),
             bound=not self._agent.parting().keep,

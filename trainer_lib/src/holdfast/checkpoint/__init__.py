@@ -56,6 +56,7 @@ def save(folder: str | os.PathLike[str], *, step: int, **stateful: Stateful) -> 
         name=name,
         specs=flat.specs,
         read=flat.read,
+        fill=flat.fill,
         state={"objects": flat.tree, "counters": {}},
         data=None,
         alone={"rng": capture()},

@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from holdfast.checkpoint.files import Buffer, create_durably, sync_folder, write_file, write_json
+from holdfast.checkpoint.direct import write_image
+from holdfast.checkpoint.files import create_durably, sync_folder, write_json
 from holdfast.checkpoint.manifest import Chunk, FileRecord, Manifest, encode
 from holdfast.checkpoint.names import LATEST, MANIFEST, CommitName, rank_file, tensors_file
 from holdfast.checkpoint.shard import ShardPlan
@@ -52,11 +53,22 @@ def begin(root: Path, name: CommitName) -> str:
     return staging
 
 
-def write_shard(folder: Path, rank: int, plan: ShardPlan, data: Iterable[Buffer], alone: Any) -> ShardRecord:
-    """Write one rank's two files: its share of the tensors (`data` in the plan's order), and what is its alone."""
+def write_shard(
+    folder: Path,
+    rank: int,
+    plan: ShardPlan,
+    image: memoryview,
+    alone: Any,
+    *,
+    check: Callable[[], None] = lambda: None,
+) -> ShardRecord:
+    """Write one rank's two files: its share of the tensors (`image` as the plan lays it out), and what is its alone.
+
+    `check` may raise in the middle, to give it up.
+    """
     tensors = tensors_file(rank)
     files = {
-        tensors: write_file(folder / tensors, _parts(plan, data)),
+        tensors: write_image(folder / tensors, image, plan.nbytes, check=check),
         rank_file(rank): write_json(folder / rank_file(rank), alone),
     }
     sync_folder(folder)
@@ -65,11 +77,6 @@ def write_shard(folder: Path, rank: int, plan: ShardPlan, data: Iterable[Buffer]
         for piece, offset in zip(plan.pieces, plan.offsets, strict=True)
     }
     return ShardRecord(files=files, chunks=chunks)
-
-
-def _parts(plan: ShardPlan, data: Iterable[Buffer]) -> Iterable[Buffer]:
-    yield plan.header
-    yield from data
 
 
 def publish(root: Path, staging: str, manifest: Manifest) -> Path:

@@ -7,6 +7,7 @@ that an older attempt commits beyond that point is ever read.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -16,14 +17,15 @@ from uuid import uuid4
 
 from holdfast.checkpoint import fencing, retention, tier
 from holdfast.checkpoint.aging import Ages
+from holdfast.checkpoint.arena import Arena
 from holdfast.checkpoint.claims import list_claims, write_claim
 from holdfast.checkpoint.exchange import Alone, Exchange, lead
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.reader import Restored, Select, newest, restore
-from holdfast.checkpoint.stores import Store
-from holdfast.checkpoint.stores.fallback import FallbackStore
+from holdfast.checkpoint.saving import Saving
+from holdfast.checkpoint.shard import DATA_ALIGNMENT, Holding, TensorSpec
 from holdfast.checkpoint.stores.folder import FolderStore
-from holdfast.checkpoint.writer import SaveResult, Snapshot, save
+from holdfast.checkpoint.writer import Planner, SaveResult, Snapshot, commit, stage
 from holdfast.errors import CheckpointError, ClaimError, ForeignClaimError
 from holdfast.worlds import Claim, Pair
 
@@ -32,6 +34,8 @@ _log = logging.getLogger("holdfast.checkpoint")
 # The owner of what a script makes that was started by hand.
 BY_HAND: Final = "by-hand"
 NO_RULES: Final = retention.Rules()
+# A file's header grows with what it says of its commit.
+HEADER_SPARE: Final = DATA_ALIGNMENT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +68,14 @@ def attempt_by_hand(root: Path | None, exchange: Exchange, run_id: str = "") -> 
     )
 
 
+def _nothing() -> None:
+    """Nobody ends an attempt."""
+
+
+def _untold(result: SaveResult) -> None:
+    """Nobody waits to hear it."""
+
+
 def _listed(root: Path) -> list[dict[str, object]]:
     return [claim.to_json() for claim in list_claims(root)]
 
@@ -80,11 +92,9 @@ class Engine:
         on_foreign: Callable[[tuple[Claim, ...]], None],
         rules: retention.Rules = NO_RULES,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
-        copies: str = "",
+        arena: Arena | None = None,
     ) -> None:
         self._root = root
-        shared = FolderStore(root)
-        self._where: tuple[Store, ...] = (shared, FallbackStore(copies, shared)) if copies else (shared,)
         self._keep_last = keep_last
         self._rules = rules
         self._clock = clock
@@ -95,10 +105,28 @@ class Engine:
         self._fence: tuple[Claim, ...] = ()
         self._attempt = Attempt(pair=Pair(0, 0), job_uid="", publication="", run_id="")
         self._exchange: Exchange = Alone()
+        self._arena = arena or Arena()
+        self._planner = Planner()
+        self._saving: Saving | None = None
+        self._saves = 0  # of the attempt
+        self._aside: Callable[[int], Exchange] | None = None
+        self._check = _nothing
 
-    def enter(self, attempt: Attempt, exchange: Exchange) -> None:
-        """From now on this attempt commits, and its ranks exchange over this."""
+    def enter(
+        self,
+        attempt: Attempt,
+        exchange: Exchange,
+        *,
+        aside: Callable[[int], Exchange] | None = None,
+        check: Callable[[], None] = _nothing,
+    ) -> None:
+        """From now on this attempt commits, and its ranks exchange over this.
+
+        `aside` gives each save, by its number, an exchange beside it, for a thread; `check` raises when the attempt
+        is over.
+        """
         self._attempt, self._exchange = attempt, exchange
+        self._aside, self._check, self._saves = aside, check, 0
         self._fence = fencing.union(self._fence, attempt.known)
 
     def newest(self) -> CommitName | None:
@@ -114,9 +142,11 @@ class Engine:
 
     def restore(self, select: Select | None = None) -> Restored:
         """The newest commit of this job's line of which every rank can read all that it wants."""
-        lead(self._exchange, self._look_everywhere)
+        if self._saving is not None:
+            self._saving.settle(self._check)  # it may be what is looked for
+        lead(self._exchange, self._look)
         found = restore(
-            self._where,
+            self._root,
             self._exchange,
             claims=self._fence,
             job_uid=self._attempt.job_uid,
@@ -148,31 +178,57 @@ class Engine:
         lead(self._exchange, lambda: self._write(claim))
         return claim
 
+    def prepare(self, specs: Sequence[TensorSpec], holding: Holding | None = None) -> None:
+        """Have memory ready for a save of these, so that the first one takes no longer than others."""
+        if self._saving is None or self._saving.ended:
+            exchange = self._exchange
+            layout = self._planner.layout(specs, holding, rank=exchange.rank, size=exchange.size)
+            self._arena.prepare(layout.headed({}).nbytes + HEADER_SPARE)
+
     def save(self, snapshot: Snapshot) -> SaveResult:
-        """Commit, then let go of what is not needed any more."""
+        """Commit on this thread."""
+        return self._staged(snapshot, _untold)()
+
+    def begin(self, snapshot: Snapshot, told: Callable[[SaveResult], None] = _untold) -> Saving:
+        """Copy what is to be committed; the rest goes on beside the caller, and `told` hears there how it ended.
+
+        One at a time: it waits for the last one.
+        """
+        self._saving = Saving(self._staged(snapshot, told))
+        return self._saving
+
+    def _staged(self, snapshot: Snapshot, told: Callable[[SaveResult], None]) -> Callable[[], SaveResult]:
+        """The copy is made; what is left to do."""
+        called = time.monotonic()
+        if self._saving is not None:
+            self._saving.settle(self._check)
         owned = replace(
             snapshot,
             job_uid=self._attempt.job_uid,
             publication=self._attempt.publication,
             run_id=self._attempt.run_id,
         )
-        result = save(self._root, owned, self._exchange)
-        if result.committed:
-            self._verified.add((snapshot.name.step, snapshot.name.pair))
-            if self._exchange.rank == 0:
-                self._expire()
-        return result
+        self._saves += 1
+        exchange = self._exchange if self._aside is None else self._aside(self._saves)
+        staged = stage(owned, self._arena, self._planner, rank=exchange.rank, size=exchange.size)
+        attempt, check, copied = self._attempt, self._check, time.monotonic()
+
+        def work() -> SaveResult:
+            result = commit(self._root, staged, exchange, check=check)
+            seconds = time.monotonic() - copied
+            result = replace(result, nbytes=staged.plan.nbytes, stalled=copied - called, seconds=seconds)
+            if result.committed:
+                self._verified.add((snapshot.name.step, snapshot.name.pair))
+            told(result)
+            if result.committed and exchange.rank == 0:
+                self._expire(attempt)
+            return result
+
+        return work
 
     def _look(self) -> None:
         self._root.mkdir(parents=True, exist_ok=True)
-        self._heed(list_claims(self._root))
-
-    def _look_everywhere(self) -> None:
-        """Copies may be all that is left, claims included. Asking for them is nothing for an attempt in a hurry."""
-        self._look()
-        self._heed(fencing.union(*(store.claims() for store in self._where)))
-
-    def _heed(self, on_tier: Sequence[Claim]) -> None:
+        on_tier = list_claims(self._root)
         self._refuse_foreign(on_tier)
         self._fence = fencing.union(on_tier, self._attempt.known)
 
@@ -187,7 +243,7 @@ class Engine:
         self._fence = fencing.union(on_tier, self._fence)
         tier.clean(self._root, own=claim.pair)
 
-    def _refuse_foreign(self, on_tier: Sequence[Claim]) -> None:
+    def _refuse_foreign(self, on_tier: list[Claim] | tuple[Claim, ...]) -> None:
         found = fencing.foreign(
             on_tier,
             known=self._attempt.known,
@@ -203,20 +259,23 @@ class Engine:
                 "uses the folder; give each job a folder of its own, or stop the other one and start again"
             )
 
-    def _expire(self) -> None:
-        """Let go of old commits; not once a newer attempt has claimed, which may stand on any of them."""
+    def _expire(self, attempt: Attempt) -> None:
+        """Let go of old commits; not once a newer attempt has claimed, which may stand on any of them.
+
+        On a save's thread: `attempt` is the one that made it, and the engine may be in another by now.
+        """
         try:
             on_tier = list_claims(self._root)
-            self._fence = fencing.union(on_tier, self._fence)
-            if any(claim.pair > self._attempt.pair for claim in on_tier):
-                _log.warning("a newer attempt than %s has claimed: no commit is deleted", self._attempt.pair)
+            fence = fencing.union(on_tier, self._fence)
+            if any(claim.pair > attempt.pair for claim in on_tier):
+                _log.warning("a newer attempt than %s has claimed: no commit is deleted", attempt.pair)
                 return
             decided = retention.decide(
                 self._ages.look(),
-                self._fence,
-                job_uid=self._attempt.job_uid,
-                own=self._attempt.pair,
-                verified=self._verified,
+                fence,
+                job_uid=attempt.job_uid,
+                own=attempt.pair,
+                verified=frozenset(self._verified),
                 keep_last=self._keep_last,
                 rules=self._rules,
                 now=self._clock(),

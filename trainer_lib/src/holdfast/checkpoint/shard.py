@@ -90,10 +90,32 @@ def whole(spec: TensorSpec) -> Piece:
     return Piece(spec=spec, start=(0,) * len(spec.shape), shape=spec.shape)
 
 
-def plan_shard(pieces: Iterable[Piece], *, metadata: Mapping[str, str]) -> ShardPlan:
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Where each piece lies in one file, counted from the end of its header, and the header's table of them."""
+
+    pieces: tuple[Piece, ...]
+    offsets: tuple[int, ...]
+    nbytes: int
+    table: str
+    """Of JSON, without the braces."""
+
+    def headed(self, metadata: Mapping[str, str]) -> ShardPlan:
+        """With a header that says this too."""
+        said = json.dumps({"__metadata__": dict(metadata)}, separators=(",", ":"), ensure_ascii=False)
+        header = _padded(f"{said[:-1]}{self.table and ','}{self.table}}}".encode())
+        return ShardPlan(
+            header=header,
+            pieces=self.pieces,
+            offsets=tuple(len(header) + offset for offset in self.offsets),
+            nbytes=len(header) + self.nbytes,
+        )
+
+
+def lay_out(pieces: Iterable[Piece]) -> Layout:
     """Lay pieces out in one file."""
     ordered = sorted(pieces, key=lambda piece: (-ITEM_BYTES[piece.spec.dtype], piece.spec.name))
-    table: dict[str, object] = {"__metadata__": dict(metadata)}
+    table: dict[str, object] = {}
     position, relative = 0, []
     for piece in ordered:
         end = position + piece.nbytes
@@ -104,13 +126,13 @@ def plan_shard(pieces: Iterable[Piece], *, metadata: Mapping[str, str]) -> Shard
         }
         relative.append(position)
         position = end
-    header = _padded(json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode())
-    return ShardPlan(
-        header=header,
-        pieces=tuple(ordered),
-        offsets=tuple(len(header) + offset for offset in relative),
-        nbytes=len(header) + position,
-    )
+    text = json.dumps(table, separators=(",", ":"), ensure_ascii=False)
+    return Layout(pieces=tuple(ordered), offsets=tuple(relative), nbytes=position, table=text[1:-1])
+
+
+def plan_shard(pieces: Iterable[Piece], *, metadata: Mapping[str, str]) -> ShardPlan:
+    """Lay pieces out in one file with a header."""
+    return lay_out(pieces).headed(metadata)
 
 
 def _padded(table: bytes) -> bytes:

@@ -85,11 +85,23 @@ class Flat:
 
     def read(self, piece: Piece) -> Buffer:
         """The bytes of a piece. Of a sharded tensor, a piece is all that is here."""
-        tensor = self.tensors[piece.spec.name]
-        if not piece.whole and piece.spec.name not in self.sharded:
-            tensor = tensor.narrow(0, piece.start[0], piece.shape[0])
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        flat = self._piece(piece).cpu().contiguous().reshape(-1)
         return flat.view(torch.uint8).numpy().data
+
+    def fill(self, places: Sequence[tuple[Piece, memoryview]]) -> None:
+        """Copy pieces to where they belong, without a copy between; from devices all at once."""
+        for piece, target in places:
+            if target.nbytes:
+                source = self._piece(piece)
+                torch.frombuffer(target, dtype=source.dtype).view(source.shape).copy_(source, non_blocking=True)
+        for device in {tensor.device for tensor in self.tensors.values() if tensor.is_cuda}:
+            torch.cuda.synchronize(device)
+
+    def _piece(self, piece: Piece) -> torch.Tensor:
+        tensor = self.tensors[piece.spec.name].detach()
+        if piece.whole or piece.spec.name in self.sharded:
+            return tensor
+        return tensor.narrow(0, piece.start[0], piece.shape[0])
 
 
 def flatten(objects: Mapping[str, Stateful]) -> Flat:

@@ -108,16 +108,17 @@ def delete(root: Path, names: Iterable[CommitName]) -> None:
             read_manifest(root, name)
             (folder / MANIFEST).rename(folder / DELETED_MANIFEST)
             sync_folder(folder)
-            _remove_deleted(folder)
+            _remove(folder, name)
         except (UnknownFormatError, DamagedError) as error:
             _log.warning("retention leaves %s alone: %s", name, error)
         except (OSError, CheckpointError) as error:
             _log.warning("retention could not delete %s: %s", name, error)
 
 
-def _remove_deleted(folder: Path) -> None:
-    """It takes the name of something unfinished before its files go, so that a crash leaves no empty commit."""
-    leftover = folder.with_name(f"{folder.name}.tmp-{uuid4().hex}")
+def _remove(folder: Path, name: CommitName) -> None:
+    """It takes another name of something unfinished before its files go: a crash leaves no empty commit, and a save
+    that would still make one of this folder finds it gone, instead of half gone."""
+    leftover = folder.with_name(f"{name}.tmp-{uuid4().hex}")
     folder.rename(leftover)
     shutil.rmtree(leftover)
 
@@ -136,10 +137,10 @@ def clean(root: Path, *, own: Pair) -> None:
 def _clean_one(folder: Path, name: CommitName) -> None:
     try:
         if name.staging:
-            shutil.rmtree(folder)
+            _remove(folder, name)
             _log.info("removed the leftover %s", folder.name)
         elif os.path.lexists(folder / DELETED_MANIFEST):
-            _remove_deleted(folder)
+            _remove(folder, name)
             _log.info("finished the deletion of %s", folder.name)
     except OSError as error:
         _log.warning("could not remove the leftover %s: %s", folder.name, error.strerror)

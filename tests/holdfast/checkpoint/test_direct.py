@@ -1,0 +1,104 @@
+"""An image in memory becomes a file, byte for byte, with its digests, on any file system; a failure names it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xxhash
+
+from holdfast.checkpoint.arena import anonymous
+from holdfast.checkpoint.direct import aligned, write_image
+from holdfast.checkpoint.manifest import CHUNK_BYTES, FileRecord
+from holdfast.errors import PeerLostError
+
+LENGTHS = [1, 4096, 4097, CHUNK_BYTES, 2 * CHUNK_BYTES + 3]
+
+
+def image_of(nbytes: int) -> memoryview:
+    image = anonymous(aligned(nbytes))
+    image[:nbytes] = os.urandom(nbytes)
+    return image
+
+
+def holds(path: Path, data: memoryview, record: FileRecord) -> bool:
+    """Whether the file is these bytes, and its record says so."""
+    digest = xxhash.xxh3_128_hexdigest
+    chunks = tuple(digest(data[at : at + CHUNK_BYTES]) for at in range(0, data.nbytes, CHUNK_BYTES))
+    said = FileRecord(nbytes=data.nbytes, digest=digest(data), chunks=chunks)
+    return record == said and path.read_bytes() == data
+
+
+def set_flags_refused(fd: int, command: int, flags: int = 0) -> int:
+    """A file system that has no O_DIRECT."""
+    if command == fcntl.F_SETFL:
+        raise OSError(errno.EINVAL, "Invalid argument")
+    return 0
+
+
+@pytest.mark.parametrize("nbytes", LENGTHS)
+@pytest.mark.parametrize("direct", [True, False], ids=["past the cache", "through the cache"])
+def test_the_file_is_the_image_and_its_record_verifies_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nbytes: int, direct: bool
+) -> None:
+    if not direct:
+        monkeypatch.setattr(fcntl, "fcntl", set_flags_refused)
+    image = image_of(nbytes)
+    record = write_image(tmp_path / "file", image, nbytes)
+    assert holds(tmp_path / "file", image[:nbytes], record)
+
+
+def test_a_disk_that_refuses_at_the_first_write_gets_the_same_bytes_through_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pwrite = os.pwrite
+
+    def refusing(fd: int, data: Any, offset: int) -> int:
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return pwrite(fd, data[: len(data) // 2 + 1], offset)  # and takes less than it was given
+
+    monkeypatch.setattr(os, "pwrite", refusing)
+    image = image_of(CHUNK_BYTES + 5)
+    record = write_image(tmp_path / "file", image, CHUNK_BYTES + 5)
+    assert holds(tmp_path / "file", image[: CHUNK_BYTES + 5], record)
+
+
+@pytest.mark.parametrize("call", ["pwrite", "fsync", "ftruncate"])
+@pytest.mark.parametrize("trouble", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
+def test_what_the_disk_refuses_is_an_error_that_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, trouble: int
+) -> None:
+    def failing(*arguments: Any) -> int:
+        raise OSError(trouble, os.strerror(trouble))
+
+    monkeypatch.setattr(os, call, failing)
+    with pytest.raises(OSError, match="rank-3") as raised:
+        write_image(tmp_path / "rank-3", image_of(2 * CHUNK_BYTES + 1), 2 * CHUNK_BYTES + 1)
+    assert raised.value.errno == trouble
+
+
+def test_a_file_that_is_given_up_ends_at_once(tmp_path: Path) -> None:
+    def over() -> None:
+        raise PeerLostError("the attempt is over")
+
+    with pytest.raises(PeerLostError):
+        write_image(tmp_path / "file", image_of(3 * CHUNK_BYTES), 3 * CHUNK_BYTES, check=over)
+    assert (tmp_path / "file").stat().st_size == 0
+
+
+def test_a_large_commit_by_several_ranks_reads_back_whole(
+    tmp_path: Path, world: Callable[..., Any], commit_by: Callable[..., Any], content: Callable[..., Any]
+) -> None:
+    from holdfast.checkpoint.exchange import Alone
+    from holdfast.checkpoint.reader import restore
+
+    tensors = {"large": os.urandom(3 * CHUNK_BYTES + 17), "small": b"x" * 100}
+    assert all(r.committed for r in world(2, lambda exchange: commit_by(exchange, tmp_path, 5, tensors)))
+    loaded = restore(tmp_path, Alone(), job_uid="job-1").loaded
+    assert content(loaded) == tensors

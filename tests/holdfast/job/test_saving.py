@@ -1,0 +1,242 @@
+"""Saves that go on beside training: who need not wait for the disk does not, and nothing is durable before it is."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import TCPStore
+
+from holdfast.checkpoint import engine as engines
+from holdfast.checkpoint import writer
+from holdfast.checkpoint.arena import Arena
+from holdfast.checkpoint.exchange import Alone
+from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.reader import restore
+from holdfast.checkpoint.saving import Saving
+from holdfast.checkpoint.shard import TensorSpec
+from holdfast.collectives import Over, store_client
+from holdfast.errors import PeerLostError
+from holdfast.exchanging import StoreClient, StoreExchange
+from holdfast.rank_agent import Requests
+from holdfast.worlds import Pair
+
+Make = Callable[..., Any]
+
+
+class Gate:
+    """A disk that takes nothing until it is opened; it tells who waits for it."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.opened = threading.Event()
+
+    def commit(self, *arguments: Any, check: Callable[[], None], **more: Any) -> writer.SaveResult:
+        self.reached.set()
+        assert self.opened.wait(60)
+        return writer.commit(*arguments, check=check, **more)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    gate = Gate()
+    monkeypatch.setattr(engines, "commit", gate.commit)
+    yield gate
+    gate.opened.set()
+
+
+class Steps:
+    """A job whose steps a test makes one by one."""
+
+    def __init__(self, job: Any) -> None:
+        torch.manual_seed(0)
+        self.model = torch.nn.Linear(2, 1)
+        self.job = job
+        job.manage(model=self.model, optimizer=torch.optim.AdamW(self.model.parameters()))
+
+    def make(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.job.step(self.model(torch.ones(2)).square().mean())
+
+
+def until(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def told(run: Any) -> list[tuple[int, str, tuple[str, ...]]]:
+    return [(body["step"], body["result"], tuple(body["ids"])) for body in run.launcher.of("checkpoint")]
+
+
+def test_steps_go_on_while_the_disk_writes_and_the_request_is_answered_when_it_is_durable(
+    solo: Make, disk: Gate, tmp_path: Path
+) -> None:
+    run = solo(tmp_path)
+    steps = Steps(run.job)
+    run.launcher.wanted = Requests(checkpoint=("touch",))
+    steps.make(4)
+    assert disk.reached.is_set()
+    assert (run.job.committed_step, told(run), run.job._lineage.saved_step) == (4, [], 0)
+    disk.opened.set()
+    until(lambda: bool(told(run)))
+    assert told(run) == [(1, "Committed", ("touch",))]
+    steps.make()
+    assert run.job._lineage.saved_step == 1
+    assert run.launcher.wanted.checkpoint == ()
+
+
+def test_what_is_written_is_the_state_of_its_step(solo: Make, disk: Gate, tmp_path: Path) -> None:
+    run = solo(tmp_path, interval="2")
+    steps = Steps(run.job)
+    steps.make(2)
+    saved = {name: tensor.clone() for name, tensor in steps.model.state_dict().items()}
+    steps.make(1)
+    disk.opened.set()
+    run.job.close()
+    found = restore(tmp_path, Alone(), job_uid="me", step=2).loaded
+    assert found is not None
+    for name, tensor in saved.items():
+        assert bytes(found.tensors[f"model/{name}"]) == tensor.numpy().tobytes()
+
+
+def test_a_second_save_waits_for_the_first_and_the_wait_is_a_stall(solo: Make, disk: Gate, tmp_path: Path) -> None:
+    run = solo(tmp_path, interval="1")
+    steps = Steps(run.job)
+    steps.make()
+    waits = threading.Thread(target=steps.make)
+    waits.start()
+    until(lambda: str(run.job._meter.activity) == "checkpoint")
+    assert (run.job.committed_step, told(run)) == (2, [])
+    disk.opened.set()
+    waits.join(60)
+    run.job.close()
+    assert [step for step, _, _ in told(run)] == [1, 2]
+
+
+@pytest.mark.parametrize("how", ["save", "close"])
+def test_a_save_that_was_asked_for_and_the_end_of_the_job_wait_until_it_is_durable(
+    solo: Make, disk: Gate, tmp_path: Path, how: str
+) -> None:
+    run = solo(tmp_path)
+    steps = Steps(run.job)
+    steps.make()
+    answers: list[Any] = []
+    waits = threading.Thread(target=lambda: answers.append(getattr(run.job, how)()))
+    waits.start()
+    assert disk.reached.wait(60)
+    assert (answers, told(run), run.launcher.of("done")) == ([], [], [])
+    disk.opened.set()
+    waits.join(60)
+    assert answers == [True if how == "save" else None]
+    assert (tmp_path / "step-1.g1.a1" / "MANIFEST.json").exists()
+
+
+def test_a_save_that_fails_is_told_with_its_file_and_the_next_one_is_made(
+    solo: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run = solo(tmp_path)
+    steps = Steps(run.job)
+    steps.make()
+    assert run.job.save()
+
+    def full(*arguments: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        steps.make()
+        assert not run.job.save()
+    (_, failed) = run.launcher.of("checkpoint")
+    assert "No space left on device" in failed["message"]
+    assert "rank-0.safetensors" in failed["message"]
+    assert run.job.save()
+    assert [result for _, result, _ in told(run)] == ["Committed", "Failed", "Committed"]
+
+
+def test_what_is_on_its_way_when_the_attempt_ends_moves_nothing_and_is_asked_for_anew(
+    solo: Make, disk: Gate, tmp_path: Path
+) -> None:
+    run = solo(tmp_path, interval="1000")
+    steps = Steps(run.job)
+    run.launcher.wanted = Requests(checkpoint=("touch",))
+    steps.make()
+    committer = run.job._committer
+    assert not committer.overdue()  # one is on its way
+    run.launcher.over.set("a peer is lost")
+    with pytest.raises(PeerLostError):
+        committer.settle()
+    committer.leave()
+    disk.opened.set()
+    assert committer.overdue()
+    assert run.job._lineage.saved_step == 0
+    assert run.launcher.wanted.checkpoint == ("touch",)
+
+
+# Over the attempt's store
+
+
+@pytest.fixture
+def store() -> TCPStore:
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+
+
+def client_of(store: TCPStore, over: Over) -> StoreClient:
+    return StoreClient(lambda: store_client("127.0.0.1", store.port, "saves", 60), over)
+
+
+def staged(rank: int, step: int, data: bytes, size: int = 2) -> writer.Staged:
+    snapshot = writer.Snapshot(
+        name=CommitName(step=step, pair=Pair(1, 1)),
+        specs=[TensorSpec(name=f"w{n}", dtype="U8", shape=(len(data),)) for n in range(3)],
+        read=lambda piece: data,
+        state={},
+        data=None,
+        alone={"rank": rank},
+        numerics={},
+    )
+    return writer.stage(snapshot, Arena(), writer.Planner(), rank=rank, size=size)
+
+
+def test_ranks_commit_through_the_store_and_leave_nothing_of_earlier_saves_in_it(
+    store: TCPStore, tmp_path: Path
+) -> None:
+    def rank(number: int) -> list[writer.SaveResult]:
+        client = client_of(store, Over())
+        made = []
+        for step in (1, 2, 3):
+            exchange = StoreExchange(client, rank=number, size=2, number=step)
+            made.append(writer.commit(tmp_path, staged(number, step, b"x" * 100), exchange))
+        return made
+
+    results: dict[int, list[writer.SaveResult]] = {}
+    threads = [threading.Thread(target=lambda n=n: results.update({n: rank(n)})) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert results[0] == results[1]
+    assert all(result.committed for result in results[0])
+    assert restore(tmp_path, Alone(), step=3).step == 3
+    assert not any(store.check([f"saves/{number}/1/0"]) for number in (1, 2))
+
+
+def test_a_peer_lost_in_the_middle_of_a_save_leaves_nothing_half_done(store: TCPStore, tmp_path: Path) -> None:
+    over = Over()
+    exchange = StoreExchange(client_of(store, over), rank=0, size=2, number=1)
+    saving = Saving(lambda: writer.commit(tmp_path, staged(0, 1, b"x" * 100), exchange, check=over.check))
+    until(lambda: any(path.name.startswith("step-1.") for path in tmp_path.iterdir()))
+    over.set("rank 1 is gone")
+    saving.settle(lambda: None)
+    assert "rank 1 is gone" in saving.lost
+    assert [path.name for path in tmp_path.iterdir()] == []
+    assert writer.commit(tmp_path, staged(0, 1, b"x" * 100, size=1), Alone()).committed
