@@ -1,0 +1,225 @@
+"""Who saves: Holdfast, torch's DCP, and what the disk or the memory can do at most."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+
+from holdfast.checkpoint.arena import anonymous
+from holdfast.checkpoint.direct import aligned
+from holdfast.checkpoint.engine import Attempt, Engine
+from holdfast.checkpoint.exchange import Alone
+from holdfast.checkpoint.fencing import Resume
+from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.saving import Saving
+from holdfast.checkpoint.state import flatten
+from holdfast.checkpoint.writer import Snapshot
+from holdfast.worlds import Pair
+
+CHUNK = 8 << 20
+TENSORS = 628
+
+
+class State:
+    """Tensors as a model and its optimizer have them: few large, many small."""
+
+    def __init__(self, nbytes: int, dtype: torch.dtype) -> None:
+        generator = torch.Generator().manual_seed(1)
+        large = TENSORS // 4
+        small = nbytes // (TENSORS * 16)
+        sizes = [(nbytes - small * (TENSORS - large)) // large] * large + [small] * (TENSORS - large)
+        items = [size // dtype.itemsize for size in sizes]
+        self.tensors = {
+            f"layers.{n}.weight": torch.randn(count, generator=generator).to(dtype) for n, count in enumerate(items)
+        }
+        self.nbytes = sum(tensor.numel() * dtype.itemsize for tensor in self.tensors.values())
+
+    def state_dict(self) -> Mapping[str, torch.Tensor]:
+        """What is saved."""
+        return self.tensors
+
+    def load_state_dict(self, state: Any, /) -> None:
+        """Nothing is loaded here."""
+
+
+@dataclass
+class Ours:
+    """An engine as `job.step` uses it, in a folder of its own."""
+
+    root: Path
+    state: State
+
+    def __post_init__(self) -> None:
+        self._step = 0
+        self.start()
+
+    def start(self) -> None:
+        """As a fresh process has it: nothing is staged yet, and memory is made ready as after the first step."""
+        shutil.rmtree(self.root, ignore_errors=True)
+        self._engine = Engine(self.root, keep_last=1, resume=Resume.ALWAYS, on_foreign=print)
+        self._engine.enter(Attempt(pair=Pair(1, 1), job_uid="bench", publication="p", run_id="r"), Alone())
+        self._engine.prepare(flatten({"model": self.state}).specs)
+        self._engine._arena._settle()
+
+    def begin(self) -> Saving:
+        """All for which training waits."""
+        self._step += 1
+        flat = flatten({"model": self.state})
+        snapshot = Snapshot(
+            name=CommitName(step=self._step, pair=Pair(1, 1)),
+            specs=flat.specs,
+            read=flat.read,
+            fill=flat.fill,
+            state={"objects": flat.tree},
+            data=None,
+            alone={},
+            numerics={},
+        )
+        return self._engine.begin(snapshot)
+
+    def stall(self) -> float:
+        """Seconds until training goes on."""
+        began = time.perf_counter()
+        saving = self.begin()
+        seconds = time.perf_counter() - began
+        finish(saving)
+        return seconds
+
+    def first_stall(self) -> float:
+        """The same of a process's first save."""
+        self.start()
+        return self.stall()
+
+    def save(self) -> float:
+        """Seconds until the commit is durable, the copy included."""
+        began = time.perf_counter()
+        finish(self.begin())
+        return time.perf_counter() - began
+
+
+def finish(saving: Saving) -> None:
+    """Wait, and insist."""
+    saving.settle(lambda: None)
+    if not saving.result.committed:
+        raise SystemExit(saving.result.message)
+
+
+@dataclass
+class Dcp:
+    """`torch.distributed.checkpoint` with its defaults."""
+
+    root: Path
+    state: State
+
+    def _fresh(self) -> Path:
+        shutil.rmtree(self.root, ignore_errors=True)
+        return self.root
+
+    def save(self) -> float:
+        """Seconds of `dcp.save`."""
+        folder = self._fresh()
+        began = time.perf_counter()
+        dcp.save(dict(self.state.tensors), checkpoint_id=folder)
+        return time.perf_counter() - began
+
+    def begin(self) -> Any:
+        """`dcp.async_save`."""
+        return dcp.async_save(dict(self.state.tensors), checkpoint_id=self._fresh())
+
+    def stall(self) -> float:
+        """Seconds until `dcp.async_save` returns."""
+        folder = self._fresh()
+        began = time.perf_counter()
+        future = dcp.async_save(dict(self.state.tensors), checkpoint_id=folder)
+        seconds = time.perf_counter() - began
+        future.result()
+        return seconds
+
+
+class Copy:
+    """The memory's limit: each tensor copied to memory that is there already."""
+
+    def __init__(self, state: State) -> None:
+        self._pairs = [(tensor, torch.zeros_like(tensor)) for tensor in state.tensors.values()]
+
+    def __call__(self) -> float:
+        """Seconds."""
+        began = time.perf_counter()
+        for source, target in self._pairs:
+            target.copy_(source)
+        return time.perf_counter() - began
+
+
+class Disk:
+    """The disk's limit: as many bytes, past the page cache, by two threads, fsynced."""
+
+    def __init__(self, path: Path, nbytes: int) -> None:
+        self._path = path
+        self._data = anonymous(aligned(nbytes))
+        self._data[: 1 << 20] = os.urandom(1 << 20)
+
+    def __call__(self) -> float:
+        """Seconds."""
+        self._path.unlink(missing_ok=True)
+        began = time.perf_counter()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        try:
+            fd = os.open(self._path, flags | os.O_DIRECT)
+        except OSError:
+            self._path.unlink(missing_ok=True)
+            fd = os.open(self._path, flags)
+        try:
+            halves = [threading.Thread(target=self._write, args=(fd, half)) for half in range(2)]
+            for half in halves:
+                half.start()
+            for half in halves:
+                half.join()
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        return time.perf_counter() - began
+
+    def _write(self, fd: int, half: int) -> None:
+        for begin in range(half * CHUNK, self._data.nbytes, 2 * CHUNK):
+            os.pwrite(fd, self._data[begin : begin + CHUNK], begin)
+
+
+class Training:
+    """A loop whose steps take some milliseconds on one thread."""
+
+    def __init__(self) -> None:
+        self._a, self._b = torch.randn(512, 512), torch.randn(512, 512)
+
+    def step(self) -> None:
+        """One."""
+        for _ in range(2):
+            torch.mm(self._a, self._b)
+
+    def pace(self, ended: Callable[[], bool], least: int) -> float:
+        """Mean seconds a step while something goes on, and for so many steps at least."""
+        began, count = time.perf_counter(), 0
+        while count < least or not ended():
+            self.step()
+            count += 1
+        return (time.perf_counter() - began) / count
+
+
+@contextmanager
+def workplace(root: Path) -> Iterator[Path]:
+    """A folder on the disk that is measured; nothing of it stays."""
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir(parents=True)
+    try:
+        yield root
+    finally:
+        shutil.rmtree(root, ignore_errors=True)

@@ -1,0 +1,162 @@
+"""What a checkpoint costs: the stall, the save, the training beside it, the metadata; and the restore.
+
+Ours, torch's DCP with its defaults, and the limit (a plain copy in memory, O_DIRECT on the disk) take turns in random
+order each round; a ratio is formed within a round. 1 GB of state in 628 tensors, in fp32 and in bf16.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import _bench as bench
+import torch
+import torch.distributed as dist
+from _checkpoint import object as object_store
+from _checkpoint import restore
+from _checkpoint.contenders import Copy, Dcp, Disk, Ours, State, Training, finish, workplace
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+METADATA = Path(__file__).resolve().parent / "_checkpoint" / "metadata.py"
+
+
+def main() -> int:
+    """All rows."""
+    effort = bench.arguments(__doc__ or "")
+    nbytes = 20_000_000 if effort.quick else 1_014_000_000
+    rounds = effort.pick(quick=2, default=7, full=25)
+    logging.getLogger("torch.distributed").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)  # the other core is what a save may have
+    rows: list[bench.Row] = []
+    with workplace(bench.OUT / "checkpoint.work") as folder, one_rank():
+        for name, dtype in DTYPES.items():
+            rows += of_state(folder, State(nbytes, dtype), f"{nbytes / 1e9:.2g} GB of {name}", rounds)
+        rows += restore.rows(folder / "restore", nbytes, rounds)
+    rows.append(metadata(rounds))
+    rows += object_store.rows(nbytes=nbytes, rounds=rounds)
+    return bench.finish("checkpoint", rows, effort)
+
+
+class one_rank:  # noqa: N801  (reads like the context manager that it is)
+    """`dcp.async_save` wants a process group."""
+
+    def __enter__(self) -> None:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+    def __exit__(self, *raised: object) -> None:
+        dist.destroy_process_group()
+
+
+def of_state(folder: Path, state: State, what: str, rounds: int) -> list[bench.Row]:
+    """Stall, save and training beside it, for one state."""
+    ours, dcp = Ours(folder / "ours", state), Dcp(folder / "dcp", state)
+    stall = bench.interleaved(
+        {"ours": ours.stall, "first": ours.first_stall, "dcp": dcp.stall, "limit": Copy(state)}, rounds
+    )
+    save = bench.interleaved(
+        {"ours": ours.save, "dcp": dcp.save, "limit": Disk(folder / "limit", state.nbytes)}, rounds
+    )
+    return [
+        against(stall, "ours", "checkpoint-1", f"stall of a save of {what}", unit="x memcpy", target="<= 1.15"),
+        against(
+            stall, "first", "checkpoint-1", f"stall of the first save of {what}", unit="x memcpy", target="<= 1.15"
+        ),
+        against(
+            save, "ours", "checkpoint-2", f"digested, committed save of {what}", unit="x disk limit", target="<= 1.25"
+        ),
+        bench.row(
+            "checkpoint-2",
+            f"DCP's time for {what} over ours",
+            bench.ratios(save["dcp"], save["ours"]),
+            "x",
+            target=">= 2.5",
+        ),
+        beside(ours, dcp, what, rounds),
+    ]
+
+
+def against(values: dict[str, list[float]], whose: str, bar: str, what: str, *, unit: str, target: str) -> bench.Row:
+    """Over the limit, with DCP beside it."""
+    return bench.row(
+        bar,
+        what,
+        bench.ratios(values[whose], values["limit"]),
+        unit,
+        target=target,
+        peer=bench.median(bench.ratios(values["dcp"], values["limit"])),
+        peer_name="DCP",
+        limit=1.0,
+    )
+
+
+def beside(ours: Ours, dcp: Dcp, what: str, rounds: int) -> bench.Row:
+    """A training loop's steps while a save is on its way, over the same steps without one."""
+    training = Training()
+
+    def with_ours() -> float:
+        saving = ours.begin()
+        seconds = training.pace(lambda: saving.ended, 1)
+        finish(saving)
+        return seconds
+
+    def with_dcp() -> float:
+        future = dcp.begin()
+        return training.pace(future.done, 1)
+
+    contestants: dict[str, Callable[[], float]] = {
+        "ours": with_ours,
+        "dcp": with_dcp,
+        "limit": lambda: training.pace(lambda: True, 100),
+    }
+    paces = bench.interleaved(contestants, rounds)
+    return against(
+        paces, "ours", "checkpoint-5", f"step time during a save of {what}", unit="x undisturbed", target="<= 1.05"
+    )
+
+
+def metadata(rounds: int) -> bench.Row:
+    """Two ranks save tensors of 16 bytes to memory."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    shm = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 - memory, not a temporary file
+    with tempfile.TemporaryDirectory(dir=shm) as folder:
+        command = [sys.executable, "-W", "ignore", str(METADATA)]
+        ranks = [
+            subprocess.Popen(
+                [*command, str(rank), str(port), str(rounds), f"{folder}/work"],
+                stdout=subprocess.PIPE,
+                stderr=None if rank == 0 else subprocess.DEVNULL,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        told = ranks[0].communicate(timeout=300)[0]
+        ranks[1].communicate(timeout=60)
+    found = [json.loads(line) for line in told.splitlines() if line.startswith("{")]
+    return bench.row(
+        "checkpoint-6",
+        "metadata of a save: 628 tensors of 16 bytes, 2 ranks, in memory",
+        milliseconds([value["ours"] for value in found]),
+        "ms",
+        target="<= 20",
+        peer=bench.median(milliseconds([value["dcp"] for value in found])),
+        peer_name="DCP",
+    )
+
+
+def milliseconds(seconds: Sequence[float]) -> list[float]:
+    """For reading."""
+    return [value * 1e3 for value in seconds]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
