@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import TracebackType
@@ -101,12 +101,14 @@ class Digests:
         self._chunks: list[str] = []
         self._nbytes = 0
 
-    def update(self, block: memoryview) -> None:
-        """The next block; all but the last are multiples of a chunk."""
+    def update(self, block: memoryview, pool: ThreadPoolExecutor) -> list[Future[None]]:
+        """The next block, beside what else is done with it; all but the last are multiples of a chunk."""
+        return [pool.submit(self._ours, block), pool.submit(self._sha256.update, block)]
+
+    def _ours(self, block: memoryview) -> None:
         for begin in range(0, block.nbytes, CHUNK_BYTES):
             self._chunks.append(xxhash.xxh3_128_hexdigest(block[begin : begin + CHUNK_BYTES]))
         self._whole.update(block)
-        self._sha256.update(block)
         self._nbytes += block.nbytes
 
     def record(self) -> FileRecord:
@@ -180,12 +182,14 @@ class ObjectIncoming:
         """Upload one file."""
         digests = Digests()
 
-        def passing() -> Iterator[memoryview]:
+        def passing(pool: ThreadPoolExecutor) -> Iterator[memoryview]:
             for block in blocks_of(parts, self._bucket.part_bytes):
-                digests.update(block)
+                digesting = digests.update(block, pool)
                 yield block
+                wait(digesting)
 
-        self._bucket.upload(self._folder + file, passing())
+        with ThreadPoolExecutor(2, thread_name_prefix="holdfast-digest") as pool:  # its end waits for the last block
+            self._bucket.upload(self._folder + file, passing(pool))
         self._sums[file] = digests.sha256()
         return digests.record()
 
