@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import xxhash
 
-from holdfast.checkpoint.arena import anonymous
+from holdfast.checkpoint.arena import address_of, anonymous
 from holdfast.checkpoint.direct import aligned, write_image
 from holdfast.checkpoint.manifest import CHUNK_BYTES, FileRecord
 from holdfast.errors import PeerLostError
@@ -81,6 +81,31 @@ def test_what_the_disk_refuses_is_an_error_that_names_the_file(
     with pytest.raises(OSError, match="rank-3") as raised:
         write_image(tmp_path / "rank-3", image_of(2 * CHUNK_BYTES + 1), 2 * CHUNK_BYTES + 1)
     assert raised.value.errno == trouble
+
+
+def test_a_process_forked_meanwhile_neither_shares_the_memory_nor_harms_it(tmp_path: Path) -> None:
+    """As a data loader's workers are: the pages stay the parent's own, and stay there."""
+    image = image_of(CHUNK_BYTES)
+    child = os.fork()
+    if child == 0:
+        del image
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert holds(tmp_path / "file", image, write_image(tmp_path / "file", image, CHUNK_BYTES))
+    (flags,) = [flags for begin, end, flags in mappings() if begin <= address_of(image) < end]
+    assert "dc" in flags  # do not copy on fork
+
+
+def mappings() -> list[tuple[int, int, list[str]]]:
+    """Where each mapping of this process begins and ends, and its flags."""
+    found, begin, end = [], 0, 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if "-" in first:
+            begin, end = (int(edge, 16) for edge in first.split("-"))
+        elif first == "VmFlags:":
+            found.append((begin, end, line.split()[1:]))
+    return found
 
 
 def test_a_file_that_is_given_up_ends_at_once(tmp_path: Path) -> None:
