@@ -259,6 +259,22 @@ def test_an_export_is_what_safetensors_loads_tied_weights_once(model: Net, tmp_p
     assert same(fresh.state_dict(), model.state_dict())
 
 
+@pytest.mark.parametrize("key", ["", "model", "net"])
+def test_a_commit_that_was_made_through_dcp_is_exported_as_well(model: Net, tmp_path: Path, key: str) -> None:
+    from torch.distributed import checkpoint as dcp
+
+    from holdfast.checkpoint.dcp import StorageWriter
+
+    state = {key: model.state_dict(), "epoch": 3} if key else model.state_dict()
+    dcp.save(state, storage_writer=StorageWriter(tmp_path / "ckpt", step=4), no_dist=True)
+
+    assert run("export", tmp_path / "ckpt", tmp_path / "w.safetensors", "--object", key or "model") == 0
+
+    read = load_file(tmp_path / "w.safetensors")
+    assert same(read, model.state_dict())
+    assert run("export", tmp_path / "ckpt", tmp_path / "x.safetensors", "--object", "ema") == 2
+
+
 def test_a_sharded_export_has_an_index_and_files_of_the_size_asked_for(model: Net, tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "ckpt", step=1, model=model)
 

@@ -17,6 +17,7 @@ from holdfast.errors import CheckpointError, UsageError
 
 _BLOCK: Final = 8 << 20
 _STEM: Final = "model"
+WHOLE: Final = "model"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,8 @@ class Exported:
 
 def weights(manifest: Manifest, name: str) -> Weights:
     """The flat state dict that an object has; what in it is no tensor is left out."""
+    if isinstance(manifest.state, dict) and "dcp" in manifest.state:
+        return _of_dcp(manifest.state["dcp"], name)
     objects = manifest.state.get("objects") if isinstance(manifest.state, dict) else None
     if not isinstance(objects, dict) or name not in objects:
         known = ", ".join(sorted(objects)) if isinstance(objects, dict) else "none"
@@ -57,6 +60,19 @@ def weights(manifest: Manifest, name: str) -> Weights:
     if not tensors:
         raise UsageError(f"object {name!r} has no tensors")
     return Weights(tensors=tensors, tied=tied, left_out=tuple(left_out))
+
+
+def _of_dcp(told: Mapping[str, Any], name: str) -> Weights:
+    """Of a commit that was made through DCP: its keys below `name`, or all of them if it holds a model alone."""
+    below = [key for key in told["tensors"] if key.startswith(f"{name}.")]
+    if not below and name != WHOLE:
+        raise UsageError(f"the commit was made through DCP and has no key below {name!r}: see 'show'")
+    tensors = {}
+    for key in below or told["tensors"]:
+        if any(box["tensor"] != key for box in told["tensors"][key]["boxes"]):
+            raise CheckpointError(f"{key} was cut otherwise than by rows: load it with dcp.load, and save that")
+        tensors[key.removeprefix(f"{name}.")] = key
+    return Weights(tensors=tensors, tied={}, left_out=tuple(sorted(told["values"])))
 
 
 def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
