@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,8 @@ from holdfast.checkpoint.manifest import CHUNK_BYTES, FileRecord, Manifest, Tens
 from holdfast.checkpoint.stores import Source
 from holdfast.errors import CheckpointError, DamagedError
 
-READERS: Final = 4
+# More threads than CPUs, that all wait for fresh huge pages, cost several times the CPU time of as many.
+READERS: Final = max(2, min(8, len(os.sched_getaffinity(0))))
 PAGE: Final = 4096
 # Runs are cut here, so that memory of which nothing is used any more can go while a neighbour stays.
 _RUN_BYTES: Final = 64 << 20
