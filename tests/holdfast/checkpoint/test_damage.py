@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.checkpoint import tier
 from holdfast.checkpoint.exchange import Alone, Exchange
 from holdfast.checkpoint.manifest import CHUNK_BYTES
 from holdfast.checkpoint.names import CommitName
@@ -248,10 +249,10 @@ def test_a_newer_format_stops_every_rank(root: Path, world: Callable[..., Any]) 
 
 
 def test_a_folder_that_may_not_be_read_is_no_damage(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(path: Path) -> bytes:
+    def refused(path: Path, most: int) -> bytes:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "read_bytes", refused)  # root may read everything, so the system cannot refuse
+    monkeypatch.setattr(tier, "read_regular", refused)  # root may read everything, so the system cannot refuse
     with pytest.raises(CheckpointError, match="make it readable and start again"):
         found(root)
     monkeypatch.undo()

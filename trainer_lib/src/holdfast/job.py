@@ -26,7 +26,7 @@ from holdfast.checkpoint.aging import told
 from holdfast.checkpoint.engine import Engine
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.numerics import fingerprint as numerics
-from holdfast.checkpoint.state import Stateful, flatten
+from holdfast.checkpoint.state import Stateful, check_savable, flatten
 from holdfast.checkpoint.writer import Snapshot
 from holdfast.checks import check_managed, check_run, check_whole
 from holdfast.committer import Committer
@@ -197,7 +197,7 @@ class Job:
         objects = {name: _checked(name, thing) for name, thing in named.items() if thing is not None}
         others = {name: thing for name, thing in objects.items() if not isinstance(thing, _TORCHS)}
         check_managed(objects, list(flatten(others).tensors.values()))
-        flatten(objects)
+        check_savable(objects)
         self._elasticity = elasticity or self._elasticity
         self._lineage.rates = Scaler(optimizer, self._elasticity)
         self._lineage.objects.update(objects)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -15,13 +16,14 @@ import torch
 from holdfast import marks
 from holdfast.checkpoint import rng
 from holdfast.checkpoint.aging import History, metrics, told
+from holdfast.checkpoint.fitting import load_into
 from holdfast.checkpoint.numerics import fingerprint as numerics
 from holdfast.checkpoint.reader import Loaded
-from holdfast.checkpoint.state import Flat, Stateful, adopt, flatten, load_into
+from holdfast.checkpoint.state import Flat, Stateful, adopt, all_of_it, blank, flatten
 from holdfast.data import Position
 from holdfast.data.mix import mix_all
 from holdfast.elastic import Elasticity, Ramp, Scaler
-from holdfast.errors import UsageError
+from holdfast.errors import StateError, UsageError
 from holdfast.marks import Standing
 from holdfast.sharding import Sharding
 from holdfast.worlds import Json, Pair
@@ -101,7 +103,7 @@ class Lineage:
 
     def take_memory(self, tree: Any, tensors: Mapping[str, torch.Tensor], side: Json, *, rank: int) -> None:
         """Become what a survivor is."""
-        self._load(tree, lambda name: tensors[name])
+        self._load(tree, lambda name: tensors[name], lambda name: torch.empty_like(tensors[name], device="meta"))
         self.origin = Pair.maybe(side["origin"])
         self.skipped, self.skipped_in_a_row = int(side["skipped"]), int(side["skippedInARow"])
         self.saved_step = int(side["savedStep"])
@@ -115,19 +117,22 @@ class Lineage:
     def take_commit(self, loaded: Loaded, *, rank: int) -> None:
         """Become what was committed."""
         manifest = loaded.manifest
-        self._load(manifest.state["objects"], lambda name: adopt(manifest.tensors[name], loaded.tensors[name]))
+        side = _Side.read(manifest.state, manifest.data, loaded.alone)  # before anything is changed
+        self._load(
+            manifest.objects,
+            lambda name: adopt(manifest.tensors[name], loaded.tensors[name]),
+            lambda name: blank(manifest.tensors[name]),
+        )
         self.standing = Standing(step=manifest.step)
         self.origin = manifest.pair
-        self.skipped = int(manifest.state.get("counters", {}).get("skipped", 0))
+        self.skipped, self.rates.ramp, self.position = side.skipped, side.ramp, side.position
         self.metrics = metrics(manifest.state)
-        self.rates.ramp = Ramp.maybe(manifest.state.get("ramp"))
         self.skipped_in_a_row = 0
         self.saved_step = manifest.step
-        self.position = None if manifest.data is None else Position.from_json(manifest.data)
-        if loaded.alone is None:
+        if side.generators is None:
             rng.seed(mix_all(manifest.step, rank))  # this rank was not there when the commit was made
         else:
-            rng.apply(loaded.alone["rng"])
+            side.generators.apply()
         if manifest.numerics != numerics():
             _log.warning("the checkpoint was made under other numerics; results may differ in their last bits")
 
@@ -137,11 +142,9 @@ class Lineage:
         self.saved_step = 0
         self.metrics = {}
 
-    def _load(self, tree: Any, tensor: Callable[[str], torch.Tensor]) -> None:
-        if self.sharding is None:
-            load_into(self.objects, tree, tensor)
-        else:
-            load_into(self.objects, tree, tensor, self.sharding.part)
+    def _load(self, tree: Any, tensor: Callable[[str], torch.Tensor], blank: Callable[[str], torch.Tensor]) -> None:
+        rows = all_of_it if self.sharding is None else self.sharding.part
+        load_into(self.objects, tree, tensor, rows, blank=blank)
 
     # A step
 
@@ -149,6 +152,31 @@ class Lineage:
         """The vote on the next step came back: it is committed here."""
         self.standing = marks.committed(self.standing)
         self.origin = pair
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Side:
+    """What a commit holds beside the objects."""
+
+    skipped: int
+    ramp: Ramp | None
+    position: Position | None
+    generators: rng.States | None
+
+    @classmethod
+    def read(cls, state: Any, data: Any, alone: Any) -> _Side:
+        """StateError if it is not what a job saves."""
+        try:
+            return cls(
+                skipped=int(state.get("counters", {}).get("skipped", 0)),
+                ramp=Ramp.maybe(state.get("ramp")),
+                position=None if data is None else Position.from_json(data),
+                generators=None if alone is None else rng.read(rng.of(alone)),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise StateError(
+                f"the commit's counters or its place in the data are none ({error!r}): use an older commit"
+            ) from error
 
 
 def finite(*numbers: float) -> bool:

@@ -333,7 +333,7 @@ class Lineup:
         if sharding is None or deal is None:
             return None
         shard = deal.shards[team.group.rank]
-        return lambda manifest: sharding.wanted(manifest.state["objects"], shard)
+        return lambda manifest: sharding.wanted(manifest.objects, shard)
 
     def _equalise(self, group: Group) -> None:
         """All ranks start from rank 0's weights."""

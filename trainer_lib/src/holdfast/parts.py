@@ -13,6 +13,13 @@ def is_sharded(tensor: torch.Tensor) -> bool:
     return hasattr(tensor, "device_mesh")
 
 
+def is_whole(tensor: torch.Tensor) -> bool:
+    """Whether all of a sharded tensor's kind is here after all: each rank has a copy, or there is one rank."""
+    mesh = getattr(tensor, "device_mesh", None)
+    placements = getattr(tensor, "placements", ())
+    return mesh is None or all(one.is_replicate() or mesh.size(place) == 1 for place, one in enumerate(placements))
+
+
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """The part of a tensor that is here: its shard, or all of it."""
     part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)

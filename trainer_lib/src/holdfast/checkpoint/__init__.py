@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.checkpoint import tier
-from holdfast.checkpoint.exchange import Alone
+from holdfast.checkpoint.exchange import Alone, Exchange, lead
 from holdfast.checkpoint.names import CLAIMS, CommitName
 from holdfast.checkpoint.reader import restore
-from holdfast.errors import CheckpointError
+from holdfast.errors import CheckpointError, StateError
 from holdfast.worlds import Pair
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from holdfast.checkpoint.state import Stateful
 
 __all__ = ["Found", "load", "save"]
@@ -38,20 +40,26 @@ class Found:
     quarantined: tuple[tier.Quarantined, ...] = ()
 
 
-def save(folder: str | os.PathLike[str], *, step: int, **stateful: Stateful) -> Path:
-    """Commit the state of these objects as `step`; returns the commit's folder. A step may be saved again."""
+def save(
+    folder: str | os.PathLike[str], *, step: int, group: ProcessGroup | None = None, **stateful: Stateful
+) -> Path:
+    """Commit the state of these objects as `step`; returns the commit's folder. A step may be saved again.
+
+    Every rank of `group` calls it, and each writes its part; without one this process writes all.
+    """
     from holdfast.checkpoint.numerics import fingerprint
     from holdfast.checkpoint.rng import capture
     from holdfast.checkpoint.state import flatten
+    from holdfast.checkpoint.together import Together, holding, mesh_of, shard_here
     from holdfast.checkpoint.writer import Snapshot
     from holdfast.checkpoint.writer import save as save_snapshot
 
-    root = Path(folder)
-    if (root / CLAIMS).exists():
-        raise CheckpointError(f"{root} belongs to a job (it has claims): save into a folder of its own")
-    older = [name.pair.attempt for name in tier.list_commits(root) if name.step == step]
-    name = CommitName(step=step, pair=Pair(0, 1 + max(older, default=0)))
-    flat = flatten(stateful)
+    root, flat = Path(folder), flatten(stateful)
+    if group is None and shard_here(flat.parts) != (1, 0):
+        raise StateError(f"{min(flat.parts)} has parts on other ranks: give their group to save() on each of them")
+    exchange: Exchange = Alone() if group is None else Together(group)
+    number = lead(exchange, lambda: _next_attempt(root, step))
+    name = CommitName(step=step, pair=Pair(0, number))
     snapshot = Snapshot(
         name=name,
         specs=flat.specs,
@@ -61,26 +69,51 @@ def save(folder: str | os.PathLike[str], *, step: int, **stateful: Stateful) -> 
         data=None,
         alone={"rng": capture()},
         numerics=fingerprint(),
+        holding=holding(flat.parts, exchange) if isinstance(exchange, Together) else None,
+        mesh=mesh_of(flat.parts),
     )
-    result = save_snapshot(root, snapshot, Alone())
+    result = save_snapshot(root, snapshot, exchange)
     if not result.committed:
         raise CheckpointError(f"step {step} could not be saved in {root}: {result.message}")
     return root / str(name)
 
 
-def load(folder: str | os.PathLike[str], *, step: int | None = None, **stateful: Stateful) -> Found | None:
-    """Give the objects the newest good state (or that of `step`), random generators included."""
-    from holdfast.checkpoint.rng import apply
-    from holdfast.checkpoint.state import adopt, load_into
+def _next_attempt(root: Path, step: int) -> int:
+    if (root / CLAIMS).exists():
+        raise CheckpointError(f"{root} belongs to a job (it has claims): save into a folder of its own")
+    return 1 + max((name.pair.attempt for name in tier.list_commits(root) if name.step == step), default=0)
+
+
+def load(
+    folder: str | os.PathLike[str],
+    *,
+    step: int | None = None,
+    group: ProcessGroup | None = None,
+    **stateful: Stateful,
+) -> Found | None:
+    """Give the objects the newest good state (or that of `step`), random generators included.
+
+    With `group` every rank of it calls this, and all take the same commit, which each must be able to read.
+    """
+    from holdfast.checkpoint import rng
+    from holdfast.checkpoint.fitting import load_into
+    from holdfast.checkpoint.state import adopt, blank
+    from holdfast.checkpoint.together import Together
 
     root = Path(folder)
-    found = restore(root, Alone(), step=step)
+    found = restore(root, Alone() if group is None else Together(group), step=step)
     if found.loaded is None:
         if found.quarantined:
             raise CheckpointError(f"no commit in {root} is whole; what was there is in {root / 'quarantine'}")
         return None
     manifest, loaded = found.loaded.manifest, found.loaded
-    load_into(stateful, manifest.state["objects"], lambda name: adopt(manifest.tensors[name], loaded.tensors[name]))
-    if loaded.alone is not None:
-        apply(loaded.alone["rng"])
+    generators = None if loaded.alone is None else rng.read(rng.of(loaded.alone))
+    load_into(
+        stateful,
+        manifest.objects,
+        lambda name: adopt(manifest.tensors[name], loaded.tensors[name]),
+        blank=lambda name: blank(manifest.tensors[name]),
+    )
+    if generators is not None:
+        generators.apply()
     return Found(step=found.step, path=root / str(loaded.name), quarantined=found.quarantined)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -11,6 +13,7 @@ from typing import Any, Final
 import xxhash
 
 from holdfast.checkpoint.manifest import CHUNK_BYTES, FileRecord
+from holdfast.errors import DamagedError
 
 _FILE_MODE: Final = 0o644
 
@@ -110,3 +113,32 @@ def sync_folder(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def read_regular(path: Path, most: int) -> bytes:
+    """All of a file that is no link, device or pipe, nor lies behind a linked folder, nor is larger than `most`."""
+    fd = open_regular(path)
+    try:
+        size = os.fstat(fd).st_size
+        if size > most:
+            raise DamagedError(f"{path.name}: {size} bytes are more than it can have")
+        with open(fd, "rb", closefd=False) as file:
+            return file.read(size)  # room is made for as much as is asked for
+    finally:
+        os.close(fd)
+
+
+def open_regular(path: Path) -> int:
+    """A file of a commit, open for reading; DamagedError for a link, device or pipe in its place or its folder's."""
+    if path.parent.is_symlink():
+        raise DamagedError(f"{path.parent.name} is a symbolic link, and no commit's folder is one")
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise DamagedError(f"{path.name} is a symbolic link or a pipe, and no commit has one") from error
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise DamagedError(f"{path.name} is no regular file")
+    return fd

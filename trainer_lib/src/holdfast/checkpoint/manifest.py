@@ -8,13 +8,14 @@ told from a damaged one.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import xxhash
 
-from holdfast.checkpoint.names import is_shard
+from holdfast.checkpoint.names import is_shard, parse_commit, shard_rank
 from holdfast.checkpoint.shard import ITEM_BYTES, Piece, TensorSpec
 from holdfast.errors import DamagedError, UnknownFormatError
 from holdfast.worlds import Pair
@@ -23,7 +24,38 @@ FORMAT: Final = "holdfast-checkpoint"
 VERSION: Final = 1
 DIGEST: Final = "xxh3_128"
 CHUNK_BYTES: Final = 8 << 20
+LARGEST: Final = 256 << 20
+"""Bytes of a manifest: ten times what a thousand ranks with ten terabytes need."""
 _SEAL: Final = "manifestDigest"
+_MOST: Final = 1 << 62  # of any number of bytes, so that no sum or product of a few leaves what torch can count
+_MOST_DIMENSIONS: Final = 64
+
+
+def whole_number(value: Any) -> int:
+    """A number of bytes, or the like, exactly as JSON has it; ValueError for anything else."""
+    if type(value) is not int or not 0 <= value <= _MOST:
+        raise ValueError(f"{str(value)[:40]!r} is no such number")
+    return value
+
+
+def whole_numbers(value: Any) -> tuple[int, ...]:
+    """A shape, or the like; ValueError for anything else, or if the product were too large to count."""
+    numbers = tuple(map(whole_number, _listed(value)))
+    if len(numbers) > _MOST_DIMENSIONS or math.prod(max(number, 1) for number in numbers) > _MOST:
+        raise ValueError(f"{str(numbers)[:40]} is too large")
+    return numbers
+
+
+def _listed(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError("not a list")  # a string would be one of its letters
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("not a string")
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +73,11 @@ class FileRecord:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> FileRecord:
         """Read the wire form."""
-        return cls(nbytes=int(value["bytes"]), digest=str(value["digest"]), chunks=tuple(map(str, value["chunks"])))
+        return cls(
+            nbytes=whole_number(value["bytes"]),
+            digest=_text(value["digest"]),
+            chunks=tuple(map(_text, _listed(value["chunks"]))),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +104,11 @@ class Chunk:
     def from_json(cls, value: Mapping[str, Any]) -> Chunk:
         """Read the wire form."""
         return cls(
-            file=str(value["file"]),
-            offset=int(value["offset"]),
-            nbytes=int(value["bytes"]),
-            start=tuple(map(int, value["start"])),
-            shape=tuple(map(int, value["shape"])),
+            file=_text(value["file"]),
+            offset=whole_number(value["offset"]),
+            nbytes=whole_number(value["bytes"]),
+            start=whole_numbers(value["start"]),
+            shape=whole_numbers(value["shape"]),
         )
 
 
@@ -92,9 +128,9 @@ class TensorRecord:
     def from_json(cls, value: Mapping[str, Any]) -> TensorRecord:
         """Read the wire form."""
         return cls(
-            dtype=str(value["dtype"]),
-            shape=tuple(map(int, value["shape"])),
-            chunks=tuple(Chunk.from_json(chunk) for chunk in value["chunks"]),
+            dtype=_text(value["dtype"]),
+            shape=whole_numbers(value["shape"]),
+            chunks=tuple(Chunk.from_json(chunk) for chunk in _listed(value["chunks"])),
         )
 
 
@@ -116,6 +152,12 @@ class Manifest:
     data: Any
     numerics: Mapping[str, Any]
     parent: str | None = None
+
+    @property
+    def objects(self) -> Mapping[str, Any]:
+        """The trees of the saved objects, by name."""
+        objects: Mapping[str, Any] = self.state.get("objects", {})
+        return objects
 
     def body(self) -> dict[str, Any]:
         """Everything but the seal."""
@@ -150,7 +192,7 @@ def decode(raw: bytes) -> Manifest:
     seal = document.pop(_SEAL, None)
     if document.get("format") != FORMAT and seal is None:
         raise UnknownFormatError("MANIFEST.json was written by another program")
-    if _sealed(document) != raw:
+    if _resealed(document) != raw:
         raise DamagedError("MANIFEST.json: its own digest differs")
     version, digest = document.get("version"), document.get("digest")
     if document.get("format") != FORMAT or version != VERSION or digest != _digest_in_use():
@@ -176,6 +218,13 @@ def _sealed(document: Mapping[str, Any]) -> bytes:
     return body[:-1] + f',"{_SEAL}":"{xxhash.xxh3_128_hexdigest(body)}"}}\n'.encode()
 
 
+def _resealed(document: Mapping[str, Any]) -> bytes:
+    try:
+        return _sealed(document)
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"MANIFEST.json holds what no manifest does: {error}") from error
+
+
 def _parse(raw: bytes) -> dict[str, Any]:
     try:
         document = json.loads(raw)
@@ -189,23 +238,36 @@ def _parse(raw: bytes) -> dict[str, Any]:
 def _read(document: Mapping[str, Any]) -> Manifest:
     try:
         return Manifest(
-            step=int(document["step"]),
-            pair=Pair.from_json(document),
-            job_uid=str(document["jobUID"]),
-            publication=str(document["publication"]),
-            run_id=str(document["runID"]),
-            created=str(document["created"]),
-            world_size=int(document["world"]["size"]),
-            mesh=dict(document["world"]["mesh"]),
+            step=whole_number(document["step"]),
+            pair=Pair(whole_number(document["generation"]), whole_number(document["attempt"])),
+            job_uid=_text(document["jobUID"]),
+            publication=_text(document["publication"]),
+            run_id=_text(document["runID"]),
+            created=_text(document["created"]),
+            world_size=whole_number(document["world"]["size"]),
+            mesh={_text(name): whole_number(size) for name, size in document["world"]["mesh"].items()},
             tensors={name: TensorRecord.from_json(value) for name, value in document["tensors"].items()},
             files={name: FileRecord.from_json(value) for name, value in document["files"].items()},
-            state=document["state"],
+            state=_with_objects(document["state"]),
             data=document["data"],
             numerics=dict(document["numerics"]),
-            parent=document["parent"],
+            parent=_commit(document["parent"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DamagedError(f"MANIFEST.json lacks what version {VERSION} must have: {error!r}") from error
+
+
+def _with_objects(state: Any) -> Any:
+    if not isinstance(state.get("objects", {}), dict):
+        raise TypeError("its objects are no JSON object")
+    return state
+
+
+def _commit(value: Any) -> str | None:
+    name = None if value is None else parse_commit(_text(value))
+    if value is not None and (name is None or name.staging or str(name) != value):
+        raise ValueError("its parent is no commit's name")
+    return None if name is None else str(name)
 
 
 def check(manifest: Manifest) -> None:
@@ -213,10 +275,23 @@ def check(manifest: Manifest) -> None:
     for name, record in manifest.files.items():
         if not is_shard(name):
             raise DamagedError(f"MANIFEST.json names a file that no commit has: {name!r}")
+        if shard_rank(name) >= manifest.world_size:
+            raise DamagedError(f"MANIFEST.json: {name} is of no rank of a world of {manifest.world_size}")
         if len(record.chunks) != -(-record.nbytes // CHUNK_BYTES):
             raise DamagedError(f"MANIFEST.json: {name} has {record.nbytes} bytes and {len(record.chunks)} digests")
     for name, tensor in manifest.tensors.items():
         _check_tensor(name, tensor, manifest.files)
+    _check_apart(manifest.tensors.values())
+
+
+def _check_apart(tensors: Iterable[TensorRecord]) -> None:
+    """No byte belongs to two tensors: a small file must not fill the memory again and again."""
+    chunks = (chunk for tensor in tensors for chunk in tensor.chunks if chunk.nbytes)
+    ends: dict[str, int] = {}
+    for chunk in sorted(chunks, key=lambda chunk: (chunk.file, chunk.offset)):
+        if chunk.offset < ends.get(chunk.file, 0):
+            raise DamagedError(f"MANIFEST.json: two tensors share bytes of {chunk.file}")
+        ends[chunk.file] = chunk.offset + chunk.nbytes
 
 
 def _check_tensor(name: str, tensor: TensorRecord, files: Mapping[str, FileRecord]) -> None:

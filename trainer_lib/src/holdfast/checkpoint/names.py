@@ -21,7 +21,7 @@ LATEST: Final = "LATEST"
 
 _COMMIT: Final = re.compile(r"step-(\d{1,18})\.g(\d{1,18})\.a(\d{1,18})(\.tmp-[0-9a-f]{32})?", re.ASCII)
 _CLAIM: Final = re.compile(r"(\d{1,18})\.(\d{1,18})\.json(\.tmp-[0-9a-f]{32})?", re.ASCII)
-_SHARD: Final = re.compile(r"rank-(\d{1,9})\.(safetensors|json)", re.ASCII)
+_SHARD: Final = re.compile(r"rank-(0|[1-9]\d{0,8})\.(safetensors|json)", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,3 +69,11 @@ def rank_file(rank: int) -> str:
 def is_shard(name: str) -> bool:
     """Whether a manifest may name this file: it lies in the commit's own folder."""
     return _SHARD.fullmatch(name) is not None
+
+
+def shard_rank(name: str) -> int:
+    """The rank that wrote a file of which `is_shard` is true."""
+    match = _SHARD.fullmatch(name)
+    if match is None:
+        raise ValueError(f"{name!r} is no rank's file")
+    return int(match[1])

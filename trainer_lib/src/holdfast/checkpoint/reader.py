@@ -20,9 +20,10 @@ import xxhash
 
 from holdfast.checkpoint import fencing, tier
 from holdfast.checkpoint.exchange import Alone, Exchange, each
+from holdfast.checkpoint.headers import check_source
 from holdfast.checkpoint.manifest import Manifest, decode, encode
 from holdfast.checkpoint.names import CommitName, parse_commit, rank_file
-from holdfast.checkpoint.reading import Copies, Rows, chunks_of, lay_out, read_into, read_small, spare
+from holdfast.checkpoint.reading import Copies, Rows, chunks_of, lay_out, needed, read_into, read_small, spare
 from holdfast.checkpoint.stores import Store
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.errors import CheckpointError, DamagedError, UnknownFormatError
@@ -396,9 +397,15 @@ class _Reading:
         small = [file for file in sorted(manifest.files) if not file.endswith(".safetensors")]
         # Of the ranks' own files each rank reads its own; together they verify all.
         turns = [file for index, file in enumerate(small) if file == own or index % exchange.size == exchange.rank]
+        beside = self._turns(rows)
+        for file in {*turns, *needed(manifest, rows), *(file for file, _ in beside)}:
+            # Before room is made for what they claim to hold.
+            copies.fetch(file, partial(check_source, file=file, manifest=manifest))
         read = {file: read_small(copies, file) for file in turns}
         layout = lay_out(manifest, rows)
-        read_into(copies, layout.extents, also=self._turns(rows))
+        read_into(copies, layout.extents, also=beside)
+        if own in read:
+            copies.fetch(own, lambda _: _check_json(own, read[own]))
         alone = json.loads(read[own]) if own in read else None
         return Loaded(name=self._name, manifest=manifest, tensors=layout.tensors, alone=alone)
 
@@ -410,6 +417,13 @@ class _Reading:
             return [chunk for file in files for chunk in chunks_of(file, self._manifest.files[file])]
         rank, size = self._exchange.rank, self._exchange.size
         return [(file, 0) for index, file in enumerate(files) if index % size == rank]
+
+
+def _check_json(file: str, data: bytearray) -> None:
+    try:
+        json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"{file} is not JSON: {error}") from error
 
 
 def _raise_first(outcomes: Sequence[_Outcome]) -> None:

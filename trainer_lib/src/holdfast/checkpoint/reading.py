@@ -99,6 +99,12 @@ def lay_out(manifest: Manifest, rows: Rows | None = None) -> Layout:
     )
 
 
+def needed(manifest: Manifest, rows: Rows) -> set[str]:
+    """The files that hold something of what is wanted."""
+    every = manifest.tensors.items()
+    return {file for name, record in every for file, _ in _wanted(name, record, rows.get(name))}
+
+
 def _wanted(name: str, record: TensorRecord, rows: tuple[int, int] | None) -> list[tuple[str, _Part]]:
     begin, end = rows or (0, record.shape[0] if record.shape else 1)
     found = []

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import base64
 import random
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+
+from holdfast.errors import StateError
 
 
 def capture() -> dict[str, Any]:
@@ -28,16 +31,54 @@ def capture() -> dict[str, Any]:
     }
 
 
-def apply(states: dict[str, Any]) -> None:
-    """Set the generators to what was captured. Devices that are not there are left out."""
-    python, numpy = states["python"], states["numpy"]
-    random.setstate((python["version"], tuple(python["state"]), python["gauss"]))
-    keys = np.frombuffer(base64.b64decode(numpy["keys"]), dtype="<u4")
-    np.random.set_state((numpy["kind"], keys, numpy["position"], numpy["hasGauss"], numpy["cachedGaussian"]))
-    torch.set_rng_state(_unpack(states["torch"]))
-    if torch.cuda.is_available():
-        for device, state in enumerate(states["cuda"][: torch.cuda.device_count()]):
-            torch.cuda.set_rng_state(_unpack(state), device)
+@dataclass(frozen=True, kw_only=True)
+class States:
+    """Captured states, read and found good; `apply` sets the generators to them."""
+
+    python: tuple[Any, ...]
+    numpy: tuple[str, Any, int, int, float]
+    cpu: torch.Tensor
+    cuda: tuple[torch.Tensor, ...]
+
+    def apply(self) -> None:
+        """Devices that are not there are left out."""
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+        torch.set_rng_state(self.cpu)
+        if torch.cuda.is_available():
+            for device, state in enumerate(self.cuda[: torch.cuda.device_count()]):
+                torch.cuda.set_rng_state(state, device)
+
+
+def of(alone: Any) -> Any:
+    """The captured states in what a rank has saved for itself."""
+    return alone.get("rng") if isinstance(alone, dict) else None
+
+
+def read(captured: Any) -> States:
+    """Read what was captured and try it on other generators; StateError if none can be in such a state."""
+    try:
+        python, numpy = captured["python"], captured["numpy"]
+        keys = np.frombuffer(base64.b64decode(numpy["keys"], validate=True), dtype="<u4")
+        states = States(
+            python=(python["version"], tuple(python["state"]), python["gauss"]),
+            numpy=(numpy["kind"], keys, numpy["position"], numpy["hasGauss"], numpy["cachedGaussian"]),
+            cpu=_unpack(captured["torch"]),
+            cuda=tuple(map(_unpack, captured["cuda"])),
+        )
+        random.Random().setstate(states.python)  # noqa: S311  (not for secrets)
+        np.random.RandomState().set_state(states.numpy)
+        torch.Generator().set_state(states.cpu)
+    except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise StateError(
+            f"the saved states of the random generators are none ({error!r}): use an older commit"
+        ) from error
+    return states
+
+
+def apply(captured: dict[str, Any]) -> None:
+    """Set the generators to what was captured."""
+    read(captured).apply()
 
 
 def seed(value: int) -> None:

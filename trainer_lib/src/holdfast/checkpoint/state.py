@@ -19,9 +19,11 @@ import torch
 
 from holdfast.checkpoint.files import Buffer
 from holdfast.checkpoint.manifest import TensorRecord
+from holdfast.checkpoint.naming import parameter_names, saved_state
+from holdfast.checkpoint.optimizers import labelled, rehearse
 from holdfast.checkpoint.shard import ITEM_BYTES, Piece, TensorSpec
 from holdfast.errors import StateError
-from holdfast.parts import is_sharded, local
+from holdfast.parts import is_sharded, is_whole, local
 
 _DTYPES: Final[Mapping[torch.dtype, str]] = {
     torch.bool: "BOOL",
@@ -66,6 +68,8 @@ class Flat:
     tensors: Mapping[str, torch.Tensor]
     sharded: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Of those of which only rows are here, the shape of the whole."""
+    parts: Mapping[str, Any] = field(default_factory=dict)
+    """And they themselves, which know how they are cut."""
 
     @property
     def specs(self) -> list[TensorSpec]:
@@ -107,8 +111,25 @@ class Flat:
 def flatten(objects: Mapping[str, Stateful]) -> Flat:
     """Take the state of each object apart; StateError names what cannot be saved and how to mend it."""
     encoder = _Encoder()
-    tree = {name: encoder.encode(thing.state_dict(), (name,)) for name, thing in objects.items()}
-    return Flat(tree=tree, tensors=encoder.tensors, sharded=encoder.sharded)
+    named = parameter_names(objects)
+    tree = {name: encoder.encode(_state_of(thing, named), (name,)) for name, thing in objects.items()}
+    return Flat(tree=tree, tensors=encoder.tensors, sharded=encoder.sharded, parts=encoder.parts)
+
+
+def _state_of(thing: Stateful, named: Mapping[int, str]) -> Any:
+    """What is saved of an object: a module's under the names that it has without its wrappers."""
+    if isinstance(thing, torch.nn.Module):
+        return saved_state(thing)
+    state = thing.state_dict()
+    return labelled(thing, state, named) if isinstance(thing, torch.optim.Optimizer) else state
+
+
+def check_savable(objects: Mapping[str, Stateful]) -> None:
+    """StateError for what cannot be saved, also for what an optimizer's first step will add to its state."""
+    flatten(objects)
+    for name, thing in objects.items():
+        if isinstance(thing, torch.optim.Optimizer):
+            flatten_values({name: rehearse(thing)})
 
 
 def flatten_values(values: Mapping[str, Any]) -> Flat:
@@ -122,14 +143,17 @@ def flatten_values(values: Mapping[str, Any]) -> Flat:
 class _Encoder:
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     sharded: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    parts: dict[str, Any] = field(default_factory=dict)
     _seen: dict[tuple[Any, ...], str] = field(default_factory=dict)
 
     def encode(self, value: Any, path: tuple[str, ...]) -> Any:
         if value is None or (isinstance(value, (bool, str)) and not isinstance(value, enum.Enum)):
             return value
+        if isinstance(value, torch.Tensor) and is_sharded(value) and is_whole(value):
+            return {"$tensor": self._tensor(local(value), path)}
         if isinstance(value, torch.Tensor) and is_sharded(value):
             name = self._tensor(local(value), path)
-            self.sharded[name] = tuple(value.shape)
+            self.sharded[name], self.parts[name] = tuple(value.shape), value
             return {"$rows": [name, list(value.shape)]}
         if isinstance(value, torch.Tensor):
             return {"$tensor": self._tensor(value, path)}
@@ -203,11 +227,12 @@ def _from_numpy(value: np.ndarray[Any, Any], path: tuple[str, ...]) -> torch.Ten
         raise _refused(path, value) from None
 
 
-def _all_of_it(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+def all_of_it(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """A sharded tensor as it is: the whole of it."""
     return tensor
 
 
-def unflatten(tree: Any, tensor: Callable[[str], torch.Tensor], rows: Rows = _all_of_it) -> Any:
+def unflatten(tree: Any, tensor: Callable[[str], torch.Tensor], rows: Rows = all_of_it) -> Any:
     """The inverse of `flatten` for one tree; `rows` makes a sharded tensor of one that `tensor` gave."""
     if isinstance(tree, list):
         return [unflatten(item, tensor, rows) for item in tree]
@@ -227,7 +252,8 @@ def _unmark(mark: str, value: Any, tensor: Callable[[str], torch.Tensor], rows: 
         case "$tensor":
             return tensor(value)
         case "$array":
-            return tensor(value).numpy()
+            array = tensor(value)
+            return array if array.is_meta else array.numpy()
         case "$tuple":
             return tuple(unflatten(item, tensor, rows) for item in value)
         case "$map":
@@ -249,6 +275,11 @@ def empty(spec: TensorSpec) -> torch.Tensor:
     return torch.empty(spec.shape, dtype=_TORCH[spec.dtype])
 
 
+def blank(record: TensorRecord | TensorSpec) -> torch.Tensor:
+    """A tensor of this kind and shape without memory: to see whether it fits before anything is read."""
+    return torch.empty(record.shape, dtype=_TORCH[record.dtype], device="meta")
+
+
 def rows_in(tree: Any) -> Iterator[tuple[str, int]]:
     """The sharded tensors that a tree names, and how many rows each has."""
     if isinstance(tree, dict) and list(tree) == ["$rows"]:
@@ -267,26 +298,3 @@ def adopt(record: TensorRecord, data: memoryview) -> torch.Tensor:
     if not data.nbytes:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(data, dtype=torch.uint8).view(dtype).reshape(shape)
-
-
-def load_into(
-    objects: Mapping[str, Stateful],
-    tree: Mapping[str, Any],
-    tensor: Callable[[str], torch.Tensor],
-    rows: Rows = _all_of_it,
-) -> None:
-    """Give each object its state back; StateError says which does not fit."""
-    missing, extra = sorted(set(objects) - set(tree)), sorted(set(tree) - set(objects))
-    if missing or extra:
-        raise StateError(
-            f"the checkpoint holds {sorted(tree)}, and manage() was given {sorted(objects)}: "
-            "give the same objects under the same names, or start in an empty checkpoint folder"
-        )
-    for name, thing in objects.items():
-        try:
-            thing.load_state_dict(unflatten(tree[name], tensor, rows))
-        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise StateError(
-                f"the saved state of {name!r} does not fit the object given to manage() ({error}): "
-                "build it as it was when the checkpoint was made, or start in an empty checkpoint folder"
-            ) from error

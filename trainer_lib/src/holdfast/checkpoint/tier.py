@@ -18,8 +18,8 @@ from typing import Final
 from uuid import uuid4
 
 from holdfast.checkpoint.claims import clean_claims
-from holdfast.checkpoint.files import encode_json, sync_folder
-from holdfast.checkpoint.manifest import Manifest, decode
+from holdfast.checkpoint.files import encode_json, read_regular, sync_folder
+from holdfast.checkpoint.manifest import LARGEST, Manifest, decode
 from holdfast.checkpoint.names import DELETED_MANIFEST, LATEST, MANIFEST, QUARANTINE, CommitName, parse_commit
 from holdfast.errors import CheckpointError, DamagedError, UnknownFormatError
 from holdfast.worlds import Pair
@@ -56,9 +56,7 @@ def read_manifest(root: Path, name: CommitName) -> Manifest:
     """The manifest of a commit; DamagedError or UnknownFormatError if it cannot be used."""
     path = root / str(name) / MANIFEST
     with reading(path):
-        if path.is_symlink():
-            raise DamagedError("MANIFEST.json is a symbolic link")
-        manifest = decode(path.read_bytes())
+        manifest = decode(read_regular(path, LARGEST))
     if (manifest.step, manifest.pair) != (name.step, name.pair):
         raise DamagedError(f"MANIFEST.json is that of step {manifest.step}, attempt {manifest.pair}")
     return manifest

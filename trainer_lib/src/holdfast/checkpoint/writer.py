@@ -40,6 +40,7 @@ class Snapshot:
     publication: str = ""
     run_id: str = ""
     holding: Holding | None = None
+    mesh: Mapping[str, int] | None = None
     fill: Fill | None = None
     """Copies many pieces at once, where that is faster than to read each."""
 
@@ -186,7 +187,7 @@ def _manifest(snapshot: Snapshot, shards: Sequence[ShardRecord]) -> Manifest:
         run_id=snapshot.run_id,
         created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         world_size=len(shards),
-        mesh={"data": len(shards)},
+        mesh=snapshot.mesh or {"data": len(shards)},
         tensors={spec.name: _record(spec, shards) for spec in snapshot.specs},
         files={name: record for shard in shards for name, record in shard.files.items()},
         state=snapshot.state,

@@ -10,7 +10,7 @@ from typing import Final, Self
 
 from holdfast.checkpoint import commit, tier
 from holdfast.checkpoint.claims import list_claims, write_claim
-from holdfast.checkpoint.files import Buffer, write_file
+from holdfast.checkpoint.files import Buffer, open_regular, write_file
 from holdfast.checkpoint.manifest import FileRecord, Manifest
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.reading import PAGE, address
@@ -27,7 +27,7 @@ class FolderSource:
     def __init__(self, path: Path) -> None:
         self._path = path
         with tier.reading(path):
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            self._fd = open_regular(path)
             self._nbytes = os.fstat(self._fd).st_size
         self._direct = _open_direct(path) if self._nbytes >= _LEAST_DIRECT else -1
         if self._direct >= 0:

@@ -1,0 +1,456 @@
+"""Commits made to do harm, sealed like good ones: each is refused with a typed error or passed by, within bounds, and
+nothing but `quarantine/` is written.
+
+Damage by chance is in `test_damage.py`; headers on their own in `test_headers.py`.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import xxhash
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from holdfast import HoldfastError, checkpoint
+from holdfast.checkpoint.claims import write_claim
+from holdfast.checkpoint.exchange import Alone
+from holdfast.checkpoint.manifest import CHUNK_BYTES, LARGEST, decode
+from holdfast.checkpoint.reader import restore
+from holdfast.errors import DamagedError, StateError, UnknownFormatError
+from holdfast.worlds import Claim, Pair
+
+Json = Any
+NEWEST = "step-20.g0.a1"
+TENSORS = "rank-0.safetensors"
+
+
+def objects(value: float) -> dict[str, Any]:
+    model = torch.nn.Linear(2, 2)
+    torch.nn.init.constant_(model.weight, value)
+    return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), momentum=0.9)}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Two good commits: 10 and 20."""
+    folder = tmp_path / "tier"
+    for step in (10, 20):
+        checkpoint.save(folder, step=step, **objects(float(step)))
+    return folder
+
+
+def sealed(document: Json) -> bytes:
+    body = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+    return body[:-1] + f',"manifestDigest":"{xxhash.xxh3_128_hexdigest(body)}"}}\n'.encode()
+
+
+def forge(root: Path, change: Callable[[Json], Any]) -> None:
+    """Change the newest manifest and seal it again."""
+    path = root / NEWEST / "MANIFEST.json"
+    document = json.loads(path.read_bytes())
+    del document["manifestDigest"]
+    change(document)
+    path.write_bytes(sealed(document))
+
+
+def replace_file(root: Path, data: bytes, name: str = TENSORS) -> None:
+    """Another file in the place of one, with its true digests in the manifest."""
+    (root / NEWEST / name).write_bytes(data)
+    parts = [data[i : i + CHUNK_BYTES] for i in range(0, len(data), CHUNK_BYTES)]
+    record = {
+        "bytes": len(data),
+        "digest": xxhash.xxh3_128_hexdigest(data),
+        "chunks": [xxhash.xxh3_128_hexdigest(part) for part in parts],
+    }
+    forge(root, lambda document: document["files"].update({name: record}))
+
+
+def reheaded(root: Path, change: Callable[[Json], Any]) -> bytes:
+    """The newest commit's tensors behind another header of the same length."""
+    raw = (root / NEWEST / TENSORS).read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + length])
+    change(header)
+    return raw[:8] + json.dumps(header).encode().ljust(length) + raw[8 + length :]
+
+
+def outside(root: Path) -> dict[str, bytes]:
+    """All that lies around the tier, and in it but for the commits and the quarantine."""
+    files = [path for path in root.parent.rglob("*") if path.is_file() and not path.is_symlink()]
+    return {
+        str(path.relative_to(root.parent)): path.read_bytes()
+        for path in files
+        if "quarantine" not in path.parts and NEWEST not in path.parts
+    }
+
+
+@contextmanager
+def little_memory(most: int = 8 << 20) -> Iterator[None]:
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < most
+    finally:
+        tracemalloc.stop()
+
+
+def falls_back(root: Path, why: str) -> None:
+    """The newest is refused for this reason, and step 10 restored."""
+    around = outside(root)
+    fresh = objects(0.0)
+    with little_memory():
+        found = checkpoint.load(root, **fresh)
+    assert found is not None
+    assert found.step == 10
+    assert why in found.quarantined[0].reason
+    assert float(fresh["model"].weight.detach()[0, 0]) == 10.0
+    assert outside(root) == around
+
+
+def setter(path: str, value: Json) -> Callable[[Json], None]:
+    """Put a value at `a/b/0/c`."""
+
+    def change(document: Json) -> None:
+        *parents, last = [int(part) if part.isdigit() else part for part in path.split("|")]
+        for part in parents:
+            document = document[part]
+        document[last] = value
+
+    return change
+
+
+WEIGHT = "tensors|model/weight"
+FORGERIES: list[tuple[str, Json, str]] = [
+    ("files", {}, "do not make it up"),
+    ("files|../../../etc/passwd", {"bytes": 1, "digest": "", "chunks": [""]}, "names a file that no commit has"),
+    ("files|/etc/passwd", {"bytes": 1, "digest": "", "chunks": [""]}, "names a file that no commit has"),
+    ("files|rank-0.pt", {"bytes": 1, "digest": "", "chunks": [""]}, "names a file that no commit has"),
+    ("files|rank-00.json", {"bytes": 1, "digest": "", "chunks": [""]}, "names a file that no commit has"),
+    ("files|rank-7.json", {"bytes": 0, "digest": "", "chunks": []}, "of no rank of a world of 1"),
+    (f"files|{TENSORS}|bytes", 10 * 2**30, "digests"),
+    (f"files|{TENSORS}|bytes", -1, "no such number"),
+    (f"files|{TENSORS}|bytes", 10**30, "no such number"),
+    (f"files|{TENSORS}|bytes", 4096.0, "no such number"),
+    (f"files|{TENSORS}|chunks", "x", "not a list"),
+    (f"{WEIGHT}|chunks|0|file", "../step-10.g0.a1/rank-0.safetensors", "do not make it up"),
+    (f"{WEIGHT}|chunks|0|offset", -8, "no such number"),
+    (f"{WEIGHT}|chunks|0|offset", 2**62, "do not make it up"),
+    (f"{WEIGHT}|chunks|0|offset", True, "no such number"),
+    (f"{WEIGHT}|chunks|0|bytes", 2**40, "do not make it up"),
+    (f"{WEIGHT}|chunks", [], "do not make it up"),
+    (f"{WEIGHT}|dtype", "F64", "do not make it up"),
+    (f"{WEIGHT}|dtype", "PICKLE", "unknown dtype"),
+    (f"{WEIGHT}|dtype", ["F32"], "not a string"),
+    (f"{WEIGHT}|shape", [2**40, 2**40], "too large"),
+    (f"{WEIGHT}|shape", [0] * 65, "too large"),
+    (f"{WEIGHT}|shape", "22", "not a list"),
+    ("tensors", [], "lacks what version 1 must have"),
+    ("step", 21, "is that of step 21"),
+    ("step", "20", "no such number"),
+    ("generation", 9, "is that of step 20, attempt 9.1"),
+    ("generation", None, "no such number"),
+    ("world", {"size": 1}, "lacks what version 1 must have"),
+    ("world|size", 10**30, "no such number"),
+    ("world|mesh", {"data": -1}, "no such number"),
+    ("state", None, "lacks what version 1 must have"),
+    ("state|objects", [], "lacks what version 1 must have"),
+    ("parent", "../../tmp", "no commit's name"),
+    ("parent", "step-1.g1.a1.tmp-" + "0" * 32, "no commit's name"),
+    ("numerics", 5, "lacks what version 1 must have"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "why"), FORGERIES, ids=[f"{p}={str(v)[:20]}" for p, v, _ in FORGERIES])
+def test_a_manifest_that_lies_is_damage(root: Path, path: str, value: Json, why: str) -> None:
+    forge(root, setter(path, value))
+    falls_back(root, why)
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        (b'{"format":NaN,"manifestDigest":""}', "holds what no manifest does"),
+        (b'{"format":"holdfast-checkpoint","step":1e999,"manifestDigest":""}', "holds what no manifest does"),
+        (b'{"a":' * 100_000, "not JSON"),
+        (b"[" * 50_000 + b"]" * 50_000, "MANIFEST.json"),
+        (b'{"manifestDigest":"","step":1' + b"0" * 5000 + b"}", "not JSON"),
+        (b'{"manifestDigest":"","manifestDigest":""}', "digest differs"),
+        (b'{"manifestDigest":{}}', "digest differs"),
+        (b"\xff\xfe\x00", "not JSON"),
+        (b"null", "not a JSON object"),
+        (b"", "not JSON"),
+    ],
+)
+def test_what_is_no_manifest_is_damage(root: Path, raw: bytes, why: str) -> None:
+    (root / NEWEST / "MANIFEST.json").write_bytes(raw)
+    falls_back(root, why)
+
+
+def test_a_manifest_of_a_size_that_none_has_is_not_read(root: Path) -> None:
+    with (root / NEWEST / "MANIFEST.json").open("wb") as file:
+        file.truncate(LARGEST + 1)  # holes: it takes no room
+    falls_back(root, "more than it can have")
+
+
+def test_a_claim_of_10_gb_in_a_small_file_costs_no_memory(root: Path) -> None:
+    size = 10 * 2**30
+
+    def claim(document: Json) -> None:
+        count = -(-size // CHUNK_BYTES)
+        document["files"][TENSORS] |= {"bytes": size, "chunks": ["0" * 32] * count}
+        chunk = document["tensors"]["model/weight"]["chunks"][0]
+        chunk |= {"offset": 4096, "bytes": size - 4096, "start": [0], "shape": [size - 4096]}
+        document["tensors"] = {"model/weight": {"dtype": "U8", "shape": [size - 4096], "chunks": [chunk]}}
+
+    forge(root, claim)
+    falls_back(root, f"bytes instead of {size}")
+
+
+def test_a_small_file_does_not_fill_the_memory_by_being_many_tensors(root: Path) -> None:
+    def claim(document: Json) -> None:
+        tensor = document["tensors"]["model/weight"]
+        document["tensors"] |= {f"copy-{i}": tensor for i in range(3)}
+
+    forge(root, claim)
+    falls_back(root, "two tensors share bytes")
+
+
+# Headers
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (setter("model/weight|dtype", "I32"), "disagree about 'model/weight'"),
+        (setter("model/weight|shape", [4]), "disagree about 'model/weight'"),
+        (setter("model/weight|shape", [3, 2]), "16 bytes for F32"),
+        (setter("model/weight|data_offsets", [0, 2**40]), "header"),
+        (setter("model/weight|data_offsets", [4, 20]), "header"),
+        (setter("other", {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}), "disagree about 'other'"),
+        (lambda header: header.update(nothing=header.pop("model/bias")), "disagree about 'model/bias'"),
+        (lambda header: header.pop("model/bias"), "header"),
+    ],
+)
+def test_a_header_that_says_other_than_the_manifest_is_damage(root: Path, change: Any, why: str) -> None:
+    replace_file(root, reheaded(root, change))
+    falls_back(root, why)
+
+
+def test_a_header_that_swaps_two_tensors_is_damage(root: Path) -> None:
+    def swap(header: Json) -> None:
+        header["model/weight"], header["model/bias"] = header["model/bias"], header["model/weight"]
+
+    replace_file(root, reheaded(root, swap))
+    falls_back(root, "disagree about")
+
+
+def test_a_file_with_no_room_for_a_header_is_damage(root: Path) -> None:
+    for data in (b"", b"1234567", (2**63).to_bytes(8, "little")):
+        replace_file(root, data)
+        with pytest.raises(DamagedError):
+            decode((root / NEWEST / "MANIFEST.json").read_bytes())  # its tensors are outside of the file
+
+
+# Entries of the folder
+
+
+@pytest.mark.parametrize("name", ["MANIFEST.json", TENSORS, "rank-0.json"])
+def test_a_symbolic_link_is_not_followed(root: Path, name: str) -> None:
+    path = root / NEWEST / name
+    moved = path.rename(root.parent / "elsewhere")
+    path.symlink_to(moved)
+    falls_back(root, "symbolic link")
+
+
+def test_a_linked_commit_is_not_followed(root: Path) -> None:
+    moved = (root / NEWEST).rename(root.parent / "elsewhere")
+    (root / NEWEST).symlink_to(moved)
+    falls_back(root, "symbolic link")
+
+
+@pytest.mark.parametrize("name", ["MANIFEST.json", TENSORS])
+@pytest.mark.parametrize("put", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
+def test_a_pipe_or_folder_in_a_files_place_neither_blocks_nor_is_read(root: Path, name: str, put: Any) -> None:
+    (root / NEWEST / name).unlink()
+    put(root / NEWEST / name)
+    falls_back(root, name)
+
+
+def test_another_commit_under_a_newer_name_is_not_taken_for_it(root: Path) -> None:
+    (root / "step-10.g0.a1").rename(root / "step-99.g9.a1")
+    (root / NEWEST).rename(root / "step-10.g0.a1")
+    with pytest.raises(checkpoint.CheckpointError, match=r"no commit in .* is whole"):
+        checkpoint.load(root, **objects(0.0))
+
+
+def test_a_zombies_commit_is_not_read_whatever_its_name_says(root: Path, commit: Callable[..., Any]) -> None:
+    """Above its successor's claim by step; and renamed, above it by attempt too."""
+    for pair, origin in ((Pair(1, 1), None), (Pair(1, 2), Pair(1, 1))):
+        write_claim(root, Claim(pair=pair, job_uid="job-1", publication="p1", from_step=30, from_pair=origin))
+    commit(root, 30, {"w": b"good"}, Pair(1, 1))
+    commit(root, 40, {"w": b"late"}, Pair(1, 1))
+    claims = tuple(
+        Claim(pair=Pair(1, number), job_uid="job-1", publication="p1", from_step=30, from_pair=Pair(1, 1))
+        for number in (2,)
+    )
+    assert restore(root, Alone(), claims=claims, job_uid="job-1").step == 30
+    (root / "step-40.g1.a1").rename(root / "step-40.g1.a2")
+    found = restore(root, Alone(), claims=claims, job_uid="job-1")
+    assert found.step == 30
+    assert "is that of step 40, attempt 1.1" in found.quarantined[0].reason
+
+
+# What is whole and asks for nonsense: a state that no object takes
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"weight": {"$tensor": "nowhere"}, "bias": {"$tensor": "model/bias"}},
+        {"weight": {"$tensor": ["model/weight"]}},
+        {"weight": {"$rows": ["model/weight", [10**9, 10**9]]}, "bias": {"$tensor": "model/bias"}},
+        {"weight": {"$code": "import os"}},
+        {"$map": 5},
+        {"$map": [[{"$map": []}, 1]]},
+        {"$bytes": "?"},
+        [],
+        None,
+    ],
+    ids=str,
+)
+def test_a_state_that_is_none_is_refused_and_changes_nothing(root: Path, value: Json) -> None:
+    forge(root, setter("state|objects|model", value))
+    fresh = objects(0.5)
+    before = {name: tensor.clone() for name, tensor in fresh["model"].state_dict().items()}
+    around = outside(root)
+    with little_memory(), pytest.raises(StateError):
+        checkpoint.load(root, **fresh)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in fresh["model"].state_dict().items())
+    assert outside(root) == around
+
+
+def test_generators_that_are_none_are_refused_and_change_nothing(root: Path) -> None:
+    good = json.loads((root / NEWEST / "rank-0.json").read_bytes())
+    for change in (setter("rng", {}), setter("rng|torch", "AAAA"), setter("rng|numpy|keys", "?"), setter("rng", 1)):
+        document = json.loads(json.dumps(good))
+        change(document)
+        replace_file(root, json.dumps(document).encode(), "rank-0.json")
+        fresh, generator = objects(0.5), torch.get_rng_state()
+        with pytest.raises(StateError, match="random generators"):
+            checkpoint.load(root, **fresh)
+        assert float(fresh["model"].weight.detach()[0, 0]) == 0.5
+        assert torch.equal(torch.get_rng_state(), generator)
+
+
+@pytest.mark.parametrize("data", [b"{", b"\xff", b"[" * 100_000], ids=len)
+def test_a_ranks_own_file_that_is_not_json_is_damage(root: Path, data: bytes) -> None:
+    replace_file(root, data, "rank-0.json")
+    falls_back(root, "rank-0.json is not JSON")
+
+
+# Anything
+
+
+NUMBERS = [None, True, -1, 0, 1, 2**31, 2**63, 10**30, 0.5]
+TEXTS = ["", "x", "../x", "\ud800", "F64", "rank-0.json", "step-1.g1.a1"]
+NESTED = [[], [0], [[]], {}, {"a": 1}, {"$tensor": "model/weight"}, {"$float": "x"}]
+JUNK = st.sampled_from([*NUMBERS, *TEXTS, *NESTED])
+
+
+def places(value: Json, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from places(item, (*path, key))
+
+
+def mutated(document: Json, changes: list[tuple[int, int, Json]]) -> Json:
+    """At the nth place: another value, nothing, the value twice, or that of another place."""
+    for number, kind, junk in changes:
+        every = [path for path in places(document) if path]
+        if not every:
+            return document
+        path = every[number % len(every)]
+        holder = document
+        for part in path[:-1]:
+            holder = holder[part]
+        if kind == 0:
+            holder[path[-1]] = copy.deepcopy(junk)  # else a later change would be one of it too
+        elif kind == 1:
+            del holder[path[-1]]
+        elif isinstance(holder, list):
+            holder.insert(path[-1], copy.deepcopy(holder[path[-1]]))
+        else:
+            holder[f"{path[-1]}{junk}"] = copy.deepcopy(holder[path[-1]])
+    return document
+
+
+CHANGES = st.lists(st.tuples(st.integers(0, 400), st.integers(0, 2), JUNK), min_size=1, max_size=3)
+FUZZ = settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+def survives(root: Path) -> None:
+    """A load is refused by a typed error, or gives a whole state; nothing lies outside that was not there."""
+    around = outside(root)
+    fresh = objects(0.0)
+    try:
+        checkpoint.load(root, step=20, **fresh)
+    except HoldfastError:
+        assert float(fresh["model"].weight.detach()[0, 0]) == 0.0
+    assert outside(root) == around
+
+
+@pytest.fixture
+def again(root: Path) -> Callable[[], Path]:
+    """The newest commit as it was, whatever became of it in the example before."""
+    good = {path.name: path.read_bytes() for path in (root / NEWEST).iterdir()}
+
+    def put_back() -> Path:
+        (root / NEWEST).mkdir(exist_ok=True)
+        for name, data in good.items():
+            (root / NEWEST / name).write_bytes(data)
+        return root
+
+    return put_back
+
+
+@FUZZ
+@given(changes=CHANGES)
+@example(changes=[(0, 0, "\ud800")])
+@example(changes=[(7, 1, None)])
+def test_any_manifest_under_a_true_seal_is_taken_or_refused(again: Callable[[], Path], changes: Any) -> None:
+    root = again()
+    path = root / NEWEST / "MANIFEST.json"
+    document = json.loads(path.read_bytes())
+    del document["manifestDigest"]
+    path.write_bytes(sealed(mutated(document, changes)))
+    survives(root)
+
+
+@FUZZ
+@given(changes=CHANGES)
+def test_any_header_under_true_digests_is_taken_or_refused(again: Callable[[], Path], changes: Any) -> None:
+    root = again()
+    replace_file(root, reheaded(root, lambda header: mutated(header, changes)))
+    survives(root)
+
+
+@FUZZ
+@given(raw=st.binary(max_size=64) | st.binary(max_size=24).map(lambda b: b'{"manifestDigest":"' + b + b'"}\n'))
+def test_any_bytes_are_no_manifest(raw: bytes) -> None:
+    with pytest.raises((DamagedError, UnknownFormatError)):
+        decode(raw)

@@ -1,0 +1,238 @@
+"""Giving objects a saved state: whether it fits is found out before anything of them is changed.
+
+Invariant: when a load is refused, every object is as it was. What does not fit is told all at once, object by object.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from holdfast.checkpoint import optimizers
+from holdfast.checkpoint.living import materialise, placed
+from holdfast.checkpoint.naming import own_names, parameter_names
+from holdfast.checkpoint.state import Rows, Stateful, all_of_it, unflatten
+from holdfast.errors import StateError
+
+_log = logging.getLogger("holdfast.checkpoint")
+
+SHOWN: Final = 10
+"""As many names of a kind as a message shows."""
+
+Tensors = Callable[[str], torch.Tensor]
+_DOES_NOT_FIT: Final = (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError)
+_EXTRA: Final = "_extra_state"
+_MEND: Final = "build the objects as they were when the checkpoint was made, or start in an empty checkpoint folder"
+
+
+def load_into(
+    objects: Mapping[str, Stateful],
+    tree: Mapping[str, Any],
+    tensor: Tensors,
+    rows: Rows = all_of_it,
+    *,
+    blank: Tensors | None = None,
+) -> None:
+    """Give each object its state back; StateError says what does not fit, and then nothing has been changed.
+
+    `tensor` gives a tensor by its name, `blank` the same without its numbers.
+    """
+    _check_objects(objects, tree)
+    if blank is not None:
+        _check_fit(objects, tree, blank)
+    modules = [thing for thing in objects.values() if isinstance(thing, torch.nn.Module)]
+    undo = [materialise(module) for module in modules]
+    name = ""
+    try:
+        for name in sorted(objects, key=lambda name: _turn(objects[name])):
+            thing = objects[name]
+            undo.append(_remember(thing))
+            _load(thing, unflatten(tree[name], once(tensor), rows), rows)
+    except _DOES_NOT_FIT as error:
+        for back in reversed(undo):
+            back()
+        raise _misfit(name, error) from error
+
+
+def _turn(thing: Any) -> int:
+    """The script's own objects first, since only they can tell whether a state fits; then what can be undone."""
+    return (isinstance(thing, torch.optim.Optimizer) and 1) or (isinstance(thing, torch.nn.Module) and 2) or 0
+
+
+def _load(thing: Any, state: Any, rows: Rows) -> None:
+    if isinstance(thing, torch.nn.Module):
+        names, live = own_names(thing, state), thing.state_dict()
+        own = {names[name]: value for name, value in state.items()}
+        thing.load_state_dict({name: placed(value, live.get(name), rows) for name, value in own.items()})
+    elif isinstance(thing, torch.optim.Optimizer):
+        optimizers.load(thing, state, lambda value, parameter: placed(value, parameter, rows))
+    else:
+        thing.load_state_dict(state)
+
+
+def once(tensor: Tensors) -> Tensors:
+    """The same tensor each time for the same name: what was one thing under two names stays one."""
+    known: dict[str, torch.Tensor] = {}
+
+    def give(name: str) -> torch.Tensor:
+        if name not in known:
+            known[name] = tensor(name)
+        return known[name]
+
+    return give
+
+
+def _is_torchs(thing: Any) -> bool:
+    return isinstance(thing, (torch.nn.Module, torch.optim.Optimizer))
+
+
+def _misfit(name: str, error: Exception) -> StateError:
+    return StateError(f"the saved state of {name!r} does not fit the object that was given ({error!r}): {_MEND}")
+
+
+def _remember(thing: Stateful) -> Callable[[], None]:
+    """How to give it back the state that it has now. A module that fits is not refused any more."""
+    if isinstance(thing, torch.nn.Module):
+        return lambda: None
+    if isinstance(thing, torch.optim.Optimizer):
+        own = dict(vars(thing))  # a load replaces its state, and does not change it
+        return lambda: vars(thing).update(own)
+    try:
+        before = copy.deepcopy(thing.state_dict())
+    except Exception as error:  # noqa: BLE001  (the script's own code; an object that has no state yet needs no way back)
+        _log.debug("%s has no state before it is loaded: %s", type(thing).__name__, error)
+        return lambda: None
+
+    def back() -> None:
+        try:
+            thing.load_state_dict(before)
+        except _DOES_NOT_FIT as error:
+            _log.warning("%s could not be given back the state that it had: %s", type(thing).__name__, error)
+
+    return back
+
+
+# Before anything is changed
+
+
+def _check_objects(objects: Mapping[str, Stateful], tree: Mapping[str, Any]) -> None:
+    if set(objects) != set(tree):
+        raise StateError(
+            f"the checkpoint holds {sorted(tree)}, and manage() was given {sorted(objects)}: "
+            "give the same objects under the same names, or start in an empty checkpoint folder"
+        )
+
+
+def _check_fit(objects: Mapping[str, Stateful], tree: Mapping[str, Any], blank: Tensors) -> None:
+    named = parameter_names(objects)
+    told = []
+    for name, thing in objects.items():
+        if _is_torchs(thing):
+            told += [f"{name}: {line}" for line in _misfits(name, thing, tree[name], blank, named)]
+    if told:
+        lines = "\n  ".join(told)
+        raise StateError(f"the checkpoint does not fit, and nothing of it was loaded:\n  {lines}\n{_MEND}")
+
+
+def _misfits(name: str, thing: Any, tree: Any, blank: Tensors, named: Mapping[int, str]) -> list[str]:
+    try:
+        saved = unflatten(tree, blank, _blank_rows)
+        if isinstance(thing, torch.nn.Module):
+            return list(_module_misfits(thing, saved))
+        return list(_optimizer_misfits(thing, saved, named))
+    except _DOES_NOT_FIT as error:
+        raise _misfit(name, error) from error
+
+
+def _blank_rows(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    return torch.empty(tuple(shape), dtype=tensor.dtype, device="meta")
+
+
+def _module_misfits(module: torch.nn.Module, saved: Mapping[str, Any]) -> Iterator[str]:
+    live = module.state_dict()
+    own = own_names(module, saved)
+    here = {own[name]: name for name in saved}  # messages speak of the names in the checkpoint
+    if not _renames(module):
+        yield from _some("missing in the checkpoint", [name for name in live if name not in here])
+        yield from _some("unexpected in the checkpoint", [here[name] for name in here if name not in live])
+    yield from _some("on the meta device, and not in the checkpoint", sorted(_unfilled(module, here)))
+    pairs = [(name, saved[name], live[own[name]]) for name in saved if own[name] in live]
+    pairs = [(name, one, other) for name, one, other in pairs if not name.endswith(_EXTRA)]
+    both = [(name, one, other) for name, one, other in pairs if _tensors(one, other) == 2]
+    yield from _some("a tensor on one side only", [name for name, one, other in pairs if _tensors(one, other) == 1])
+    for what, told in (("size mismatch", _shape), ("dtype mismatch", _dtype)):
+        differ = [(name, told(one), told(other)) for name, one, other in both if told(one) != told(other)]
+        yield from _some(what, [f"{name} {one} in the checkpoint and {other} here" for name, one, other in differ])
+
+
+def _unfilled(module: torch.nn.Module, given: Container[str]) -> Iterator[str]:
+    """What has no numbers and would get none. A buffer that is not persistent is in no checkpoint."""
+    every = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    filled = {id(one) for name, one in every if name in given}
+    return (name for name, one in every if one.is_meta and id(one) not in filled)
+
+
+def _renames(module: torch.nn.Module) -> bool:
+    """Whether a part of the script's own takes other names than it gives: then only it can tell."""
+    return any(
+        not type(part).__module__.startswith("torch.")
+        and (
+            part._load_state_dict_pre_hooks
+            or type(part)._load_from_state_dict is not torch.nn.Module._load_from_state_dict
+            or type(part).load_state_dict is not torch.nn.Module.load_state_dict
+        )
+        for part in module.modules()
+    )
+
+
+def _optimizer_misfits(optimizer: torch.optim.Optimizer, saved: Any, named: Mapping[int, str]) -> Iterator[str]:
+    if not _is_optimizers(saved):
+        if type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict:
+            yield "no state that an optimizer has in the checkpoint"
+        return  # of a class with a state of its own
+    here = [len(group["params"]) for group in optimizer.param_groups]
+    there = [len(group["params"]) for group in saved["param_groups"]]
+    if here != there:
+        yield f"groups of {there} parameters in the checkpoint, and of {here} here"
+        return
+    names = saved.get(optimizers.NAMES)
+    if names is not None:
+        pairs = zip(_flat(names), _flat(optimizers.names_in(optimizer, named)), strict=True)
+        moved = [f"{one} where {other} is here" for one, other in pairs if one != other]
+        yield from _some("other parameters in the checkpoint, or in another order", moved)
+
+
+def _is_optimizers(saved: Any) -> bool:
+    groups = saved.get("param_groups") if isinstance(saved, dict) and isinstance(saved.get("state"), dict) else None
+    return isinstance(groups, list) and all(
+        isinstance(group, dict)
+        and isinstance(group.get("params"), list)
+        and all(isinstance(number, (int, str)) for number in group["params"])
+        for group in groups
+    )
+
+
+def _flat(names: Iterable[Iterable[str | None]]) -> list[str]:
+    return [name or "one of no module" for group in names for name in group]
+
+
+def _tensors(one: Any, other: Any) -> int:
+    return isinstance(one, torch.Tensor) + isinstance(other, torch.Tensor)
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    return str(tuple(tensor.shape))
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _some(what: str, names: Sequence[str]) -> Iterator[str]:
+    if names:
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        yield f"{what} ({len(names)}): {', '.join(names[:SHOWN])}{more}"

@@ -1,0 +1,134 @@
+"""The header of a safetensors file: what a stranger may have written, read within bounds. Pure.
+
+A header that passes names every byte of the data exactly once, so no two tensors share bytes and none lies outside
+the file; and the memory that it can ask for is bounded by the file's real length.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from holdfast.checkpoint.manifest import Manifest, whole_numbers
+from holdfast.checkpoint.shard import ITEM_BYTES
+from holdfast.errors import DamagedError
+
+LENGTH_BYTES: Final = 8
+LARGEST: Final = 100_000_000
+"""Bytes of a header, as safetensors itself has it."""
+_METADATA: Final = "__metadata__"
+
+
+class Source(Protocol):
+    """What is needed of an open file."""
+
+    def read_into(self, offset: int, target: memoryview) -> None:
+        """Fill all of `target`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One tensor of a file; `offset` counts from the start of the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+def header_bytes(start: bytes | bytearray | memoryview, nbytes: int) -> int:
+    """From the first 8 bytes of a file of this length: how many bytes header and length take. DamagedError."""
+    if nbytes < LENGTH_BYTES or len(start) < LENGTH_BYTES:
+        raise DamagedError(f"{nbytes} bytes are too few for a safetensors file")
+    length = int.from_bytes(start[:LENGTH_BYTES], "little")
+    if length > min(LARGEST, nbytes - LENGTH_BYTES):
+        raise DamagedError(f"its header claims {length} bytes, in a file of {nbytes}")
+    return LENGTH_BYTES + length
+
+
+def parse(start: bytes | bytearray | memoryview, nbytes: int) -> dict[str, Entry]:
+    """The tensors of a file of this length that begins with `start`; DamagedError if any rule is broken."""
+    begin = header_bytes(start, nbytes)
+    if len(start) < begin:
+        raise DamagedError("its header is not all there")
+    try:
+        table = json.loads(bytes(start[LENGTH_BYTES:begin]), object_pairs_hook=_unique)
+        if not isinstance(table, dict):
+            raise ValueError("it is no JSON object")
+        table.pop(_METADATA, None)
+        entries = {name: _entry(value, begin) for name, value in table.items()}
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise DamagedError(f"its header cannot be read: {_short(error)}") from error
+    _check_cover(entries, begin, nbytes)
+    return entries
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name comes twice")
+    return found
+
+
+def _entry(value: Mapping[str, Any], begin: int) -> Entry:
+    first, end = whole_numbers(value["data_offsets"])
+    shape = whole_numbers(value["shape"])
+    nbytes = ITEM_BYTES[value["dtype"]] * math.prod(shape)
+    if end - first != nbytes:
+        raise ValueError(f"{end - first} bytes for {value['dtype']} of shape {list(shape)}")
+    return Entry(dtype=value["dtype"], shape=shape, offset=begin + first, nbytes=nbytes)
+
+
+def _check_cover(entries: Mapping[str, Entry], begin: int, nbytes: int) -> None:
+    position = begin
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
+        if entry.offset != position:
+            raise DamagedError(f"its header leaves a gap or an overlap before {name[:80]!r}")
+        position += entry.nbytes
+    if position != nbytes:
+        raise DamagedError(f"its header speaks of {position} bytes, and the file has {nbytes}")
+
+
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:200]
+
+
+def check_header(file: str, start: bytes | bytearray | memoryview, manifest: Manifest) -> None:
+    """A file's own header says what the manifest says of it, so that every reader sees the same tensors."""
+    try:
+        entries = parse(start, manifest.files[file].nbytes)
+    except DamagedError as error:
+        raise DamagedError(f"{file}: {error}") from error
+    expected = {
+        (name, Entry(dtype=tensor.dtype, shape=chunk.shape, offset=chunk.offset, nbytes=chunk.nbytes))
+        for name, tensor in manifest.tensors.items()
+        for chunk in tensor.chunks
+        if chunk.file == file
+    }
+    found = {(_tensor(name, manifest), entry) for name, entry in entries.items()}
+    if found != expected or len(found) != len(entries):
+        names = sorted(name for name, _ in found ^ expected) or sorted(entries)
+        raise DamagedError(f"{file}: its header and MANIFEST.json disagree about {names[0][:80]!r}")
+
+
+def _tensor(name: str, manifest: Manifest) -> str:
+    """The tensor of which an entry is a box: of several in one file, each is called `<name>@<offsets>`."""
+    return name if name in manifest.tensors else name.rpartition("@")[0] or name
+
+
+def check_source(source: Source, *, file: str, manifest: Manifest) -> None:
+    """The same for an open file, of which no more is read than its header; of any other file nothing."""
+    if not file.endswith(".safetensors"):
+        return
+    nbytes = manifest.files[file].nbytes
+    start = bytearray(min(LENGTH_BYTES, nbytes))
+    source.read_into(0, memoryview(start))
+    try:
+        start = bytearray(header_bytes(start, nbytes))
+    except DamagedError as error:
+        raise DamagedError(f"{file}: {error}") from error
+    source.read_into(0, memoryview(start))
+    check_header(file, start, manifest)

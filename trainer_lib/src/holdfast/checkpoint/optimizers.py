@@ -1,0 +1,103 @@
+"""What is special about an optimizer's state.
+
+It names parameters by their place. So the parameters' names are saved beside it: an optimizer whose parameters are
+others, or in another order, would take over the wrong moments without a word. And torch casts what it loads to the
+parameter's dtype, which rounds the fp32 masters and moments of bf16 weights: here each keeps the dtype it was saved
+with.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import torch
+
+from holdfast.checkpoint import rng
+
+_log = logging.getLogger("holdfast.checkpoint")
+
+NAMES: Final = "names"
+_ROWS: Final = 2  # of a rehearsal's parameter, along each of its first dimensions
+
+
+def labelled(optimizer: torch.optim.Optimizer, state: Any, named: Mapping[int, str]) -> Any:
+    """The state, and the name of each parameter that a managed module has, group by group."""
+    if not isinstance(state, dict) or NAMES in state:
+        return state
+    return {**state, NAMES: names_in(optimizer, named)}
+
+
+def names_in(optimizer: torch.optim.Optimizer, named: Mapping[int, str]) -> list[list[str | None]]:
+    """The names of its parameters, group by group; None for one of no module."""
+    return [[named.get(id(one)) for one in group["params"]] for group in optimizer.param_groups]
+
+
+def load(optimizer: torch.optim.Optimizer, state: Any, placed: Callable[[Any, torch.Tensor], Any]) -> None:
+    """Give it its state back, each tensor in the dtype in which it was saved, and `placed` beside its parameter."""
+    own = {key: value for key, value in state.items() if key != NAMES} if isinstance(state, dict) else state
+    for parameter, saved in _entries(optimizer, own):
+        saved |= {key: placed(value, parameter) for key, value in saved.items()}
+    optimizer.load_state_dict(own)
+    for parameter, saved in _entries(optimizer, own):
+        loaded = optimizer.state.get(parameter, {})
+        for key in loaded.keys() & saved.keys():
+            loaded[key] = _exact(saved[key], loaded[key])
+
+
+def _entries(optimizer: torch.optim.Optimizer, state: Any) -> Iterator[tuple[Any, dict[Any, Any]]]:
+    """Each parameter, and what was saved for it; nothing for a class with a state of its own."""
+    if not (isinstance(state, dict) and {"param_groups", "state"} <= state.keys()):
+        return
+    for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):
+        for parameter, number in zip(group["params"], saved["params"], strict=True):
+            entry = state["state"].get(number)
+            if isinstance(entry, dict):
+                yield parameter, entry
+
+
+def _exact(saved: Any, loaded: Any) -> Any:
+    if isinstance(saved, torch.Tensor) and isinstance(loaded, torch.Tensor):
+        return loaded if saved.dtype == loaded.dtype else saved.to(loaded.device)
+    if isinstance(saved, dict) and isinstance(loaded, dict):
+        return {key: _exact(saved[key], value) if key in saved else value for key, value in loaded.items()}
+    if isinstance(saved, (list, tuple)) and type(saved) is type(loaded) and len(saved) == len(loaded):
+        return type(loaded)(map(_exact, saved, loaded))
+    return loaded
+
+
+def rehearse(optimizer: torch.optim.Optimizer) -> Any:
+    """The state that its first step would make, tried on a copy with tiny parameters; None if that cannot be told.
+
+    The copy has the optimizer's groups and defaults and nothing else of it, so hooks and schedulers hear nothing.
+    """
+    if getattr(optimizer, "state", None):
+        return None  # it has stepped: its state speaks for itself
+    before = rng.capture()
+    try:
+        copied = _understudy(optimizer)
+        with torch.enable_grad():
+            type(optimizer).step(copied)
+        return copied.state_dict()
+    except Exception as error:  # noqa: BLE001  (the script's own code, in a place that it was not written for)
+        _log.debug("the first step of %s cannot be rehearsed: %s", type(optimizer).__name__, error)
+        return None
+    finally:
+        rng.apply(before)
+
+
+def _understudy(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    tiny: dict[int, Any] = {}
+    for group in optimizer.param_groups:
+        tiny |= {id(one): _tiny(one) for one in group["params"]}
+    return copy.deepcopy(optimizer, tiny)
+
+
+def _tiny(parameter: torch.Tensor) -> torch.nn.Parameter:
+    shape = [min(length, _ROWS) for length in parameter.shape]
+    made = torch.nn.Parameter(torch.zeros(shape, dtype=parameter.dtype), requires_grad=parameter.requires_grad)
+    if made.requires_grad:
+        made.grad = torch.zeros_like(made)
+    return made
