@@ -13,6 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.checkpoint.claims import write_claim
+from holdfast.checkpoint.engine import Attempt, Engine
+from holdfast.checkpoint.exchange import Alone
+from holdfast.checkpoint.fencing import Resume
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.stores import fallback
 from holdfast.checkpoint.stores.fallback import FallbackStore
@@ -204,3 +207,21 @@ def test_a_copy_in_reach_is_a_store_like_others(source: FolderStore, target: Tar
     assert copies.commits() == (name(1),)
     assert copies.claims() == source.claims()
     assert copies.manifest(name(1)) == source.manifest(name(1))
+
+
+def test_a_job_whose_shared_tier_is_lost_goes_on_from_the_copies(
+    source: FolderStore, target: Target, tmp_path: Path, content: Callable[..., Any]
+) -> None:
+    for step in (1, 2):
+        assert uploader(source, target).upload(name(step)).arrived
+    engine = Engine(
+        tmp_path / "fresh", keep_last=3, resume=Resume.ALWAYS, on_foreign=lambda _: None, copies=target.url
+    )
+    engine.enter(Attempt(pair=Pair(2, 1), job_uid="job-1", publication="p2", run_id="r"), Alone())
+
+    found = engine.restore()
+
+    assert (found.step, found.pair) == (2, Pair(1, 1))
+    assert found.loaded is not None
+    engine.claim(step=found.step, pair=found.pair)
+    assert [claim.from_step for claim in FolderStore(tmp_path / "fresh").claims()] == [2]

@@ -62,7 +62,7 @@ def init(
     job = Job(
         agent=agent,
         config=config,
-        engine=_engine(config, agent),
+        engine=_engine(config, agent, environment.object_url if environment.agent_socket else ""),
         meter=Meter(*(listener for listener in listeners if listener is not None)),
         ledger=ledger,
         device=_device,
@@ -114,7 +114,7 @@ def _connect(environment: Environment) -> Agent:
     return NoAgent(first)
 
 
-def _engine(config: JobConfig, agent: Agent) -> Engine | None:
+def _engine(config: JobConfig, agent: Agent, copies: str) -> Engine | None:
     if config.checkpoint_dir is None:
         return None
 
@@ -128,6 +128,7 @@ def _engine(config: JobConfig, agent: Agent) -> Engine | None:
         resume=config.resume,
         on_foreign=report,
         arena=Arena(PinnedMemory() if torch.cuda.is_available() else anonymous),
+        copies=copies,
     )
 
 

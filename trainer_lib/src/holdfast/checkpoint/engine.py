@@ -24,6 +24,8 @@ from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.reader import Restored, Select, newest, restore
 from holdfast.checkpoint.saving import Saving
 from holdfast.checkpoint.shard import DATA_ALIGNMENT, Holding, TensorSpec
+from holdfast.checkpoint.stores import Store
+from holdfast.checkpoint.stores.fallback import FallbackStore
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.writer import Planner, SaveResult, Snapshot, commit, stage
 from holdfast.errors import CheckpointError, ClaimError, ForeignClaimError
@@ -93,8 +95,11 @@ class Engine:
         rules: retention.Rules = NO_RULES,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         arena: Arena | None = None,
+        copies: str = "",
     ) -> None:
         self._root = root
+        shared = FolderStore(root)
+        self._where: tuple[Store, ...] = (shared, FallbackStore(copies, shared)) if copies else (shared,)
         self._keep_last = keep_last
         self._rules = rules
         self._clock = clock
@@ -144,9 +149,9 @@ class Engine:
         """The newest commit of this job's line of which every rank can read all that it wants."""
         if self._saving is not None:
             self._saving.settle(self._check)  # it may be what is looked for
-        lead(self._exchange, self._look)
+        lead(self._exchange, self._look_everywhere)
         found = restore(
-            self._root,
+            self._where,
             self._exchange,
             claims=self._fence,
             job_uid=self._attempt.job_uid,
@@ -228,7 +233,14 @@ class Engine:
 
     def _look(self) -> None:
         self._root.mkdir(parents=True, exist_ok=True)
-        on_tier = list_claims(self._root)
+        self._heed(list_claims(self._root))
+
+    def _look_everywhere(self) -> None:
+        """Copies may be all that is left, claims included. Asking for them is nothing for an attempt in a hurry."""
+        self._look()
+        self._heed(fencing.union(*(store.claims() for store in self._where)))
+
+    def _heed(self, on_tier: Sequence[Claim]) -> None:
         self._refuse_foreign(on_tier)
         self._fence = fencing.union(on_tier, self._attempt.known)
 
@@ -243,7 +255,7 @@ class Engine:
         self._fence = fencing.union(on_tier, self._fence)
         tier.clean(self._root, own=claim.pair)
 
-    def _refuse_foreign(self, on_tier: list[Claim] | tuple[Claim, ...]) -> None:
+    def _refuse_foreign(self, on_tier: Sequence[Claim]) -> None:
         found = fencing.foreign(
             on_tier,
             known=self._attempt.known,

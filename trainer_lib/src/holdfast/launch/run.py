@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.constants import CONTROL_PORT, ENV_CHECKPOINT_DIR, ENV_JOB_KEY_FILE, STORE_PORT
+from holdfast.constants import CONTROL_PORT, ENV_CHECKPOINT_DIR, ENV_JOB_KEY_FILE, ENV_OBJECT_URL, STORE_PORT
 from holdfast.environment import Environment
 from holdfast.errors import UsageError
 from holdfast.launch import gpus, preflight, rendezvous
@@ -48,11 +48,13 @@ async def launch(options: RunOptions, environment: Environment) -> int:
             handler.close()
 
 
-def _command(options: RunOptions, *, processes: int) -> Command:
+def _command(options: RunOptions, environment: Environment, *, processes: int) -> Command:
+    url = environment.object_url or options.object_url
     return Command(
         argv=resolve_command(options.command),
         processes=processes,
-        environ=dict(os.environ),
+        # Ranks restore from the copies where the folder has lost its commits.
+        environ={**os.environ, **({ENV_OBJECT_URL: url} if url else {})},
         prefix_output=options.prefix_output,
         warm=options.warm_processes,
     )
@@ -69,7 +71,7 @@ async def _under_operator(options: RunOptions, environment: Environment, context
         run_dir=environment.run_dir or Path(),
         identity=Identity(pod_uid=environment.pod_uid, pod=pod, node=environment.node_name, gpus=gpus.visible()),
         host=environment.pod_ip,
-        command=_command(options, processes=options.processes),
+        command=_command(options, environment, processes=options.processes),
         control_port=CONTROL_PORT if environment.control_port is None else environment.control_port,
         store_port=STORE_PORT,
         grace_seconds=environment.grace_seconds,
@@ -112,7 +114,7 @@ async def _alone(options: RunOptions, environment: Environment, context: LogCont
             run_dir=run_dir,
             identity=Identity(pod_uid=f"{name}-{secrets.token_hex(4)}", pod=name, node=socket.gethostname()),
             host=place.host,
-            command=_command(options, processes=options.processes or 1),
+            command=_command(options, environment, processes=options.processes or 1),
             control_port=environment.control_port or 0,
             grace_seconds=environment.grace_seconds,
             termination_log=environment.termination_log,
