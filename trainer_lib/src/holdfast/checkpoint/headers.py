@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -20,6 +22,7 @@ LENGTH_BYTES: Final = 8
 LARGEST: Final = 100_000_000
 """Bytes of a header, as safetensors itself has it."""
 _METADATA: Final = "__metadata__"
+_BOX: Final = re.compile(r"@\d+(,\d+)*\Z", re.ASCII)
 
 
 class Source(Protocol):
@@ -102,21 +105,22 @@ def check_header(file: str, start: bytes | bytearray | memoryview, manifest: Man
         entries = parse(start, manifest.files[file].nbytes)
     except DamagedError as error:
         raise DamagedError(f"{file}: {error}") from error
-    expected = {
-        (name, Entry(dtype=tensor.dtype, shape=chunk.shape, offset=chunk.offset, nbytes=chunk.nbytes))
+    expected = Counter(
+        (_tensor(name), Entry(dtype=tensor.dtype, shape=chunk.shape, offset=chunk.offset, nbytes=chunk.nbytes))
         for name, tensor in manifest.tensors.items()
         for chunk in tensor.chunks
         if chunk.file == file
-    }
-    found = {(_tensor(name, manifest), entry) for name, entry in entries.items()}
-    if found != expected or len(found) != len(entries):
-        names = sorted(name for name, _ in found ^ expected) or sorted(entries)
+    )
+    found = Counter((_tensor(name), entry) for name, entry in entries.items())
+    if found != expected:
+        names = sorted(name for name, _ in (found - expected) + (expected - found))
         raise DamagedError(f"{file}: its header and MANIFEST.json disagree about {names[0][:80]!r}")
 
 
-def _tensor(name: str, manifest: Manifest) -> str:
-    """The tensor of which an entry is a box: of several in one file, each is called `<name>@<offsets>`."""
-    return name if name in manifest.tensors else name.rpartition("@")[0] or name
+def _tensor(name: str) -> str:
+    """The tensor of which a box is a part. A box may be called `<name>@<offsets>` in the one place and not in the
+    other: in a file where it is one of several, in a manifest where boxes are not rows (see `dcp`)."""
+    return _BOX.sub("", name)
 
 
 def check_source(source: Source, *, file: str, manifest: Manifest) -> None:
