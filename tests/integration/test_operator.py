@@ -463,7 +463,8 @@ def test_a_launcher_that_reports_rubbish_harms_nobody(stage: Any) -> None:
             assert agent.report({**good, place: {"generation": junk, "attempt": junk, "store": junk}}) == 200
         complaints = [line for line in stage.operator.lines() if "unexpectedly" in line["message"]]
         assert complaints == [], place
-        assert stage.condition("Ready")["status"] == "True", place
+        # A worker that says that it is in no world is not ready, until it says again that it is in one.
+        stage.wait(lambda: stage.condition("Ready")["status"] == "True", f"ready again after rubbish in {place}")
     told = player.step
     stage.wait(lambda: stage.status()["progress"]["step"] > told, "the job goes on")
 

@@ -198,9 +198,11 @@ class Forks:
 
     def __init__(self) -> None:
         words = [sys.executable, str(SCRIPTS / "forks.py")]
-        self._helper = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        # NumPy's OpenBLAS starts a thread for each CPU when it is loaded: what has threads cannot be forked soundly.
+        alone = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        self._helper = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=alone)
         self._ranks: dict[int, Rank] = {}
-        self._begun: Queue[Rank] = Queue()
+        self._begun: Queue[Rank | None] = Queue()
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
@@ -209,7 +211,10 @@ class Forks:
         assert self._helper.stdin is not None
         self._helper.stdin.write(json.dumps(order) + "\n")
         self._helper.stdin.flush()
-        return self._begun.get(timeout=120)
+        begun = self._begun.get(timeout=120)
+        if begun is None:
+            raise RuntimeError("the helper that forks rank processes has ended: its last words are above")
+        return begun
 
     def _listen(self) -> None:
         assert self._helper.stdout is not None
@@ -220,6 +225,7 @@ class Forks:
             else:
                 self._ranks[said["pid"]] = Rank(said["pid"])
                 self._begun.put(self._ranks[said["pid"]])
+        self._begun.put(None)
 
     def close(self) -> None:
         assert self._helper.stdin is not None
