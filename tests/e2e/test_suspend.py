@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast_testbed.drill.faults import Stage, newest_commit
+from holdfast_testbed.drill.faults import Stage, newest_commit, step_of
 
 pytestmark = pytest.mark.e2e
 
@@ -21,7 +21,7 @@ def test_a_suspended_job_goes_on_from_the_step_on_which_all_agreed(running_job: 
     suspend(stage, True)
     stage.watcher.wait("the suspension", lambda: stage.watcher.sight.is_true("Suspended"), timeout=120)
     stage.watcher.wait("the end of the pods", lambda: not running(stage), timeout=60)
-    last = int(newest_commit(stage.checkpoints).name.split(".")[0].removeprefix("step-"))
+    last = step_of(newest_commit(stage.checkpoints))
     assert f"step {last}" in condition(stage)["message"]
 
     suspend(stage, False)

@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -211,12 +212,14 @@ def kill_launcher_and_operator(stage: Stage) -> None:
     stage.say(f"SIGKILL to the operator in the middle of the recovery (pid {operator.pid})")
 
 
-def kill_all_and_damage(stage: Stage) -> None:
+def kill_all_and_damage(stage: Stage, *, interval_steps: int) -> None:
     operator = stage.operator()
     stage.cluster.signal(operator, signal.SIGSTOP)
     stage.say("the operator is stopped (SIGSTOP)")
     # All are found before the first dies: a survivor that has time to notice is a second incident.
-    for launcher in [stage.launcher(pod) for pod in stage.workers()]:
+    launchers = [stage.launcher(pod) for pod in stage.workers()]
+    await_save(stage, interval_steps)
+    for launcher in launchers:
         stage.cluster.signal(launcher, signal.SIGKILL)
     stage.say("SIGKILL to every launcher: nothing of the job is left running")
     commit = newest_commit(stage.checkpoints)
@@ -224,6 +227,17 @@ def kill_all_and_damage(stage: Stage) -> None:
     stage.say(f"one bit of {commit.name}/rank-0.safetensors is flipped")
     stage.cluster.signal(operator, signal.SIGCONT)
     stage.say("the operator goes on (SIGCONT)")
+
+
+def await_save(stage: Stage, interval_steps: int) -> None:
+    """Until no save is on its way, nor due soon: steps go on meanwhile, and are lost beside the interval's."""
+
+    def saved() -> bool:
+        newest, found = stage.watcher.newest(), commits(stage.checkpoints)
+        since = newest.step - step_of(found[-1]) if newest and found else interval_steps
+        return since < 0.7 * interval_steps
+
+    stage.watcher.wait("a commit with no other on its way", saved, timeout=120)
 
 
 def damage_was_named(stage: Stage) -> tuple[str, ...]:
@@ -260,9 +274,9 @@ def raise_in_script(stage: Stage) -> None:
     newest = stage.watcher.newest()
     step = (newest.step if newest else 0) + 10
     target = stage.checkpoints / "inject.json"
-    partial = target.with_suffix(".tmp")
-    partial.write_text(json.dumps({"raise_at_step": step}))
-    partial.rename(target)
+    unfinished = target.with_suffix(".tmp")
+    unfinished.write_text(json.dumps({"raise_at_step": step}))
+    unfinished.rename(target)
     stage.say(f"the script will raise an exception at step {step}")
     stage.watcher.wait_for_step(step - 2, timeout=60)
 
@@ -272,6 +286,11 @@ def commits(folder: Path) -> list[Path]:
     named = [(match, path) for path in folder.glob("step-*") if (match := _COMMIT.fullmatch(path.name))]
     whole = [(match, path) for match, path in named if (path / "MANIFEST.json").exists()]
     return [path for match, path in sorted(whole, key=lambda entry: tuple(map(int, entry[0].groups())))]
+
+
+def step_of(commit: Path) -> int:
+    """The step that a commit's name says."""
+    return int(commit.name.split(".")[0].removeprefix("step-"))
 
 
 def newest_commit(folder: Path) -> Path:
@@ -331,7 +350,7 @@ def drills(interval_steps: int) -> list[Drill]:
         Drill(
             name="all killed, commit damaged",
             promise=promise("all launchers killed, newest commit damaged", 45, 2, "Infrastructure"),
-            inflict=kill_all_and_damage,
+            inflict=partial(kill_all_and_damage, interval_steps=interval_steps),
             verify=damage_was_named,
         ),
         Drill(

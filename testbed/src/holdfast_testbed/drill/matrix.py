@@ -12,11 +12,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from holdfast_testbed.drill.faults import (
     OPERATOR_NAMESPACE,
     Stage,
+    await_save,
     commits,
     cut_power,
     delete_pod,
@@ -74,9 +76,9 @@ def told(do: str) -> Callable[[Stage], None]:
     def inflict(stage: Stage) -> None:
         newest = stage.watcher.newest()
         command = {"do": do, "pod": stage.workers()[-1].name, "at": (newest.step if newest else 0) + 10}
-        partial = stage.checkpoints / "command.tmp"
-        partial.write_text(json.dumps(command))
-        partial.rename(stage.checkpoints / "command.json")
+        unfinished = stage.checkpoints / "command.tmp"
+        unfinished.write_text(json.dumps(command))
+        unfinished.rename(stage.checkpoints / "command.json")
 
     return inflict
 
@@ -139,8 +141,9 @@ def kill_coordinator(stage: Stage) -> None:
     stage.cluster.signal(launcher, signal.SIGKILL)
 
 
-def kill_all(stage: Stage) -> None:
+def kill_all(stage: Stage, *, interval_steps: int) -> None:
     launchers = [stage.launcher(pod) for pod in stage.workers()]
+    await_save(stage, interval_steps)
     stage.strike()
     for launcher in launchers:
         stage.cluster.signal(launcher, signal.SIGKILL)
@@ -247,7 +250,11 @@ def cases(interval_steps: int) -> list[Case]:
             cause=infrastructure,
         ),
         Case(
-            name="all-killed", fault="all pods at once", inflict=kill_all, cause=infrastructure, max_lost_steps=every
+            name="all-killed",
+            fault="all pods at once",
+            inflict=partial(kill_all, interval_steps=every),
+            cause=infrastructure,
+            max_lost_steps=every,
         ),
         Case(name="lease-lost", fault="the leader's Lease lost", inflict=take_lease, skip=no_lease),
         Case(name="node-drained", fault="kubectl drain", inflict=drain_node, cause=interruption, repair=uncordon),
