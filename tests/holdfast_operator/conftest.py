@@ -112,6 +112,7 @@ class Sim:
         self.world: Body | None = None
         self.highest: dict[int, int] = {}
         self.incidents: dict[tuple[int, int], Body] = {}
+        self.checkpoints: Body = {}
         self.step = 0
         self.unplaceable = False
         self.uids = 0
@@ -459,7 +460,7 @@ class Sim:
             "message": "",
             "committedStep": self.step if world else None,
             "committedAt": format_time(self.now) if world else None,
-            "checkpoints": {},
+            "checkpoints": self.checkpoints,
             "highestClaim": None,
             "quarantined": [],
             "incidents": [incident for key, incident in self.incidents.items() if key not in done],

@@ -46,6 +46,19 @@ def test_nobody_is_in_a_hurry_to_commit_when_the_job_is_suspended(make_sim: Make
     sim.run(200, until=lambda: not sim.running())
 
 
+def test_the_last_commit_is_known_though_workers_have_left_their_world_when_they_tell_of_it(trained: Any) -> None:
+    suspend(trained)
+    trained.world = None
+    trained.checkpoints = {
+        "shared": {"step": 321, "generation": 1, "attempt": 1, "time": "2026-01-31T12:00:00Z"},
+    }
+    trained.run(2)
+    trained.obey_drain()
+    trained.run(60, until=lambda: trained.status.holds("Suspended"))
+    assert trained.status.last_checkpoint.step == 321
+    assert "step 321" in dict(trained.events)["Suspended"]
+
+
 def test_a_suspended_job_has_no_pods_counts_nothing_and_says_so(trained: Any) -> None:
     suspended(trained)
     trained.run(600)

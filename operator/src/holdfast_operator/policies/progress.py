@@ -18,7 +18,7 @@ def newest_progress(draft: Draft, *, force: bool = False) -> Draft:
     best = newest_report(draft)
     known = draft.status.progress
     if best is None or best.committed_step is None or best.world is None:
-        return draft
+        return _checkpoint(draft)  # who left its world after a last commit tells of it in no world
     due = known is None or known.time is None or draft.now - known.time >= c.PROGRESS_EVERY
     if not (due or force) or (known is not None and known.step == best.committed_step):
         return _checkpoint(draft)
