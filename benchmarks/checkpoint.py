@@ -132,7 +132,7 @@ def metadata(rounds: int) -> bench.Row:
         command = [sys.executable, "-W", "ignore", str(METADATA)]
         ranks = [
             subprocess.Popen(
-                [*command, str(rank), str(port), str(rounds), f"{folder}/work"],
+                [*command, str(rank), str(port), str(rounds), f"{folder}/commits"],
                 stdout=subprocess.PIPE,
                 stderr=None if rank == 0 else subprocess.DEVNULL,
                 text=True,
