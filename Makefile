@@ -8,11 +8,13 @@ PY := $(VENV)/bin/python
 BOOTSTRAP := PYTHONPATH=testbed/src PYTHONDONTWRITEBYTECODE=1 python3 -m holdfast_testbed.bootstrap
 TESTBED := $(PY) -m holdfast_testbed
 PACKAGES := operator/src sidecar/src trainer_lib/src testbed/src
+# Tests wait at least as long as they compute. Pieces of work are handed out in the order of tests/conftest.py.
+TWO_STREAMS := -n 2 --dist loadfile --no-loadscope-reorder
 NODES ?= 3
 CLUSTER ?= default
 CHART_CRDS := charts/holdfast/crds
 
-.PHONY: help demo test test-unit test-integration test-e2e lint fmt cluster cluster-down bench bench-operator drill generate verify setup setup-venv clean
+.PHONY: help demo test test-unit test-integration test-e2e test-scale lint fmt cluster cluster-down bench bench-operator bench-checkpoint drill drill-checkpoint generate verify setup setup-venv clean
 
 help: ## print this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'
@@ -20,17 +22,20 @@ help: ## print this list
 demo: setup ## train on a local real Kubernetes, break it on purpose, print the story (KEEP=1 leaves it running)
 	@exec $(PY) -m holdfast_testbed.demo
 
-test: setup ## every test: unit, integration, end to end (set-up included)
-	@$(PY) -m pytest
+test: setup ## every test: unit, integration, end to end, scale (set-up included)
+	@$(PY) -m pytest $(TWO_STREAMS)
 
 test-unit: setup-venv ## tests that need no cluster
-	@$(PY) -m pytest -m "not integration and not e2e"
+	@$(PY) -m pytest $(TWO_STREAMS) -m "not integration and not e2e and not scale"
 
 test-integration: setup ## tests against a real API server
 	@$(PY) -m pytest -m integration
 
 test-e2e: setup ## tests on real nodes
 	@$(PY) -m pytest -m e2e
+
+test-scale: setup ## many jobs on nodes that kwok plays
+	@$(PY) -m pytest -m scale
 
 lint: setup-venv ## ruff, mypy strict, import rules, and the `operator` package trap
 	@$(VENV)/bin/ruff check .
@@ -50,15 +55,24 @@ cluster-down: setup-venv ## remove it without a trace
 	@$(TESTBED) down --name $(CLUSTER)
 
 bench: setup ## every benchmark, each a table against its peer and its limit
-	@for b in benchmarks/*.py; do case $$b in */_*) ;; *) $(PY) $$b $(BENCH_ARGS) ;; esac; done
+	@missed=; for b in benchmarks/*.py; do case $$b in */_*) ;; \
+	  *) echo "$$b"; $(PY) $$b $(BENCH_ARGS) || missed="$$missed $$b" ;; esac; done; \
+	  if [ -n "$$missed" ]; then echo "these missed a bar or failed:$$missed" >&2; exit 1; fi
 
 bench-operator: bench-operator_scale ## the operator at scale
+
+bench-checkpoint: setup ## what a checkpoint costs beside DCP, the disk's limit and a copy in memory
+	@$(PY) benchmarks/checkpoint.py $(BENCH_ARGS)
 
 bench-%: setup
 	@$(PY) benchmarks/$*.py $(BENCH_ARGS)
 
 drill: setup ## each fault of docs/reference/drills.md on one local cluster, once (DRILL_ARGS=--full: ten times)
 	@$(PY) drills/matrix.py $(DRILL_ARGS)
+	@$(PY) drills/checkpoint.py $(DRILL_ARGS)
+
+drill-checkpoint: setup-venv ## checkpoints under harm: damage, kills, cuts, touch-files, bad disks (DRILL_ARGS=--full: 1,000 kills)
+	@$(PY) drills/checkpoint.py $(DRILL_ARGS)
 
 drill-%: setup
 	@$(PY) drills/matrix.py $* $(DRILL_ARGS)
@@ -78,6 +92,15 @@ setup: ## everything that demo and tests need, into the cache (done once)
 setup-venv: ## only the Python environment
 	@$(BOOTSTRAP) --only venv
 
+# What set-up, clusters and benchmarks leave in the cache, which may be a folder that others use as well.
+IN_CACHE := bench-peers bin clusters cluster.lock go images pip.log venv venv.lock
+
 clean: ## stop clusters and remove the cache and all build products
-	@if [ -x $(PY) ]; then $(TESTBED) down --all || true; fi
-	@rm -rf $(HOLDFAST_CACHE) out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@if ls $(HOLDFAST_CACHE)/clusters/*/cluster.json >/dev/null 2>&1; then \
+	  $(TESTBED) down --all || { echo "clusters run still: 'make setup-venv', then 'make clean' again" >&2; exit 1; }; fi
+	@if grep -F " $(HOLDFAST_CACHE)/" /proc/self/mounts; then echo "still mounted: unmount it, then 'make clean' again" >&2; exit 1; fi
+	@rm -rf $(addprefix $(HOLDFAST_CACHE)/,$(IN_CACHE))
+	@rmdir $(HOLDFAST_CACHE) 2>/dev/null || true
+	@rm -rf out .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@find operator sidecar trainer_lib testbed tests benchmarks drills charts -name __pycache__ -prune -exec rm -rf {} +
+	@rm -rf */build */src/*.egg-info

@@ -20,9 +20,21 @@ from pathlib import Path
 import _bench as bench
 import torch
 import torch.distributed as dist
+from _checkpoint import memory, restore
 from _checkpoint import object as object_store
-from _checkpoint import restore
-from _checkpoint.contenders import Copy, Dcp, Disk, Ours, State, Training, finish, workplace
+from _checkpoint.contenders import (
+    TENSORS,
+    Copy,
+    Dcp,
+    Disk,
+    Ours,
+    State,
+    Training,
+    cpu_seconds,
+    extra_bytes,
+    finish,
+    workplace,
+)
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 METADATA = Path(__file__).resolve().parent / "_checkpoint" / "metadata.py"
@@ -31,16 +43,17 @@ METADATA = Path(__file__).resolve().parent / "_checkpoint" / "metadata.py"
 def main() -> int:
     """All rows."""
     effort = bench.arguments(__doc__ or "")
-    nbytes = 20_000_000 if effort.quick else 1_014_000_000
-    rounds = effort.pick(quick=2, default=7, full=25)
+    nbytes, count = (8_000_000, 16) if effort.quick else (1_014_000_000, TENSORS)
+    rounds = effort.pick(quick=1, default=7, full=25)
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)  # the other core is what a save may have
     rows: list[bench.Row] = []
     with workplace(bench.OUT / "checkpoint.work") as folder, one_rank():
         for name, dtype in DTYPES.items():
-            rows += of_state(folder, State(nbytes, dtype), f"{nbytes / 1e9:.2g} GB of {name}", rounds)
+            rows += of_state(folder, State(nbytes, dtype, count), f"{nbytes / 1e9:.2g} GB of {name}", rounds)
         rows += restore.rows(folder / "restore", nbytes, rounds)
+    rows += memory.rows(nbytes, rounds)
     rows.append(metadata(rounds))
     rows += object_store.rows(nbytes=nbytes, rounds=rounds)
     return bench.finish("checkpoint", rows, effort)
@@ -62,9 +75,7 @@ def of_state(folder: Path, state: State, what: str, rounds: int) -> list[bench.R
     stall = bench.interleaved(
         {"ours": ours.stall, "first": ours.first_stall, "dcp": dcp.stall, "limit": Copy(state)}, rounds
     )
-    save = bench.interleaved(
-        {"ours": ours.save, "dcp": dcp.save, "limit": Disk(folder / "limit", state.nbytes)}, rounds
-    )
+    save = bench.interleaved({"ours": ours.save, "dcp": dcp.save, "limit": Disk(folder / "limit", state)}, rounds)
     return [
         against(stall, "ours", "checkpoint-1", f"stall of a save of {what}", unit="x memcpy", target="<= 1.15"),
         against(
@@ -81,6 +92,7 @@ def of_state(folder: Path, state: State, what: str, rounds: int) -> list[bench.R
             target=">= 2.5",
         ),
         beside(ours, dcp, what, rounds),
+        *costs(ours, dcp, state, what, rounds),
     ]
 
 
@@ -121,6 +133,37 @@ def beside(ours: Ours, dcp: Dcp, what: str, rounds: int) -> bench.Row:
     return against(
         paces, "ours", "checkpoint-5", f"step time during a save of {what}", unit="x undisturbed", target="<= 1.05"
     )
+
+
+def costs(ours: Ours, dcp: Dcp, state: State, what: str, rounds: int) -> list[bench.Row]:
+    """Processor time and memory, beside DCP's: that of `dcp.save`, and of `dcp.async_save`, which copies as we do."""
+
+    def fresh() -> float:
+        ours.forget()
+        return extra_bytes(ours.first_stall)
+
+    seconds = bench.interleaved(
+        {"ours": lambda: cpu_seconds(ours.save), "dcp": lambda: cpu_seconds(dcp.save)}, rounds
+    )
+    grown = bench.interleaved({"ours": fresh, "dcp": lambda: extra_bytes(dcp.stall)}, rounds)
+    return [
+        bench.row(
+            "",
+            f"processor time of a save of {what}",
+            [value / state.nbytes * 1e9 for value in seconds["ours"]],
+            "s/GB",
+            peer=bench.median(seconds["dcp"]) / state.nbytes * 1e9,
+            peer_name="DCP",
+        ),
+        bench.row(
+            "",
+            f"memory for a save of {what} beside training, kept for the next one",
+            [value / state.nbytes for value in grown["ours"]],
+            "x state",
+            peer=bench.median(grown["dcp"]) / state.nbytes,
+            peer_name="dcp.async_save, fetched each time",
+        ),
+    ]
 
 
 def metadata(rounds: int) -> bench.Row:

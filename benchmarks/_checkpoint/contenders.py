@@ -1,7 +1,12 @@
-"""Who saves: Holdfast, torch's DCP, and what the disk or the memory can do at most."""
+"""Who saves: Holdfast, torch's DCP, and what the disk or the memory can do at most.
+
+What an earlier save left is deleted, and the disk has ended with that, before a clock starts. All clocks stop when
+the bytes are fsynced: ours when the commit is durable, DCP's (which fsyncs by default) when its call returns.
+"""
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import threading
@@ -23,7 +28,7 @@ from holdfast.checkpoint.fencing import Resume
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.saving import Saving
 from holdfast.checkpoint.state import flatten
-from holdfast.checkpoint.writer import Snapshot
+from holdfast.checkpoint.writer import SaveResult, Snapshot
 from holdfast.worlds import Pair
 
 CHUNK = 8 << 20
@@ -33,11 +38,11 @@ TENSORS = 628
 class State:
     """Tensors as a model and its optimizer have them: few large, many small."""
 
-    def __init__(self, nbytes: int, dtype: torch.dtype) -> None:
+    def __init__(self, nbytes: int, dtype: torch.dtype, count: int = TENSORS) -> None:
         generator = torch.Generator().manual_seed(1)
-        large = TENSORS // 4
-        small = nbytes // (TENSORS * 16)
-        sizes = [(nbytes - small * (TENSORS - large)) // large] * large + [small] * (TENSORS - large)
+        large = count // 4
+        small = nbytes // (count * 16)
+        sizes = [(nbytes - small * (count - large)) // large] * large + [small] * (count - large)
         items = [size // dtype.itemsize for size in sizes]
         self.tensors = {
             f"layers.{n}.weight": torch.randn(count, generator=generator).to(dtype) for n, count in enumerate(items)
@@ -71,7 +76,11 @@ class Ours:
         self._engine.prepare(flatten({"model": self.state}).specs)
         self._engine._arena._settle()
 
-    def begin(self) -> Saving:
+    def forget(self) -> None:
+        """Give its memory back."""
+        del self._engine
+
+    def begin(self, told: Callable[[SaveResult], None] = lambda result: None) -> Saving:
         """All for which training waits."""
         self._step += 1
         flat = flatten({"model": self.state})
@@ -85,10 +94,11 @@ class Ours:
             alone={},
             numerics={},
         )
-        return self._engine.begin(snapshot)
+        return self._engine.begin(snapshot, told)
 
     def stall(self) -> float:
         """Seconds until training goes on."""
+        idle()
         began = time.perf_counter()
         saving = self.begin()
         seconds = time.perf_counter() - began
@@ -102,9 +112,16 @@ class Ours:
 
     def save(self) -> float:
         """Seconds until the commit is durable, the copy included."""
+        idle()
+        ended: list[float] = []
         began = time.perf_counter()
-        finish(self.begin())
-        return time.perf_counter() - began
+        finish(self.begin(lambda result: ended.append(time.perf_counter())))
+        return ended[0] - began
+
+
+def idle() -> None:
+    """Wait until the disk has nothing left to do."""
+    os.sync()
 
 
 def finish(saving: Saving) -> None:
@@ -123,6 +140,7 @@ class Dcp:
 
     def _fresh(self) -> Path:
         shutil.rmtree(self.root, ignore_errors=True)
+        idle()
         return self.root
 
     def save(self) -> float:
@@ -161,16 +179,21 @@ class Copy:
 
 
 class Disk:
-    """The disk's limit: as many bytes, past the page cache, by two threads, fsynced."""
+    """The disk's limit: the same bytes from memory that is there, past the page cache, by two threads, fsynced."""
 
-    def __init__(self, path: Path, nbytes: int) -> None:
+    def __init__(self, path: Path, state: State) -> None:
         self._path = path
-        self._data = anonymous(aligned(nbytes))
-        self._data[: 1 << 20] = os.urandom(1 << 20)
+        self._data = anonymous(aligned(state.nbytes))
+        at = 0
+        for tensor in state.tensors.values():
+            source = memoryview(tensor.view(torch.uint8).numpy())
+            self._data[at : at + source.nbytes] = source
+            at += source.nbytes
 
     def __call__(self) -> float:
         """Seconds."""
         self._path.unlink(missing_ok=True)
+        idle()
         began = time.perf_counter()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         try:
@@ -212,6 +235,27 @@ class Training:
             self.step()
             count += 1
         return (time.perf_counter() - began) / count
+
+
+def cpu_seconds(act: Callable[[], object]) -> float:
+    """Of this process, all its threads, in the system too."""
+    began = time.process_time()
+    act()
+    return time.process_time() - began
+
+
+def extra_bytes(act: Callable[[], object]) -> float:
+    """By how much this process grows at most."""
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = _resident("VmRSS")
+    act()
+    return _resident("VmHWM") - before
+
+
+def _resident(field: str) -> int:
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith(f"{field}:"))
 
 
 @contextmanager

@@ -18,8 +18,9 @@ import torch.distributed.checkpoint as dcp
 
 from holdfast.checkpoint.arena import Arena
 from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.planning import Planner
 from holdfast.checkpoint.state import flatten_values
-from holdfast.checkpoint.writer import Planner, Snapshot, commit, stage
+from holdfast.checkpoint.writer import Snapshot, commit, stage
 from holdfast.collectives import Over, store_client
 from holdfast.exchanging import StoreClient, StoreExchange
 from holdfast.worlds import Pair

@@ -56,7 +56,16 @@ def incident() -> Incident:
         rank=1,
         exit_code=137,
     )
-    return Incident(pair=Pair(1, 3), failure=failure, action=Remedy.SHRINK, detected=AT, resumed=AT, lost_steps=12)
+    return Incident(
+        pair=Pair(1, 3),
+        failure=failure,
+        action=Remedy.SHRINK,
+        detected=AT,
+        part_of=Pair(1, 2),
+        resumed=AT,
+        lost_steps=12,
+        restored_from="memory, peer",
+    )
 
 
 def state() -> State:
@@ -215,7 +224,7 @@ def test_every_message_of_a_rank_is_understood(tmp_path: Path) -> None:
         _, writer = await asyncio.open_unix_connection(tmp_path / "agent.sock")
         for body in golden("agent_socket.json")["rank"]:
             writer.write(json.dumps(body).encode() + b"\n")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not heard or heard[-1].type != "done":
                 await asyncio.sleep(0.01)
         await server.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -104,11 +105,22 @@ def test_the_launchers_golden_messages_are_read(server: Server, tmp_path: Path) 
     assert [claim.to_json() for claim in agent.known_claims()] == golden["welcome"]["claims"]
     assert agent.reached == golden["welcome"]["reached"]
     assert agent.trained == Pair.from_json(golden["welcome"]["trained"])
+    assert agent.books is not None
+    assert agent.books.to_json() == golden["welcome"]["books"]
     wanted = Requests(checkpoint=(golden["checkpoint"]["id"],), pause=(golden["quiesce"]["id"],))
     assert eventually(lambda: agent.requests() == wanted), agent.requests()
     agent.answered(wanted)
     assert agent.requests() == Requests()
     agent.close()
+
+
+def test_the_launcher_sees_at_once_that_a_rank_hung_up(server: Server, tmp_path: Path) -> None:
+    """Not only when the process is gone: an interpreter with torch takes its time to end."""
+    agent = RankAgent(tmp_path / "agent.sock", slot=3, place=HERE_NOW)
+    agent.known_claims()  # so its reader runs, and waits for more
+    assert not server.ended.is_set()
+    agent.close()
+    assert server.ended.wait(30)
 
 
 def test_the_golden_leave_is_answered_with_the_golden_left(server: Server, tmp_path: Path) -> None:
@@ -150,6 +162,7 @@ def test_a_script_says_what_the_golden_messages_say(server: Server, tmp_path: Pa
     script.write_text(TRAIN)
     environ = {
         "PATH": "/usr/bin:/bin",
+        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
         "OMP_NUM_THREADS": "1",
         "RANK": "0",
         "LOCAL_RANK": "0",
@@ -168,7 +181,7 @@ def test_a_script_says_what_the_golden_messages_say(server: Server, tmp_path: Pa
     assert server.ended.wait(30)
     golden = {message["type"]: message for message in GOLDEN["rank"]}
     heard = {message["type"]: message for message in server.heard}
-    unsaid = {"foreignClaims", "quiesced", "peerLost", "account", "standby", "ready", "left"}
+    unsaid = {"foreignClaims", "quiesced", "peerLost", "account", "standby", "ready", "left", "lastCommit"}
     assert set(heard) - {"account"} == set(golden) - unsaid  # books are told by the clock
     for kind, message in heard.items():
         expected, got = shape(golden[kind]), shape(message)

@@ -109,8 +109,11 @@ def test_the_golden_report_is_taken_and_understood() -> None:
     assert (error.gpu, error.count, error.time) == ("GPU-3f1c9a52-7d0e-4b6a-9c11-0d5e8a7b2c44", 1, NOON)
     assert report.preflight is not None
     assert not report.preflight.passed
-    assert [check.name for check in report.preflight.checks] == ["GPU", "Storage", "Clock"]
-    assert [check.name for check in report.preflight.failed] == ["Clock"]
+    assert [check.name for check in report.preflight.checks] == ["GPU", "Storage", "ObjectStore", "Clock"]
+    assert [(check.name, check.of_the_job) for check in report.preflight.failed] == [
+        ("ObjectStore", True),
+        ("Clock", False),
+    ]
 
 
 def test_the_report_carries_the_status_file_unchanged() -> None:

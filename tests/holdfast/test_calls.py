@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 
 import pytest
 
-from holdfast.calls import LONG_SECONDS, Call, Calls
+from holdfast.calls import LONG_SECONDS, Call, Calls, Said
 from holdfast.errors import UsageError
 
 
@@ -24,26 +23,29 @@ class Store:
         return self.values.setdefault(key, desired).encode()
 
 
-class Dead:
+@dataclass
+class Dead(Store):
     """A store whose host is gone."""
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        self.asked += 1
         raise RuntimeError("Connection reset by peer")
 
 
-def world(store: Store | Dead, size: int = 2) -> list[Calls]:
+@pytest.fixture(autouse=True)
+def answers_come_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of a thread that asks."""
+    monkeypatch.setattr("holdfast.calls.aside", lambda ask, *words: ask(*words))
+
+
+def world(store: Store, size: int = 2) -> list[Calls]:
     return [Calls(rank=rank, step=lambda: 10, connect=lambda: store) for rank in range(size)]
 
 
-def wait_long(rank: Calls, store: Store) -> None:
+def wait_long(rank: Calls) -> None:
     """Until its word is written down and it has read what stands there."""
-    asked, deadline = store.asked, time.monotonic() + 30
-    rank.waited(LONG_SECONDS)
-    while store.asked == asked and time.monotonic() < deadline:
-        time.sleep(0.001)
-    for _ in range(20):
+    for _ in range(3):
         rank.waited(LONG_SECONDS)
-        time.sleep(0.001)
 
 
 def test_nobody_asks_while_waits_are_short() -> None:
@@ -58,7 +60,7 @@ def test_ranks_that_wait_in_the_same_call_go_on_waiting() -> None:
     for call in Call:
         for rank in ranks:
             with rank.during(call):
-                wait_long(rank, store)
+                wait_long(rank)
     assert store.asked == len(Call) * len(ranks)
 
 
@@ -73,9 +75,9 @@ def test_the_second_to_wait_says_what_both_do_and_the_mend(call: Call, said: str
     store = Store()
     goes_on, other = world(store)
     with goes_on.during(Call.STEP), other.during(call):
-        wait_long(other, store)
+        wait_long(other)
         with pytest.raises(UsageError, match="rank 0 goes on to step 11") as raised:
-            wait_long(goes_on, store)
+            wait_long(goes_on)
     assert said in str(raised.value)
     assert mend in str(raised.value)
 
@@ -84,12 +86,13 @@ def test_an_earlier_call_is_never_taken_for_a_later_one() -> None:
     store = Store()
     ahead, behind = world(store)
     with ahead.during(Call.SAVE):
-        wait_long(ahead, store)
+        wait_long(ahead)
     with behind.during(Call.SAVE):
         pass
     for rank in (ahead, behind):
         with rank.during(Call.STEP):
-            wait_long(rank, store)
+            wait_long(rank)
+    assert [Said.from_json(value).call for value in store.values.values()] == [Call.SAVE, Call.STEP]
 
 
 def test_who_waits_for_a_mate_in_its_forward_or_evaluation_says_nothing_of_the_call_that_follows() -> None:
@@ -99,12 +102,13 @@ def test_who_waits_for_a_mate_in_its_forward_or_evaluation_says_nothing_of_the_c
         for rank in ranks:
             rank.waited(LONG_SECONDS)
             with rank.during(call):
-                wait_long(rank, store)
+                wait_long(rank)
     assert store.asked == len(Call) * len(ranks)
 
 
 def test_a_store_that_is_gone_is_not_the_scripts_fault() -> None:
-    (rank,) = world(Dead(), 1)
-    for _ in range(3):
-        rank.waited(LONG_SECONDS)
-        time.sleep(0.01)
+    store = Dead()
+    for rank in world(store):
+        with rank.during(Call.STEP):
+            wait_long(rank)
+    assert store.asked == 2, "once in a call"

@@ -647,3 +647,35 @@ def test_growth_waits_until_the_newcomer_is_prepared() -> None:
     assert sim.trains_with("w0", "w1")
     sim.feed(newcomer, events.Prepared(prepared=True))
     assert sim.run(10, lambda: sim.trains_with("w0", "w1", "w3"))
+
+
+def test_a_world_that_was_accepted_may_start_before_its_members_try_another() -> None:
+    sim = training()
+    sim.crash("w2")
+    assert sim.run(5, lambda: sim.trains_with("w0", "w1"))
+    sim.prove(sim.pods["w2"])
+    sim.replenish()
+    first, newcomer = sim.pods["w0"], sim.pods["w3"]
+    assert sim.run(5, lambda: "w3" in first.state.peers)
+    muted = replace(first.state.peers["w3"], muted_until=sim.now + 1000)  # as after it did not accept in time
+    first.state = replace(first.state, peers={**first.state.peers, "w3": muted})
+    assert sim.run(90, lambda: newcomer.state.proposal is not None), "it steps in, as nobody takes it in"
+    sim.withheld = {("w3", "start"), ("w3", "hello")}
+    proposed = newcomer.state.proposal
+    assert proposed is not None
+    assert sim.run(5, lambda: newcomer.state.started == proposed.world.pair)
+    assert not sim.run(1, lambda: first.state.accepted != proposed.world.pair)
+    sim.withheld = set()
+    assert sim.run(5, lambda: sim.trains_with("w0", "w1", "w3"))
+    assert sim.run(3) is False
+    assert {(i.pair, i.failure.pod) for pod in sim.alive() for i in pod.state.incidents} == {(Pair(1, 1), "w2")}
+
+
+def test_a_coordinator_that_is_lost_before_its_world_starts_is_not_waited_for() -> None:
+    sim = training()
+    sim.withheld = {("w0", "start"), ("w0", "hello")}
+    sim.kill_rank("w1")
+    assert sim.run(5, lambda: sim.pods["w0"].state.started == Pair(1, 2))
+    sim.crash("w0")
+    sim.withheld = set()
+    assert sim.run(4, lambda: sim.trains_with("w1", "w2"))

@@ -6,7 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.fencing import Commit, Resume, binding, foreign, inherits, order, readable
+from holdfast.checkpoint.fencing import (
+    Commit,
+    Resume,
+    binding,
+    covers,
+    cuts,
+    foreign,
+    inherits,
+    order,
+    readable,
+    superfluous,
+)
 from holdfast.worlds import Claim, Pair
 
 JOB = "job-b"
@@ -157,6 +168,63 @@ def test_whatever_lands_late_only_one_line_is_readable(
     lines = [line for found, line in written if readable(found, claims, job_uid=JOB).ok]
     longest = max(lines, key=len, default=())
     assert all(longest[: len(line)] == line for line in lines)
+
+
+# Claims that nobody needs any more
+
+pairs = st.builds(Pair, st.integers(1, 3), st.integers(1, 4))
+commits = st.builds(lambda step, pair: Commit(step=step, pair=pair, job_uid=JOB), st.integers(0, 6), pairs)
+claims_of_all_kinds = st.builds(
+    lambda pair, step, origin: claim(
+        pair.generation, pair.attempt, step, None if origin is None else min(origin, pair)
+    ),
+    pairs,
+    st.integers(0, 5),
+    st.one_of(st.none(), pairs),
+)
+
+
+@settings(derandomize=True, max_examples=500, deadline=None)
+@given(claims_of_all_kinds, claims_of_all_kinds, commits)
+def test_what_a_claim_cuts_off_so_does_one_that_covers_it(later: Claim, earlier: Claim, found: Commit) -> None:
+    if covers(later, earlier) and cuts(earlier, found):
+        assert cuts(later, found)
+
+
+@settings(derandomize=True, max_examples=300, deadline=None)
+@given(histories(), st.lists(commits, max_size=20))
+def test_without_superfluous_claims_the_same_commits_are_readable_whatever_lands_later(
+    history: tuple[list[Claim], list[tuple[Commit, tuple[Pair, ...]]]], late: list[Commit]
+) -> None:
+    claims, written = history
+    kept: list[Claim] = []
+    for own in claims:
+        kept.append(own)
+        gone = superfluous(kept, own)
+        kept = [one for one in kept if one not in gone]
+    for found in (*(one for one, _ in written), *late):
+        assert readable(found, kept, job_uid=JOB).ok is readable(found, claims, job_uid=JOB).ok
+
+
+def test_a_job_that_fails_again_and_again_after_one_commit_keeps_its_first_claim_and_its_last() -> None:
+    again = [claim(2, attempt, 50, Pair(1, 1)) for attempt in range(1, 4)]
+    assert superfluous([FIRST, *again], again[-1]) == tuple(again[:-1])
+
+
+@pytest.mark.parametrize(
+    ("before", "own", "why"),
+    [
+        (SECOND, claim(2, 1, 80, Pair(1, 2)), "what 1.1 writes at steps 51 to 80 only the earlier one cuts off"),
+        (claim(1, 2, 0, None), claim(2, 1, 0, Pair(1, 1)), "it cuts off everything"),
+    ],
+)
+def test_a_claim_from_which_training_went_on_stays(before: Claim, own: Claim, why: str) -> None:
+    assert superfluous([FIRST, before, own], own) == (), why
+
+
+def test_beside_another_jobs_claims_all_stay() -> None:
+    again = [claim(2, attempt, 50, Pair(1, 1)) for attempt in (1, 2)]
+    assert superfluous([FIRST, claim(3, 1, 0, None, OLD), *again], again[-1]) == ()
 
 
 @pytest.mark.parametrize(

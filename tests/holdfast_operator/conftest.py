@@ -122,6 +122,7 @@ class Sim:
         self.created_names: list[str] = []
         self.complete_at: int | None = None
         self.obeys = False  # launchers that are told to drain leave with 75
+        self.refused: set[str] = set()  # checks that fail by what the job says
         self.preflights: dict[str, dict[str, str]] = {}  # by node: what each check of a worker there comes to
         self.cut_links: frozenset[frozenset[str]] = frozenset()  # pairs of nodes
         self.frozen: dict[str, datetime] = {}  # pods whose launcher hangs, and since when
@@ -439,7 +440,8 @@ class Sim:
         report["notices"], report["gpu"] = body.get("notices", []), body.get("gpu", [])
         world = self.world if self.world and uid in self.world["members"] else None
         checks = [
-            {"name": n, "result": r, "message": f"{n} is {r}"} for n, r in self.preflights.get(node, {}).items()
+            {"name": n, "result": r, "message": f"{n} is {r}", **({"blame": "Job"} if n in self.refused else {})}
+            for n, r in self.preflights.get(node, {}).items()
         ]
         unreached = [] if world else self._unreached(uid, node)
         if checks and unreached:  # as told by who became ready last

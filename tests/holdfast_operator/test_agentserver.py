@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import pytest
 
 from holdfast_operator.agentserver import AgentServer, Limits, Observer
 from holdfast_operator.errors import AuthenticationUnavailableError
+from holdfast_operator.rates import Rate
 from holdfast_operator.tls import TlsKeeper
 from holdfast_operator.webhook import AgentHub, PodIdentity
 
@@ -179,6 +180,20 @@ def test_a_report_over_the_limit_is_refused_and_the_server_lives(api: Api) -> No
     exact = body(padding="x" * (1024 * 1024 - len(body(padding=""))))
     assert len(exact) == 1024 * 1024
     assert api.call("POST", "/v1/report", body=exact)[0] == 200
+
+
+def test_a_pod_that_asks_too_often_is_put_off_and_costs_no_other_pod(start: Callable[..., Api]) -> None:
+    api = start(replace(LIMITS, of_a_pod=Rate(a_second=0.001, at_once=3)))
+    asked = [api.call("POST", "/v1/report", body=body())[0] for _ in range(5)]
+    assert asked == [200, 200, 200, 429, 429]
+    connection = api.connect()
+    connection.request("POST", "/v1/report", body=body(), headers={"Authorization": f"Bearer {WORKER}"})
+    assert connection.getresponse().headers["Retry-After"] == "1000"
+    connection.close()
+    api.hub.publish("job-1", {"version": 1, "revision": 4})
+    assert api.call("GET", "/v1/membership?after=0")[0] == 200, "its polls have a bucket of their own"
+    assert api.call("POST", "/v1/report", token="pod:another", body=body())[0] != 429
+    assert api.answers.count(("POST /v1/report", 429)) == 3
 
 
 def test_while_the_api_server_is_away_agents_are_asked_to_come_again(api: Api) -> None:

@@ -34,10 +34,17 @@ def test_the_smallest_job_gets_the_schemas_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "settings"), [(50, "50"), ("50", "50"), ("30s", "30s"), ("5m", "300s"), ("1h", "3600s")]
+    ("given", "settings"),
+    [(50, "50"), ("50", "50"), ("30s", "30s"), ("5m", "300s"), ("1h", "3600s"), ("Auto", "Auto")],
 )
-def test_intervals_are_steps_or_seconds(given: Any, settings: str) -> None:
+def test_intervals_are_steps_or_seconds_or_the_jobs_choice(given: Any, settings: str) -> None:
     assert parse_spec({**SMALLEST, "checkpoint": {"interval": given}}).checkpoint.interval == settings
+
+
+def test_deltas_are_asked_of_launchers_where_they_are_wanted() -> None:
+    asked = parse_spec({**SMALLEST, "checkpoint": {"fullEvery": 8}})
+    assert manifests.settings(asked)["checkpoint"]["fullEvery"] == 8
+    assert "fullEvery" not in manifests.settings(parse_spec(SMALLEST))["checkpoint"]
 
 
 def test_retention_is_said_in_the_words_that_launchers_read() -> None:
@@ -46,6 +53,14 @@ def test_retention_is_said_in_the_words_that_launchers_read() -> None:
     assert (asked.checkpoint.keep_last, asked.checkpoint.retention) == (5, "hours=6,daily=7,weekly=13,every=10000")
     assert manifests.settings(asked)["checkpoint"]["retention"] == asked.checkpoint.retention
     assert "retention" not in manifests.settings(parse_spec(SMALLEST))["checkpoint"]
+
+
+def test_a_memory_tier_has_its_intervals_in_steps() -> None:
+    asked = parse_spec({**SMALLEST, "checkpoint": {"memory": {"sizeLimit": "16Gi"}, "peer": {}}}).checkpoint
+    assert (asked.memory, asked.memory_interval, asked.peer_interval) == ("16Gi", 1, 1)
+    asked = parse_spec({**SMALLEST, "checkpoint": {"memory": {"sizeLimit": "2Mi", "interval": 5}}}).checkpoint
+    assert (asked.memory_interval, asked.peer_interval) == (5, None)
+    assert parse_spec(SMALLEST).checkpoint.memory == ""
 
 
 @pytest.mark.parametrize(

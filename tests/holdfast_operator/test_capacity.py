@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_operator.capacity import Ask, Room, admits, keeps_away, place_together, too_big
+from holdfast_operator.capacity import Ask, Room, admits, keeps_away, no_node, place_together, too_big
 from holdfast_operator.quantities import quantity, requests
 from holdfast_operator.seen import NodeView, Tenant, Usage
 
@@ -100,6 +100,72 @@ def test_more_than_any_node_has_is_said_with_the_figures() -> None:
     )
     assert too_big(pod("8"), [node("n1"), node("n2", cpu="8")]) == ""
     assert too_big(pod("8"), []) == ""
+
+
+MEND = ": mend the template, or give a node what it asks for"
+SELECTOR, TAINT = "the labels of its nodeSelector", "a taint that it does not tolerate"
+GPU_ONLY = pod(nodeSelector={"kind": "gpu", "zone": "a"})
+TAINTED = (("dedicated", "ml", "NoSchedule"),)
+
+
+def near(*values: str) -> dict[str, Any]:
+    term = {"matchExpressions": [{"key": "kind", "operator": "In", "values": list(values)}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    return pod(affinity={"nodeAffinity": required})
+
+
+@pytest.mark.parametrize(
+    ("spec", "nodes", "told"),
+    [
+        (GPU_ONLY, [node("n1"), node("n2")], f"2 without {SELECTOR} (kind=gpu, zone=a)"),
+        (near("gpu"), [node("n1", labels={"kind": "cpu"})], "1 that its node affinity does not match"),
+        (pod(), [node("n1", taints=TAINTED)], f"1 with {TAINT} (dedicated=ml:NoSchedule)"),
+        (
+            GPU_ONLY,
+            [node("n1"), node("n2", labels={"kind": "gpu", "zone": "a"}, taints=TAINTED)],
+            f"1 without {SELECTOR}, 1 with {TAINT} (kind=gpu, zone=a; dedicated=ml:NoSchedule)",
+        ),
+    ],
+    ids=["selector", "affinity", "taint", "one each"],
+)
+def test_a_template_that_no_node_takes_is_told_with_what_it_asks_for(
+    spec: dict[str, Any], nodes: list[NodeView], told: str
+) -> None:
+    assert no_node(spec, nodes) == f"none of {len(nodes)} nodes takes a worker: {told}{MEND}"
+
+
+def test_of_the_nodes_that_it_may_use_the_largest_is_told() -> None:
+    nodes = [node("n1", cpu="64"), node("n2", labels={"kind": "gpu"})]
+    assert no_node(pod("8", nodeSelector={"kind": "gpu"}), nodes) == (
+        "a worker asks for 8 cpu, and no node that it may use has more than 4: ask for less, or add a larger node"
+    )
+
+
+@pytest.mark.parametrize(
+    "passing",
+    [
+        {"unschedulable": True, "taints": (("node.kubernetes.io/unschedulable", "", "NoSchedule"),)},
+        {"ready": False, "taints": (("node.kubernetes.io/not-ready", "", "NoExecute"),)},
+        {"taints": (("node.kubernetes.io/disk-pressure", "", "NoSchedule"),)},
+        {"taints": (("ToBeDeletedByClusterAutoscaler", "", "NoSchedule"),)},
+    ],
+)
+def test_what_passes_by_itself_makes_no_template_impossible(passing: dict[str, Any]) -> None:
+    assert no_node(pod(), [node("n1", **passing)]) == ""
+
+
+@given(
+    asked=st.dictionaries(st.sampled_from("ab"), st.sampled_from("xy")),
+    cpus=st.integers(1, 6),
+    cluster=st.lists(st.tuples(st.dictionaries(st.sampled_from("ab"), st.sampled_from("xy")), st.integers(1, 6))),
+)
+def test_no_node_is_said_exactly_when_an_empty_cluster_has_no_room(
+    asked: dict[str, str], cpus: int, cluster: list[tuple[dict[str, str], int]]
+) -> None:
+    nodes = [node(f"n{i}", cpu=str(cpu), labels=labels) for i, (labels, cpu) in enumerate(cluster)]
+    spec = pod(str(cpus), nodeSelector=asked)
+    room = Room(nodes, [], NOW).place(Ask(pod_spec=spec, count=1))
+    assert bool(no_node(spec, nodes)) == (room == 0 and bool(nodes))
 
 
 def labelled(name: str, **labels: str) -> NodeView:

@@ -281,7 +281,7 @@ def test_at_no_time_do_two_lead(steps: list[tuple[str, float, str, float, float,
 
 
 def test_the_clock_of_an_election_also_runs_while_the_machine_sleeps() -> None:
-    from holdfast_operator.leader import uptime
+    from holdfast_operator.clock import uptime
 
     with open("/proc/uptime") as file:  # noqa: PTH123 - not a regular file
         assert uptime() == pytest.approx(float(file.read().split()[0]), abs=5)

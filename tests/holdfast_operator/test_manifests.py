@@ -259,3 +259,16 @@ def test_the_object_store_reaches_the_trainer_alone(observed: Observed) -> None:
     without = pod(job, spec, WORKER, observed.platform)
     assert "OBJECT" not in json.dumps(without)
     assert "envFrom" not in trainer(without)
+
+
+def test_the_memory_tier_is_a_volume_of_its_own_with_its_limit(observed: Observed) -> None:
+    spec = observed.job.spec
+    assert spec is not None
+    asked = replace(spec, checkpoint=replace(spec.checkpoint, memory="4Gi", memory_interval=2, peer_interval=4))
+    manifest = pod(observed.job, asked, WORKER, observed.platform)
+    volumes = {volume["name"]: volume for volume in manifest["spec"]["volumes"]}
+    assert volumes["holdfast-memory"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "4Gi"}
+    given = {entry["name"]: entry.get("value") for entry in trainer(manifest)["env"]}
+    assert given["HOLDFAST_MEMORY_TIER"] == "/var/run/holdfast-memory:4Gi"
+    assert (given["HOLDFAST_MEMORY_INTERVAL"], given["HOLDFAST_PEER_INTERVAL"]) == ("2", "4")
+    assert "holdfast-memory" not in json.dumps(pod(observed.job, spec, WORKER, observed.platform))

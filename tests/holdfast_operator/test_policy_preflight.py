@@ -19,7 +19,7 @@ from holdfast_operator.seen import parse_report
 from holdfast_operator.status import Worker
 
 Body = dict[str, Any]
-WELL = {"GPU": "Passed", "Storage": "Passed", "Network": "Passed", "Clock": "Passed"}
+WELL = {"GPU": "Passed", "Storage": "Passed", "ObjectStore": "Passed", "Network": "Passed", "Clock": "Passed"}
 NODES = ("node-1", "node-2", "node-3", "node-4")
 
 
@@ -73,7 +73,7 @@ def test_a_node_that_fails_is_left_and_named_in_the_same_words(asked: Callable[.
     assert sim.status.incidents == ()
 
 
-@pytest.mark.parametrize("check", ["Storage", "Clock"])
+@pytest.mark.parametrize("check", ["Storage", "ObjectStore", "Clock"])
 def test_what_fails_on_each_node_leaves_none(asked: Callable[..., Any], check: str) -> None:
     sim = asked(everywhere={check: "Failed"}, minimum=3)
     sim.run(120)
@@ -85,6 +85,39 @@ def test_what_fails_on_each_node_leaves_none(asked: Callable[..., Any], check: s
     sim.preflights = dict.fromkeys(NODES, WELL)
     sim.run(30, until=trains(sim))
     assert not sim.status.holds("Degraded")
+
+
+def test_a_store_that_one_node_does_not_reach_is_that_nodes(asked: Callable[..., Any]) -> None:
+    sim = asked(bad={"node-2": {"ObjectStore": "Failed"}}, minimum=3)
+    sim.run(60, until=trains(sim))
+    assert [(entry.node, entry.reason) for entry in sim.status.avoided] == [("node-2", "PreflightObjectStore")]
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_what_the_job_says_wrong_is_no_nodes(asked: Callable[..., Any], replicas: int) -> None:
+    sim = asked(everywhere={"ObjectStore": "Failed"}, replicas=replicas, minimum=replicas)
+    sim.refused = {"ObjectStore"}
+    sim.run(120)
+    assert (sim.status.avoided, len(sim.created_names)) == ((), replicas)
+    degraded = sim.status.condition("Degraded")
+    assert (degraded.status, degraded.reason) == (True, "PreflightFailed")
+    assert degraded.message == (
+        "gpt-w0 failed its preflight on node-1: ObjectStore: ObjectStore is Failed; no node is to blame. A changed"
+        " secret is read by new pods only: delete those that wait"
+    )
+    sim.preflights = dict.fromkeys(NODES, WELL)
+    sim.run(30, until=trains(sim))
+    assert not sim.status.holds("Degraded")
+
+
+def test_wrong_credentials_blame_no_node_though_others_passed(asked: Callable[..., Any]) -> None:
+    sim = asked(minimum=3)
+    sim.run(60, until=trains(sim))
+    sim.preflights = {node: {**WELL, "ObjectStore": "Failed"} for node in NODES}
+    sim.refused = {"ObjectStore"}
+    sim.delete(sim.uid("gpt-w1"))
+    sim.run(120)
+    assert sim.status.avoided == ()
 
 
 def test_who_is_still_at_it_is_waited_for_before_a_node_is_blamed(asked: Callable[..., Any]) -> None:
@@ -287,7 +320,7 @@ def test_without_the_group_nothing_is_asked() -> None:
     ("preflight", "says"),
     [
         ([], "spec.preflight is missing or no object"),
-        ({"checks": ["Moon"]}, "checks must be some of GPU, Storage, Network, Clock, not 'Moon'"),
+        ({"checks": ["Moon"]}, "checks must be some of GPU, Storage, ObjectStore, Network, Clock, not 'Moon'"),
         ({"checks": "GPU"}, "spec.preflight.checks"),
         ({"onFailure": "Pray"}, "onFailure must be one of AvoidNode, Fail, Ignore"),
         ({"timeoutSeconds": 0}, "timeoutSeconds must be a whole number"),
@@ -313,10 +346,11 @@ def test_each_container_is_told_its_part(observed: Any) -> None:
     assert env_of(observed, spec, "trainer") == {
         "HOLDFAST_PREFLIGHT_FREE_BYTES": str(50 << 30),
         "HOLDFAST_PREFLIGHT_WRITE_BYTES": str(100 << 20),
+        "HOLDFAST_PREFLIGHT_OBJECT": "1",
         "HOLDFAST_PREFLIGHT_SECONDS": "30",
     }
     assert env_of(observed, spec, "holdfast-sidecar") == {
-        "HOLDFAST_PREFLIGHT": "GPU,Storage,Network,Clock",
+        "HOLDFAST_PREFLIGHT": "GPU,Storage,ObjectStore,Network,Clock",
         "HOLDFAST_PREFLIGHT_SECONDS": "30",
         "HOLDFAST_PREFLIGHT_GPUS": "8",
         "HOLDFAST_PREFLIGHT_SKEW_SECONDS": "5",

@@ -67,6 +67,84 @@ def test_more_than_any_node_has_is_said_without_waiting(make_sim: Make) -> None:
     assert "a worker asks for 0.9 cpu" in sim.status.condition("Degraded").message
 
 
+def test_a_selector_that_fits_no_node_is_said_at_once_and_goes_when_one_has_the_label(make_sim: Make) -> None:
+    sim = make_sim()
+    template = sim.body["spec"]["workers"]["template"]["spec"]
+    template["nodeSelector"] = {"pool": "gpu"}
+    sim.settle()
+    assert sim.status.status == "Unschedulable"
+    assert (
+        "none of 4 nodes takes a worker: 4 without the labels of its nodeSelector (pool=gpu)"
+        in sim.status.condition("Degraded").message
+    )
+    for node in sim.nodes.values():
+        node["metadata"]["labels"]["pool"] = "gpu"
+    sim.run(60, until=lambda: len(sim.world_names()) == 3)
+    assert not sim.status.holds("Degraded")
+
+
+def runs_something_else(sim: Any, *, reports: bool) -> None:
+    """Containers of another command: sidecars may report, and nothing speaks to them."""
+    for uid, body in sim.pods.items():
+        state = {"running": {"startedAt": sim.stamp()}}
+        body["dead"] = True
+        body["status"].setdefault("containerStatuses", [{"name": "trainer", "state": state}])
+        if reports and body["status"]["phase"] == "Running":
+            name, node = body["metadata"]["name"], body["spec"]["nodeName"]
+            pod = {"namespace": "ml", "name": name, "uid": uid, "node": node}
+            sim.heard[uid] = (sim.now, {"version": 1, "pod": pod, "launcher": None})
+
+
+@pytest.mark.parametrize(
+    ("reports", "mend"),
+    [(True, "its command must begin with `holdfast run`"), (False, "see the log of holdfast-sidecar")],
+)
+def test_a_trainer_without_a_launcher_is_named_within_half_a_minute_with_the_mend(
+    make_sim: Make, reports: bool, mend: str
+) -> None:
+    sim = make_sim(startupDeadlineSeconds=60)
+    seconds = 0
+    while sim.status.status != "LauncherNotHeard":
+        runs_something_else(sim, reports=reports)
+        sim.tick()
+        seconds += 1
+        assert seconds < 30, sim.status.status
+    message = sim.status.condition("Degraded").message
+    assert message.startswith("gpt-w0, gpt-w1, gpt-w2: the trainer runs")
+    assert mend in message
+    for _ in range(70):
+        runs_something_else(sim, reports=reports)
+        sim.tick()
+    assert sim.status.holds("Failed")
+    assert mend in sim.status.condition("Failed").message
+
+
+def test_a_launcher_that_takes_its_time_to_start_is_waited_for(make_sim: Make) -> None:
+    sim = make_sim(startupDeadlineSeconds=60)
+    for _ in range(25):
+        runs_something_else(sim, reports=True)
+        sim.tick()
+    assert sim.status.status == "LauncherNotHeard"
+    for body in sim.pods.values():
+        body.pop("dead")
+    sim.run(30, until=lambda: len(sim.world_names()) == 3)
+    assert not sim.status.holds("Degraded")
+    sim.run(60)
+    assert not sim.status.terminal
+
+
+def test_an_operator_that_just_started_blames_no_launcher(make_sim: Make) -> None:
+    sim = make_sim()
+    for _ in range(12):
+        runs_something_else(sim, reports=False)
+        sim.tick()
+    sim.restart_operator(grace=True)
+    for _ in range(8):
+        runs_something_else(sim, reports=False)
+        sim.tick()
+    assert sim.status.status != "LauncherNotHeard"
+
+
 @pytest.mark.parametrize(
     ("message", "shown"),
     [

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from holdfast_operator import process
 from holdfast_operator.errors import SettingsError
 from holdfast_operator.settings import from_environment
 
@@ -52,3 +53,13 @@ def test_lists_may_be_separated_by_commas_or_spaces() -> None:
 def test_what_is_wrong_is_named(change: dict[str, str], named: str) -> None:
     with pytest.raises(SettingsError, match=named):
         from_environment({**LEAST, **change})
+
+
+def test_without_its_settings_the_operator_says_in_a_line_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HOLDFAST_NAMESPACE", "holdfast-system")
+    monkeypatch.delenv("HOLDFAST_SIDECAR_IMAGE", raising=False)
+    monkeypatch.setattr(process.logs, "set_up", lambda _level: None)
+    assert process.main() == os.EX_CONFIG
+    assert caplog.messages == ["HOLDFAST_SIDECAR_IMAGE is not set"]

@@ -219,6 +219,33 @@ def test_unknown_fields_are_kept_and_harmless(hub: AgentHub) -> None:
     assert kept(hub) == ("a", 1)
 
 
+# What checks come to is counted
+
+
+def checked(number: int, **results: str) -> bytes:
+    body = json.loads(report(number))
+    body["preflight"] = {"checks": [{"name": n, "result": r, "message": ""} for n, r in results.items()]}
+    return json.dumps(body).encode()
+
+
+def test_each_check_of_a_pod_is_counted_when_it_passes_or_fails() -> None:
+    counted: list[tuple[str, str]] = []
+    hub = AgentHub(lambda _: POD, lambda _: None, on_check=lambda *found: counted.append(found))
+    hub.bind(POD.pod_uid, "job-1")
+    for number, result in enumerate(("Running", "Failed", "Failed", "Passed", "Passed"), start=1):
+        hub.record(POD, checked(number, ObjectStore=result, GPU="Skipped", Moon="Failed"))
+    hub.record(POD, checked(1, ObjectStore="Failed"))  # a repetition
+    assert counted == [("ObjectStore", "Failed"), ("ObjectStore", "Passed")]
+
+
+def test_what_passed_before_this_process_began_is_not_counted_again() -> None:
+    counted: list[tuple[str, str]] = []
+    hub = AgentHub(lambda _: POD, lambda _: None, on_check=lambda *found: counted.append(found))
+    hub.bind(POD.pod_uid, "job-1")
+    hub.record(POD, checked(7, Clock="Passed", Storage="Failed"))
+    assert counted == [("Storage", "Failed")]
+
+
 # Peers
 
 

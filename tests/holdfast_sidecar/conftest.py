@@ -260,6 +260,7 @@ class FakeOperator(ServerBase):
         self.revision = 0
         self.hold = 30.0
         self.status: int | None = None
+        self.retry_after = ""
         self.leader = "https://other:8443"
         self.lose_answers = False
         self.hangs = False
@@ -289,7 +290,8 @@ class FakeOperator(ServerBase):
             handler.answer(401, b"{}")
             return True
         if self.status is not None:
-            handler.answer(self.status, json.dumps({"version": 1, "leader": self.leader}).encode())
+            body = json.dumps({"version": 1, "leader": self.leader}).encode()
+            handler.answer(self.status, body, {"Retry-After": self.retry_after} if self.retry_after else None)
             return True
         return False
 

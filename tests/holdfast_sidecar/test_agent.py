@@ -238,3 +238,19 @@ def test_a_token_that_cannot_be_sent_is_an_error_of_its_own(reporter, operator, 
     assert operator.tries == []
     assert "the token" in caplog.text
     assert "lines" not in caplog.text
+
+
+@pytest.mark.parametrize(("said", "pause"), [("7", 7.0), ("9999", 30.0), ("soon", 0.2), ("", 0.2), ("-3", 0.2)])
+def test_who_asks_too_often_comes_again_when_the_operator_says(reporter, operator, clock, said, pause):
+    operator.status, operator.retry_after = 429, said
+    reporter.step()
+    assert reporter.step() == pytest.approx(pause)
+    operator.status = None
+    clock.forward(pause)
+    assert reporter.step() == 0
+    assert len(operator.reports) == 1
+
+
+def test_a_poll_keeps_the_pause_too(membership, operator):
+    operator.status, operator.retry_after = 429, "7"
+    assert membership.step() == pytest.approx(7.0)

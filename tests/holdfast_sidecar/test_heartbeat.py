@@ -49,14 +49,14 @@ def test_a_notice_is_due_at_once():
 
 def test_after_a_failure_the_back_off_holds_also_for_what_is_significant():
     state = accepted(beat(), 0, monotonic=100.0)
-    state = failed(state, 110.0, lambda failures: 0.5 * failures)
-    state = failed(state, 111.0, lambda failures: 0.5 * failures)
+    state = failed(state, 110.0, 0.5)
+    state = failed(state, 111.0, 1.0)
     assert due(state, beat(1, 2, phase="Forming")) == 112.0
 
 
 def test_what_changed_during_an_absence_is_still_due_after_it():
     state = accepted(beat(), 0, monotonic=100.0)
-    state = failed(state, 110.0, lambda _: 1.0)
+    state = failed(state, 110.0, 1.0)
     assert due(accepted(beat(), 0, monotonic=120.0), beat(1, 2, phase="Forming")) < 120.0
 
 

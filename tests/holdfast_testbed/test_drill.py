@@ -70,6 +70,15 @@ def test_lost_steps_are_those_made_again() -> None:
     assert lost_steps(seen, BEFORE, ()) == 29
 
 
+def test_what_a_pod_shows_of_its_killed_rank_is_no_loss_in_the_next_world() -> None:
+    """Its rank had voted on step 76 but not told of it; the newcomer took step 76 over and made 77."""
+    told = [progress(BEFORE, 74), *(progress(AFTER, step) for step in (75, 75, 77))]
+    hurt = [replace(one, pod="gpt-w1") for one in told]
+    assert lost_steps([progress(BEFORE, 76), *hurt, progress(AFTER, 77)], BEFORE, ()) == 0
+    rolled_back = replace(hurt[-1], step=51)
+    assert lost_steps([progress(BEFORE, 76), *hurt[:-1], rolled_back], BEFORE, ()) == 25
+
+
 def test_a_job_that_tells_of_fewer_lost_steps_than_were_seen_is_not_believed() -> None:
     seen = [progress(BEFORE, 130), progress(AFTER, 100)]
     assert lost_steps(seen, BEFORE, (replace(INCIDENT, lost_steps=0),)) == 30

@@ -55,7 +55,7 @@ def test_where_there_is_no_debian_a_cluster_is_set_up_without_them(
 ) -> None:
     monkeypatch.setattr(debs, "find", lambda _name: None)
     monkeypatch.setattr(debs, "_on_path", lambda _name: False)
-    debs.unpack_monitoring()
+    debs.unpack_for_tests(("monitoring",))
     assert "need these packages, which are not there: prometheus, prometheus-alertmanager" in capsys.readouterr().err
-    with pytest.raises(MissingProgramError, match="runc, nftables"):
+    with pytest.raises(MissingProgramError, match=r"please install these packages .*: .*nftables, runc"):
         debs.unpack_missing()

@@ -6,11 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from holdfast_testbed import debs, programs, venv
+from holdfast_testbed import bootstrap, debs, gotools, programs, venv
+from holdfast_testbed.__main__ import main
 from holdfast_testbed.errors import MissingProgramError
 from holdfast_testbed.settings import settings
 
@@ -95,3 +97,125 @@ def test_only_packages_of_this_release_are_asked_for() -> None:
 def test_the_cache_is_where_git_ignores_it() -> None:
     ignored = (settings().repository / ".gitignore").read_text().split()
     assert ".cache/" in ignored
+
+
+def checkout(folder: Path) -> Path:
+    """The Makefile beside empty folders, with something that was built."""
+    shutil.copy(settings().repository / "Makefile", folder)
+    for name in ("operator", "sidecar", "trainer_lib", "testbed", "tests", "benchmarks", "drills", "charts", "out"):
+        (folder / name / "__pycache__").mkdir(parents=True)
+    return folder
+
+
+def make_clean(folder: Path, cache: Path) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "HOLDFAST_CACHE": str(cache)}
+    return subprocess.run(["make", "clean"], cwd=folder, env=environ, capture_output=True, text=True, check=False)
+
+
+def test_make_clean_removes_what_was_made_here_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "checkout").mkdir()
+    where, cache, elsewhere = checkout(tmp_path / "checkout"), tmp_path / "cache", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "kept").touch()
+    (cache / "clusters" / "of-before").mkdir(parents=True)
+    (cache / "venv").symlink_to(elsewhere)
+    (cache / "somebody-elses").touch()
+    done = make_clean(where, cache)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in cache.iterdir()) == ["somebody-elses"]
+    assert (elsewhere / "kept").exists(), "a link is removed, not what it leads to"
+    assert not (where / "out").exists()
+    assert not list(where.glob("*/__pycache__"))
+
+
+def test_make_clean_removes_nothing_while_a_cluster_cannot_be_removed(tmp_path: Path) -> None:
+    where, cache = checkout(tmp_path), tmp_path / "cache"
+    (cache / "clusters" / "one").mkdir(parents=True)
+    (cache / "clusters" / "one" / "cluster.json").write_text("{}")
+    done = make_clean(where, cache)
+    assert done.returncode != 0
+    assert "clusters run still" in done.stderr
+    assert (cache / "clusters" / "one" / "cluster.json").exists()
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
+    settings.cache_clear()
+    yield tmp_path / "cache"
+    settings.cache_clear()
+
+
+def test_an_environment_that_was_cut_off_is_made_anew(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `python -m venv` leaves it where Debian's python3-venv is missing, or on Ctrl-C: no pip is in it."""
+    half, version = own_cache / "venv", f"python{sys.version_info.major}.{sys.version_info.minor}"
+    (half / "lib" / version / "site-packages").mkdir(parents=True)
+    (half / "bin").mkdir()
+    (half / "bin" / "python").symlink_to(sys.executable)
+    made: list[str] = []
+    monkeypatch.setattr(venv, "_create", lambda: made.append("environment"))
+    monkeypatch.setattr(venv, "_install", lambda: made.append("packages"))
+    venv.make_venv()
+    assert made == ["environment", "packages"]
+    venv.make_venv()
+    assert made == ["environment", "packages"], "nothing is done twice"
+
+
+def test_what_makes_a_cluster_impossible_is_said_before_anything_is_installed(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(venv, "make_venv", lambda: pytest.fail("torch was installed for nothing"))
+    assert bootstrap.main([]) == 1
+    assert "please run as root" in capsys.readouterr().err
+
+
+def test_programs_of_kubebuilder_assets_are_used_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    upstream = next(upstream for upstream in gotools.UPSTREAMS if upstream.name == "etcd")
+    (tmp_path / "etcd").touch()
+    monkeypatch.chdir(tmp_path.parent)
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", tmp_path.name)
+    settings.cache_clear()
+    try:
+        assert programs.program("etcd") == tmp_path / "etcd"
+        assert programs.find("helm") != tmp_path / "helm", "what is not there is looked for elsewhere"
+        monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
+        settings.cache_clear()
+        assert upstream.present(), "nothing is left to build of it"
+    finally:
+        settings.cache_clear()
+
+
+def test_assets_that_are_no_folder_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path / "nowhere"))
+    settings.cache_clear()
+    try:
+        with pytest.raises(MissingProgramError, match="nowhere, which is no folder: mend it or unset it"):
+            programs.check_assets()
+    finally:
+        settings.cache_clear()
+
+
+@pytest.mark.parametrize("verb", ["up", "down", "status"])
+@pytest.mark.parametrize("name", ["", ".", "..", "../demo", "a/b", "Demo", "-x", "x" * 41, "a b"])
+def test_what_does_not_do_as_a_clusters_name_touches_nothing(
+    own_cache: Path, capsys: pytest.CaptureFixture[str], verb: str, name: str
+) -> None:
+    assert main([verb, f"--name={name}"]) == 1
+    assert capsys.readouterr().err.startswith(f"error: '{name}' does not do as a cluster's name")
+    assert not own_cache.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["notice", "1", "--seconds", "nan"], "'nan' does not do: give whole seconds"),
+        (["notice", "1", "--seconds", "-5"], "'-5' does not do"),
+        (["up", "--node-monitor-grace-seconds", "0"], "'0' does not do"),
+        (["node", "explode", "1"], "invalid choice: 'explode'"),
+    ],
+)
+def test_a_bad_word_is_named(capsys: pytest.CaptureFixture[str], words: list[str], says: str) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert says in capsys.readouterr().err

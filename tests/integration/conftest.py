@@ -12,7 +12,6 @@ import itertools
 import json
 import os
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from kubernetes.client.exceptions import ApiException
 from holdfast_testbed.cluster import Cluster, recorded_clusters, remove_cluster
 from holdfast_testbed.commands import run
 from holdfast_testbed.errors import CommandFailedError
+from holdfast_testbed.ports import free_port
 from holdfast_testbed.programs import program
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -115,13 +115,6 @@ def stamp() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def free_port() -> int:
-    """A port of loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _die_with_parent() -> None:
     """A test run that is killed leaves no operator behind (PR_SET_PDEATHSIG)."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
@@ -130,8 +123,15 @@ def _die_with_parent() -> None:
 class Operator:
     """``python -m holdfast_operator`` as a process of its own."""
 
-    def __init__(self, kubeconfig: Path, folder: Path, **environment: str) -> None:
+    def __init__(
+        self,
+        kubeconfig: Path,
+        folder: Path,
+        program: tuple[str, ...] = ("-m", "holdfast_operator"),
+        **environment: str,
+    ) -> None:
         self.agents_port, self.http_port = free_port(), free_port()
+        self._program = program
         self._log = folder / f"operator-{self.http_port}.log"
         self._environment = {
             "PATH": os.defpath,
@@ -153,7 +153,7 @@ class Operator:
         """Start it; returns when it is ready."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "holdfast_operator"],
+                [sys.executable, *self._program],
                 env=self._environment,
                 stdout=log,
                 stderr=log,
@@ -185,6 +185,25 @@ class Operator:
         assert self._process is not None
         return self._process.wait(30)
 
+    def alive(self) -> bool:
+        """Whether the process is the one that was started."""
+        return self._process is not None and self._process.poll() is None
+
+    def ready(self) -> bool:
+        """Whether its probe says so."""
+        return self.answers("/readyz")
+
+    def answers(self, path: str) -> bool:
+        """Whether a page is there and well."""
+        try:
+            return self.get(path)[0] == 200
+        except (OSError, http.client.HTTPException):
+            return False
+
+    def began(self) -> int:
+        """How often the program began, in this process or an earlier one."""
+        return self.log().count('"message": "holdfast operator ')
+
     def log(self) -> str:
         """All that it wrote."""
         return self._log.read_text()
@@ -214,12 +233,7 @@ class Operator:
 
     def _ready_or_ended(self) -> bool:
         assert self._process is not None
-        if self._process.poll() is not None:
-            return True
-        try:
-            return self.get("/readyz")[0] == 200
-        except OSError:
-            return False
+        return self._process.poll() is not None or self.ready()
 
     def _end(self, number: int) -> int:
         self.signal(number)
@@ -391,7 +405,8 @@ class Agent:
             "gpu": [],
             "preflight": preflight,
         }
-        status, _ = self.call("POST", "/v1/report", json.dumps(body))
+        while (status := self.call("POST", "/v1/report", json.dumps(body))[0]) == 429:
+            time.sleep(0.1)  # as a sidecar waits that reported too often
         return status
 
     def call(self, method: str, path: str, body: str | None = None, token: str | None = None) -> tuple[int, Any]:

@@ -52,6 +52,7 @@ def put(node: Any, path: list[str], value: Any) -> None:
 
 RULES = "spec.recovery.rules"
 VOLUME, OBJECT = "spec.checkpoint.volume.claimName", "spec.checkpoint.object"
+MEMORY = "spec.checkpoint.memory"
 
 
 def rule(**asked: Any) -> dict[str, Any]:
@@ -263,6 +264,9 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
     ("negative interval", [("spec.checkpoint.interval", -5)], "a number of steps from 1 on"),
     ("interval without a unit", [("spec.checkpoint.interval", "50")], '("30s", "5m", "1h")'),
     ("interval with two units", [("spec.checkpoint.interval", "1h30m")], "whole seconds, minutes or hours"),
+    ("no full checkpoint", [("spec.checkpoint.fullEvery", 0)], "spec.checkpoint.fullEvery"),
+    ("endless deltas", [("spec.checkpoint.fullEvery", 101)], "spec.checkpoint.fullEvery"),
+    ("interval of another word", [("spec.checkpoint.interval", "auto")], "a number of steps from 1 on"),
     ("interval in days", [("spec.checkpoint.interval", "1d")], "whole seconds, minutes or hours"),
     ("interval as a fraction", [("spec.checkpoint.interval", 0.5)], "interval"),
     ("volume without a claim", [("spec.checkpoint.volume", {})], "volume.claimName: Required value"),
@@ -280,6 +284,18 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
     ("credentials in a URL", [(VOLUME, "c"), (OBJECT, {"url": "s3://key:secret@b/p"})], "should match"),
     ("a limit without bytes", [(VOLUME, "c"), (OBJECT, {"url": "s3://b", "bandwidthLimit": "0"})], "should match"),
     ("copies now and then", [(VOLUME, "c"), (OBJECT, {"url": "s3://b", "interval": "daily"})], "should match"),
+    ("memory of no size", [(MEMORY, {})], "memory.sizeLimit: Required value"),
+    (
+        "memory in words",
+        [(VOLUME, "c"), (MEMORY, {"sizeLimit": "much"})],
+        "should match",
+    ),
+    (
+        "memory without a volume",
+        [(MEMORY, {"sizeLimit": "1Gi"})],
+        "checkpoint.memory needs checkpoint.volume",
+    ),
+    ("copies of nothing", [("spec.checkpoint.peer", {})], "checkpoint.peer needs checkpoint.memory"),
     ("unknown resume", [("spec.checkpoint.resume", "Maybe")], 'supported values: "Always", "Never"'),
     # -- interruption
     ("unknown cloud", [("spec.interruption.providers", ["Acme"])], 'supported values: "AWS", "GCP", "Azure"'),
@@ -290,7 +306,7 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
     (
         "an unknown check",
         [("spec.preflight.checks", ["Moon"])],
-        '"GPU", "Storage", "Network", "Clock"',
+        '"GPU", "Storage", "ObjectStore", "Network", "Clock"',
     ),
     ("unknown answer", [("spec.preflight.onFailure", "Pray")], 'supported values: "AvoidNode", "Fail", "Ignore"'),
     ("no time to check", [("spec.preflight.timeoutSeconds", 4)], "greater than or equal to 5"),
@@ -321,6 +337,8 @@ GOOD: list[tuple[str, list[tuple[str, Any]]]] = [
     ("longest name", [("metadata.name", "g" * 50)]),
     ("an interval in steps", [("spec.checkpoint.interval", 50)]),
     ("an interval in hours", [("spec.checkpoint.interval", "1h")]),
+    ("an interval that the job chooses", [("spec.checkpoint.interval", "Auto")]),
+    ("deltas", [("spec.checkpoint.fullEvery", 8)]),
     ("copies to an object store", [(VOLUME, "c"), (OBJECT, {"url": "s3://b/p", "secretRef": {"name": "s"}})]),
     ("steps that fit", [("spec.workers.replicas", 4), ("spec.elasticity", {"replicaStep": 2, "minReplicas": 2})]),
     ("restartPolicy spelled out", [(f"{POD}.restartPolicy", "Never")]),
@@ -329,6 +347,7 @@ GOOD: list[tuple[str, list[tuple[str, Any]]]] = [
     ("suspended from the start", [("spec.suspend", True)]),
     ("deleted at once after its end", [("spec.ttlSecondsAfterFinished", 0)]),
     ("a preflight by its defaults", [("spec.preflight", {})]),
+    ("a preflight of the store", [("spec.preflight", {"checks": ["ObjectStore"]})]),
     ("a preflight of the clock", [("spec.preflight", {"checks": ["Clock"], "clock": {"maxSkewSeconds": 60}})]),
     ("the whole ladder", [("spec.recovery.escalation", {"actions": list(LADDER)})]),
     ("rules of all kinds", [(RULES, ALL_RULES)]),
@@ -430,7 +449,7 @@ def test_the_smallest_job_gets_every_default(trial: Jobs) -> None:
             "backoff": {"initialSeconds": 5, "maxSeconds": 300, "jitterPercent": 10},
             "avoidRepeatOffenders": 0,
         },
-        "checkpoint": {"interval": "5m", "retention": {"keepLast": 3}, "resume": "Always"},
+        "checkpoint": {"interval": "5m", "fullEvery": 1, "retention": {"keepLast": 3}, "resume": "Always"},
         "suspend": False,
         "startupDeadlineSeconds": 1200,
         "interruption": {"providers": ["AWS", "GCP", "Azure"], "checkpointDeadlineSeconds": 25},

@@ -1,4 +1,4 @@
-"""What the how-to pages tell people to apply is taken by a real API server, to the last field."""
+"""What README and how-to pages tell people to apply is taken by a real API server, to the last field."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 import yaml
 from kubernetes import client
 
-PAGES = sorted((Path(__file__).resolve().parents[2] / "docs" / "how-to").glob("*.md"))
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "how-to").glob("*.md"))]
 BLOCK = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -21,7 +22,8 @@ def jobs(page: Path) -> list[dict[str, Any]]:
 
 
 def test_there_are_pages() -> None:
-    assert any(jobs(page) for page in PAGES)
+    assert jobs(PAGES[0])
+    assert any(jobs(page) for page in PAGES[1:])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

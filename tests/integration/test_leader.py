@@ -1,4 +1,8 @@
-"""Two operators on one cluster: one leads by the Lease, and whatever becomes of it, the other goes on from there."""
+"""Two operators on one cluster: one leads by the Lease, and whatever becomes of it, the other goes on from there.
+
+Each reaches the API server through a proxy of its own, which makes it slow, cuts it off, or lets its watches expire;
+both tell the time by a file. Whatever happens, the next pass converges: one incident, one generation, no pod twice.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +11,58 @@ import json
 import signal
 import ssl
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from kubernetes import client
 
+from holdfast_testbed.api_faults import ApiProxy, Mode, api_faults
+
 SYSTEM = "holdfast-system"
-LEASE_SECONDS = 6
+LEASE_SECONDS = 8
+# The operator as it is, but for its time of day: that of the machine and the seconds in a file.
+WITH_A_CLOCK = """
+import functools, pathlib, sys, datetime
+from holdfast_operator import clock, process
+
+def wall():
+    return clock.wall() + datetime.timedelta(seconds=float(pathlib.Path(sys.argv[1]).read_text()))
+
+process.SteadyClock = functools.partial(clock.SteadyClock, wall=wall)
+sys.exit(process.main())
+"""
 
 
 class Pair:
     """Two replicas. To players of agents it is the one that leads, as the sidecar finds it."""
 
-    def __init__(self, one: Any, other: Any) -> None:
+    def __init__(self, one: Any, other: Any, proxies: dict[Any, ApiProxy], shift: Path) -> None:
         self.leader, self.standby = one, other
+        self._proxies = proxies
+        self._shift = shift
+        self.set_clock(0)
+
+    def set_clock(self, seconds: int) -> None:
+        """The time of day of both, beside the machine's."""
+        fresh = self._shift.with_suffix(".new")
+        fresh.write_text(str(seconds))
+        fresh.replace(self._shift)
+
+    def proxy(self, one: Any) -> ApiProxy:
+        """Between one of them and the API server."""
+        return self._proxies[one]
+
+    def become(self, mode: Mode) -> None:
+        """Of both."""
+        for proxy in self._proxies.values():
+            proxy.become(mode)
+
+    def one_leads(self) -> bool:
+        """Whether one does now; then it is the leader."""
+        return leads(self.leader) or self.changed()
 
     @property
     def agents_port(self) -> int:
@@ -33,23 +74,55 @@ class Pair:
 
     def changed(self) -> bool:
         """Whether the other one leads now; then it is the leader."""
-        if not self.standby.metric("holdfast_leader"):
+        if not leads(self.standby):
             return False
         self.leader, self.standby = self.standby, self.leader
         return True
 
 
 @pytest.fixture(scope="module")
-def operator(rights: Path, tmp_path_factory: pytest.TempPathFactory, operator_class: Any) -> Iterator[Pair]:
-    """Both of them, with a Lease that does not last long. The leader ends without complaint."""
+def operator(
+    rights: Path, cluster: Any, tmp_path_factory: pytest.TempPathFactory, operator_class: Any
+) -> Iterator[Pair]:
+    """Both of them, with a Lease that does not last long. They end without complaint."""
     folder = tmp_path_factory.mktemp("pair")
-    made = [operator_class(rights, folder, HOLDFAST_LEASE_SECONDS=str(LEASE_SECONDS)) for _ in range(2)]
-    for one in made:
-        one.start()
-    pair = Pair(*made)
-    yield pair
-    for one in (pair.standby, pair.leader):
-        assert one.stop() == 0, one.log()[-3000:]
+    program = ("-c", WITH_A_CLOCK, str(folder / "shift"))
+    settings = {"HOLDFAST_LEASE_SECONDS": str(LEASE_SECONDS), "HOLDFAST_RELIST_SECONDS": "5"}
+    with ExitStack() as stack:
+        proxies = {}
+        for number in range(2):
+            proxy = stack.enter_context(api_faults(cluster.state.server, cluster.state.pki.certificate_file))
+            config = through(proxy, rights, folder / f"{number}.kubeconfig")
+            proxies[operator_class(config, folder, program, **settings)] = proxy
+        pair = Pair(*proxies, proxies, folder / "shift")
+        for one in proxies:
+            one.start()
+        yield pair
+        for one in (pair.standby, pair.leader):
+            assert one.stop() == 0, one.log()[-3000:]
+
+
+@pytest.fixture(autouse=True)
+def _settled(operator: Pair, wait_until: Any) -> None:
+    """Whatever the test before has left."""
+    wait_until(lambda: operator.leader.ready() and operator.standby.ready(), "both are ready")
+    wait_until(operator.one_leads, "one leads")
+
+
+def through(proxy: ApiProxy, rights: Path, path: Path) -> Path:
+    """The same rights by way of the proxy."""
+    config = yaml.safe_load(rights.read_text())
+    config["clusters"][0]["cluster"]["server"] = proxy.url
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def leads(one: Any) -> bool:
+    """Whether it says so; one that begins anew right now says nothing."""
+    try:
+        return bool(one.ready() and one.metric("holdfast_leader"))
+    except (OSError, http.client.HTTPException):
+        return False
 
 
 def holder(stage: Any) -> tuple[str, int]:
@@ -108,22 +181,22 @@ def test_a_standby_goes_on_where_a_killed_leader_was_and_nothing_is_doubled(stag
     assert operator.standby.metric("holdfast_leader") == 0
 
 
-def test_a_leader_that_slept_ends_when_it_wakes_and_the_next_has_all(stage: Any, operator: Pair) -> None:
+def test_a_leader_that_slept_begins_anew_when_it_wakes_and_the_next_has_all(stage: Any, operator: Pair) -> None:
     stage.nodes(2)
     player = stage.run(replicas=2)
     pods = {pod.metadata.uid for pod in stage.pods()}
     sleeper = operator.leader
+    began = sleeper.began()
     sleeper.signal(signal.SIGSTOP)
     stage.wait(operator.changed, "the standby leads")
     step = player.step
     sleeper.signal(signal.SIGCONT)
-    assert sleeper.wait() == 1
-    last = sleeper.lines()[-1]["message"]
-    assert "the operator ends: the Lease could not be renewed" in last
-    stage.wait(lambda: (stage.status().get("progress") or {}).get("step", 0) > step, "progress is shown")
+    stage.wait(lambda: sleeper.began() > began and sleeper.ready(), "it stands by, in the same process")
+    assert "the operator begins anew: the Lease could not be renewed" in sleeper.log()
+    assert sleeper.metric("holdfast_leader") == 0
+    stage.wait(lambda: shown_step(stage) > step, "progress is shown")
     assert {pod.metadata.uid for pod in stage.pods()} == pods
     assert len(player.worlds) == 1
-    sleeper.start()
 
 
 def test_a_leader_that_ends_by_itself_gives_the_lease_back(stage: Any, operator: Pair) -> None:
@@ -132,3 +205,111 @@ def test_a_leader_that_ends_by_itself_gives_the_lease_back(stage: Any, operator:
     stage.wait(operator.changed, "the standby leads")
     assert any("the Lease had been given back" in line["message"] for line in operator.leader.lines())
     first.start()
+
+
+# The way to the API server
+
+
+@pytest.fixture
+def trained(stage: Any, operator: Pair) -> Iterator[Any]:
+    """A job that trains with three workers; at the end all ways are free again."""
+    stage.nodes(3)
+    yield stage.run(replicas=3, elasticity={"minReplicas": 2})
+    operator.set_clock(0)
+    operator.become(Mode.PASSING)
+    for one in (operator.leader, operator.standby):
+        operator.proxy(one).delay_seconds, operator.proxy(one).deaf = 0.0, False
+
+
+def counted_once(stage: Any, operator: Pair, before: set[str]) -> None:
+    """One worker was lost, one was made, and everybody else is who it was. Agents follow whoever leads."""
+    expected = ["gpt-w0", "gpt-w3", "gpt-w2"]
+    stage.wait(lambda: operator.one_leads() and recovered(stage, expected), "the replacement trains", 150)
+    stage.wait(lambda: stage.status().get("incidents"), "it is counted")
+    found = stage.status()
+    assert [one["pod"] for one in found["incidents"]] == ["gpt-w1"]
+    assert (found["restartCount"], found["membership"]["generation"]) == (1, 2)
+    now = {pod.metadata.name: pod.metadata.uid for pod in stage.pods()}
+    assert now.keys() - {"gpt-w1"} == {"gpt-w0", "gpt-w2", "gpt-w3"}
+    assert {now["gpt-w0"], now["gpt-w2"]} <= before
+    generations = [world[0] for world in stage.launchers[-1].worlds]
+    assert generations == sorted(generations)
+
+
+def uids(stage: Any) -> set[str]:
+    return {pod.metadata.uid for pod in stage.pods()}
+
+
+def test_an_api_server_that_is_away_ends_no_operator(stage: Any, operator: Pair, trained: Any) -> None:
+    first, other = operator.leader, operator.standby
+    before, began = uids(stage), first.began()
+    operator.become(Mode.AWAY)
+    stage.lose("gpt-w1", trained)
+    stage.wait(lambda: first.began() > began, "the leader gave up and began anew")
+    stage.wait(lambda: first.answers("/healthz"), "it waits, and no probe ends it")
+    assert not first.ready()
+    step = trained.step
+    stage.wait(lambda: trained.step > step, "training goes on")
+    operator.become(Mode.PASSING)
+    stage.wait(operator.one_leads, "one leads again")
+    counted_once(stage, operator, before)
+    stage.wait(lambda: first.ready() and other.ready(), "both are ready")
+    assert first.alive(), "it began anew in the same process"
+    assert other.alive()
+
+
+def test_a_leader_that_is_cut_off_is_followed_by_the_other_and_what_it_sent_late_does_nothing(
+    stage: Any, operator: Pair, trained: Any
+) -> None:
+    before, cut = uids(stage), operator.leader
+    operator.proxy(cut).become(Mode.SILENT)
+    stage.lose("gpt-w1", trained)
+    stage.wait(operator.changed, "the standby leads")
+    assert not cut.ready(), "the other one has given up before"
+    operator.proxy(cut).become(Mode.PASSING)
+    counted_once(stage, operator, before)
+    stage.wait(cut.ready, "it stands by")
+    assert cut.metric("holdfast_leader") == 0
+
+
+def test_an_api_server_that_takes_long_for_each_call_slows_everything_and_changes_nothing(
+    stage: Any, operator: Pair, trained: Any
+) -> None:
+    before = uids(stage)
+    # As 1 s is to the 15 s of a Lease by default: twice that leaves too little for a busy machine.
+    for one in (operator.leader, operator.standby):
+        operator.proxy(one).delay_seconds = LEASE_SECONDS / 15
+    stage.lose("gpt-w1", trained)
+    counted_once(stage, operator, before)
+
+
+def test_a_deletion_that_an_expired_watch_did_not_show_is_found(stage: Any, operator: Pair, trained: Any) -> None:
+    before, lost = uids(stage), stage.uid("gpt-w1")
+    operator.proxy(operator.leader).deaf = True
+    trained.lose(lost)
+    stage.core.delete_namespaced_pod("gpt-w1", stage.namespace, grace_period_seconds=0)
+    stage.wait(lambda: lost not in uids(stage), "it is gone")
+    operator.proxy(operator.leader).expire_watches()
+    counted_once(stage, operator, before)
+
+
+def test_a_clock_that_is_set_loses_nobody_and_hides_nobody(stage: Any, operator: Pair, trained: Any) -> None:
+    before = uids(stage)
+    for seconds in (3600, -3600):
+        operator.set_clock(seconds)
+        stage.wait(lambda off=seconds: noticed(operator, off), "it is noticed")
+        step = shown_step(stage)
+        stage.wait(lambda last=step: operator.one_leads() and shown_step(stage) > last, "passes go on")
+        assert (uids(stage), len(trained.worlds), stage.status().get("restartCount", 0)) == (before, 1, 0)
+    stage.lose("gpt-w1", trained)
+    counted_once(stage, operator, before)
+
+
+def noticed(operator: Pair, seconds: int) -> bool:
+    """Whether one of them said that the time of day was set that way; who begins anew finds it set."""
+    sign = "-3" if seconds < 0 else "3"
+    return operator.one_leads() and f"the time of day was set, it is {sign}" in operator.log()
+
+
+def shown_step(stage: Any) -> int:
+    return int((stage.status().get("progress") or {}).get("step", 0))

@@ -456,11 +456,11 @@ def test_a_launcher_that_reports_rubbish_harms_nobody(stage: Any) -> None:
     player = stage.run(replicas=1)
     (agent,) = player.agents.values()
     good = player._status(agent)
-    for place in PLACES:
+    for place, second, third in zip(PLACES, PLACES[1:] + PLACES[:1], PLACES[2:] + PLACES[:2], strict=True):
         for junk in JUNK:
-            assert agent.report({**good, place: junk}) == 200
-            assert agent.report({**good, place: [junk]}) == 200
-            assert agent.report({**good, place: {"generation": junk, "attempt": junk, "store": junk}}) == 200
+            fields = {"generation": junk, "attempt": junk, "store": junk}
+            # Three places at once: a pod may report so often only.
+            assert agent.report({**good, place: junk, second: [junk], third: fields}) == 200
         complaints = [line for line in stage.operator.lines() if "unexpectedly" in line["message"]]
         assert complaints == [], place
         # A worker that says that it is in no world is not ready, until it says again that it is in one.

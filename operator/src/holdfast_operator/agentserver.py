@@ -15,14 +15,15 @@ from asyncio import sslproto
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from holdfast_operator.constants import PROTOCOL_VERSION
-from holdfast_operator.errors import AgentRequestError, AuthenticationUnavailableError
+from holdfast_operator.errors import AgentRequestError, AuthenticationUnavailableError, TooManyRequestsError
+from holdfast_operator.rates import Rate, Rates
 from holdfast_operator.remediation.inbox import Inbox
 from holdfast_operator.webhook import AgentHub, PodIdentity
 
@@ -54,6 +55,8 @@ class Limits:
     handshake_seconds: float = 10.0
     authentications: int = 8
     authentications_waiting: int = 1_000
+    of_a_pod: Rate = field(default_factory=lambda: Rate(a_second=10.0, at_once=50))
+    """Of its reports, and of its polls. A sidecar needs one a second, and some more when much happens."""
 
     @property
     def request_seconds(self) -> float:
@@ -230,6 +233,7 @@ class _Site:
         self._threads = threads
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[str, dict[str, asyncio.Future[bool]]] = {}
+        self._rates = Rates(limits.of_a_pod)
         self.held = 0
         self._authenticating = 0
         self.guard = _Guard(self, limits, self._loop)
@@ -241,6 +245,9 @@ class _Site:
         route = f"{request.method} {request.path}"
         try:
             response = await self._route(request)
+        except TooManyRequestsError as error:
+            response = _json(error.status, {"error": str(error)})
+            response.headers["Retry-After"] = str(error.seconds)
         except AgentRequestError as error:
             response = _json(error.status, {"error": str(error)})
         except Exception:
@@ -267,6 +274,10 @@ class _Site:
             identity = await self._identity(request)
         except AuthenticationUnavailableError:
             return _json(503, {"leader": None})
+        # Before anything of the body is read.
+        seconds = self._rates.take(f"{request.method} {identity.pod_uid}", self._loop.time())
+        if seconds:
+            raise TooManyRequestsError(seconds)
         if request.method == "POST":
             return await self._report(request, identity)
         return await self._membership(request, identity)

@@ -117,10 +117,14 @@ class CheckpointSpec:
 
     claim_name: str | None = None
     interval: str = "300s"
+    full_every: int = 1
     keep_last: int = 3
     retention: str = ""  # what is kept beside them, in the words that launchers read: hours=6,daily=7
     resume: str = c.RESUME_ALWAYS
     object_store: ObjectSpec | None = None
+    memory: str = ""  # the size of the memory tier's volume; none without
+    memory_interval: int = 1
+    peer_interval: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -348,14 +352,20 @@ def _backoff(recovery: Json) -> Backoff:
 def _checkpoint(value: Json) -> CheckpointSpec:
     volume = _mapping(value.get("volume", {}), "spec.checkpoint.volume")
     retention = _mapping(value.get("retention", {}), "spec.checkpoint.retention")
+    memory = _mapping(value.get("memory", {}), "spec.checkpoint.memory")
+    peer = value.get("peer")
     claim = volume.get("claimName")
     return CheckpointSpec(
         claim_name=str(claim) if claim else None,
         interval=_interval(value.get("interval", "5m")),
+        full_every=_integer(value, "fullEvery", "spec.checkpoint", 1, minimum=1),
         keep_last=_integer(retention, "keepLast", "spec.checkpoint.retention", 3, minimum=1),
         retention=_rules(retention),
         resume=_choice(value, "resume", "spec.checkpoint", ("Always", "Never"), c.RESUME_ALWAYS),
         object_store=None if value.get("object") is None else _object_store(value["object"]),
+        memory=str(memory.get("sizeLimit", "")),
+        memory_interval=_integer(memory, "interval", "spec.checkpoint.memory", 1, minimum=1),
+        peer_interval=None if peer is None else _peer_interval(peer),
     )
 
 
@@ -363,6 +373,11 @@ def _rules(retention: Json) -> str:
     path = "spec.checkpoint.retention"
     counts = {rule: _integer(retention, field, path, 0, minimum=0) for rule, field in c.RETENTION_RULES.items()}
     return ",".join(f"{rule}={count}" for rule, count in counts.items() if count)
+
+
+def _peer_interval(value: Any) -> int:
+    path = "spec.checkpoint.peer"
+    return _integer(_mapping(value, path), "interval", path, 1, minimum=1)
 
 
 def _object_store(given: Any) -> ObjectSpec:
@@ -413,13 +428,15 @@ def _hang(spec: Json) -> HangSpec | None:
 
 
 def _interval(value: Any) -> str:
-    """``50`` (steps) stays, durations become seconds: ``5m`` is ``300s``."""
+    """``50`` (steps) and ``Auto`` stay, durations become seconds: ``5m`` is ``300s``."""
     text = str(value)
+    if text == "Auto":
+        return text
     if text.isdigit() and int(text) >= 1:
         return str(int(text))
     match = _DURATION.match(text)
     if match is None:
-        raise UnreadableError(f"spec.checkpoint.interval is neither steps nor a duration: {text!r}")
+        raise UnreadableError(f"spec.checkpoint.interval is neither steps nor a duration nor Auto: {text!r}")
     return f"{int(match[1]) * _UNIT[match[2]]}s"
 
 

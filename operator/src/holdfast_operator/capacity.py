@@ -7,6 +7,7 @@ pods (``Ask.namespace`` and ``labels``), taints and cordons go.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,15 @@ from holdfast_operator.seen import NodeView, Tenant, Usage
 
 # What is longer is weighed by the scheduler only: templates of other jobs must not cost this pass anything.
 _WEIGHED_EXPRESSIONS = 256
+# What may keep a pod away from a node, and how it is told of some nodes.
+_SELECTOR, _AFFINITY, _TAINT = "1-selector", "2-affinity", "3-taint"
+_WORDS = {
+    _SELECTOR: "without the labels of its nodeSelector",
+    _AFFINITY: "that its node affinity does not match",
+    _TAINT: "with a taint that it does not tolerate",
+}
+_PASSING = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
+_SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,8 +176,51 @@ def _selects(selector: Json, labels: Mapping[str, str]) -> bool:
     )
 
 
-def too_big(pod_spec: Json, nodes: Iterable[NodeView]) -> str:
-    """Why not even an empty node could hold one such pod; empty if one could."""
+def no_node(pod_spec: Json, nodes: Iterable[NodeView]) -> str:
+    """Why not even an empty node could hold one such pod, with the mend; empty if one could.
+
+    What passes by itself, such as a cordon, is no reason.
+    """
+    known = [_at_rest(node) for node in nodes]
+    barriers = [_barrier(node, pod_spec) for node in known]
+    if known and all(barriers):
+        counts = Counter(barriers)
+        told = ", ".join(f"{counts[barrier]} {_WORDS[barrier]}" for barrier in sorted(counts))
+        asked = "; ".join(filter(None, (_selector(pod_spec, counts), _taints(known, pod_spec, counts))))
+        return (
+            f"none of {len(known)} nodes takes a worker: {told}{f' ({asked})' if asked else ''}:"
+            " mend the template, or give a node what it asks for"
+        )
+    open_ = [node for node, barrier in zip(known, barriers, strict=True) if not barrier]
+    which = "no node" if len(open_) == len(known) else "no node that it may use"
+    impossible = too_big(pod_spec, open_, which)
+    return f"{impossible}: ask for less, or add a larger node" if impossible else ""
+
+
+def _at_rest(node: NodeView) -> NodeView:
+    """The node without what will pass."""
+    lasting = tuple(taint for taint in node.taints if not _passes(taint[0]))
+    return node if lasting == node.taints else replace(node, taints=lasting)
+
+
+def _passes(taint: str) -> bool:
+    return taint in c.TAINTS_LEAVING or taint.startswith(_PASSING)
+
+
+def _selector(pod_spec: Json, counts: Mapping[str, int]) -> str:
+    asked = sorted((pod_spec.get("nodeSelector") or {}).items())[:_SHOWN] if _SELECTOR in counts else ()
+    return ", ".join(f"{key}={value}" for key, value in asked)
+
+
+def _taints(nodes: Iterable[NodeView], pod_spec: Json, counts: Mapping[str, int]) -> str:
+    tolerations = pod_spec.get("tolerations") or []
+    found = {taint for node in nodes for taint in node.taints if not _tolerated(taint, tolerations)}
+    shown = sorted(found)[:_SHOWN] if _TAINT in counts else ()
+    return ", ".join(f"{key}{f'={value}' if value else ''}:{effect}" for key, value, effect in shown)
+
+
+def too_big(pod_spec: Json, nodes: Iterable[NodeView], which: str = "no node") -> str:
+    """Of what a worker asks for more than any of the nodes has; empty if one has enough."""
     asked = {key: value for key, value in requests(pod_spec).items() if value > 0}
     known = list(nodes)
     if not known:
@@ -175,7 +228,7 @@ def too_big(pod_spec: Json, nodes: Iterable[NodeView]) -> str:
     for key in sorted(asked):
         most = max(node.offers.get(key, Decimal(0)) for node in known)
         if asked[key] > most:
-            return f"a worker asks for {_show(asked[key])} {key}, and no node has more than {_show(most)}"
+            return f"a worker asks for {_show(asked[key])} {key}, and {which} has more than {_show(most)}"
     return ""
 
 
@@ -188,17 +241,22 @@ def _show(value: Decimal) -> str:
 
 def admits(node: NodeView, pod_spec: Json) -> bool:
     """Whether the node's labels and taints allow such a pod."""
+    return not _barrier(node, pod_spec)
+
+
+def _barrier(node: NodeView, pod_spec: Json) -> str:
+    """What keeps such a pod away from the node, in the order in which the scheduler asks; empty if nothing does."""
     selector = pod_spec.get("nodeSelector") or {}
     if any(node.labels.get(key) != value for key, value in selector.items()):
-        return False
+        return _SELECTOR
     required = ((pod_spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
         "requiredDuringSchedulingIgnoredDuringExecution"
     ) or {}
     terms = required.get("nodeSelectorTerms") or []
     if terms and _weighed(terms) and not any(_term(node, term) for term in terms):
-        return False
+        return _AFFINITY
     tolerations = pod_spec.get("tolerations") or []
-    return all(_tolerated(taint, tolerations) for taint in node.taints)
+    return "" if all(_tolerated(taint, tolerations) for taint in node.taints) else _TAINT
 
 
 def _weighed(terms: Sequence[Json]) -> bool:

@@ -42,6 +42,7 @@ VOLUME_RUN = "holdfast-run"
 VOLUME_AGENT = "holdfast-agent"
 VOLUME_SHM = "holdfast-shm"
 VOLUME_CHECKPOINTS = "holdfast-checkpoints"
+VOLUME_MEMORY = "holdfast-memory"
 
 RUN_DIR = "/var/run/holdfast"
 AGENT_DIR = "/var/run/secrets/holdfast"
@@ -49,6 +50,7 @@ TOKEN_FILE = f"{AGENT_DIR}/token"
 CA_KEY = "ca.crt"
 CA_FILE = f"{AGENT_DIR}/{CA_KEY}"
 CHECKPOINT_DIR = "/var/lib/holdfast/checkpoints"
+MEMORY_DIR = "/var/run/holdfast-memory"
 SHM_DIR = "/dev/shm"  # noqa: S108 - a mount point inside pods
 TOKEN_AUDIENCE = "holdfast"  # noqa: S105 - an audience
 TOKEN_SECONDS = 3600
@@ -112,6 +114,8 @@ APPLY_AGAIN = timedelta(minutes=3)
 REPORT_FRESH = timedelta(seconds=20)
 # A launcher that has spoken, and whose sidecar says that it has said nothing for so long, hangs.
 LAUNCHER_HUNG = timedelta(seconds=60)
+# A trainer that runs for so long, and has no launcher that its sidecar hears, was started by another command.
+LAUNCHER_HEARD = timedelta(seconds=15)
 # After a start of the operator: until then missing reports mean nothing.
 START_GRACE = timedelta(seconds=30)
 # An absent pod whose node was alive this long past its grace period was ended by its kubelet.
@@ -132,6 +136,8 @@ OFFENCES_KEPT = 16
 OFFENDERS_KEPT = 64
 # A launcher that is lost to its peers: its container's end tells more, and is seen a moment later.
 END_SEEN = timedelta(seconds=3)
+# A container that ends so soon after a process of it was killed for memory ends of the same exhaustion.
+SAME_EXHAUSTION = timedelta(seconds=10)
 # A GPU's error and the end of the process that met it are one failure, whichever is heard of first.
 SAME_FAILURE = timedelta(seconds=60)
 TALLIES_KEPT = 32
@@ -152,6 +158,7 @@ MAX_INCIDENTS = 10
 COUNTED_TIMES = 1000
 KEEP_ENDED_PODS = 3
 MAX_MESSAGE = 1024
+MAX_ORIGIN = 200
 # There may be very many avoided nodes.
 MAX_AVOIDED_MESSAGE = 400
 # Of a name that an agent gives: a GPU's UUID, a kind of error.
@@ -213,6 +220,7 @@ WAIT = "Wait"
 RESUME_ALWAYS = "Always"
 # Rules of retention, in launchers' words, and the fields that ask for them.
 RETENTION_RULES = {"hours": "keepHours", "daily": "keepDaily", "weekly": "keepWeekly", "every": "keepEvery"}
+MEMORY_TIER = "memory"
 AVOID_NODE = "AvoidNode"
 FAIL = "Fail"
 

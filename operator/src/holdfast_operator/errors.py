@@ -2,6 +2,7 @@
 
 OperatorError
 ├── AgentRequestError           an agent's request cannot be served; carries the HTTP status
+│   └── TooManyRequestsError    its pod asks too often; carries when it may ask again
 ├── AuthenticationUnavailableError   the API server could not say whose token it is
 ├── RotationError               a certificate or key Secret of ours cannot be read
 ├── UnreadableError             a resource that this version does not understand
@@ -27,6 +28,14 @@ class AgentRequestError(OperatorError):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
+
+
+class TooManyRequestsError(AgentRequestError):
+    """This pod asks too often. ``seconds``: when it may ask again."""
+
+    def __init__(self, seconds: int) -> None:
+        super().__init__(429, "this pod asks too often")
+        self.seconds = seconds
 
 
 class AuthenticationUnavailableError(OperatorError):

@@ -3,6 +3,8 @@ keep the cache and wake the queue; they write no annotations and no finalizers."
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain, repeat
 from typing import Any
 
 import kopf
@@ -44,12 +46,19 @@ def _configure(settings: kopf.OperatorSettings) -> None:
     settings.peering.standalone = True
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 5
-    settings.networking.error_backoffs = (0.5, 1, 2, 4)
+    settings.networking.error_backoffs = _Patience()
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 330
     settings.watching.connect_timeout = 5
     settings.watching.label_selectors["", "v1", "pods"] = c.POD_SELECTOR
     settings.persistence.finalizer = f"{c.GROUP}/operator"
+
+
+class _Patience:
+    """Pauses without an end: a watch outlives an API server that is away. Iterated anew for each request."""
+
+    def __iter__(self) -> Iterator[float]:
+        return chain((0.5, 1.0, 2.0), repeat(3.0))
 
 
 def serve(feed: Feed, namespaces: tuple[str, ...]) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Protocol
 
 from holdfast_operator.api import format_time
+from holdfast_operator.clock import uptime
 from holdfast_operator.cluster import Cluster
 from holdfast_operator.election import (
     Lease,
@@ -28,11 +28,6 @@ from holdfast_operator.election import (
 from holdfast_operator.errors import ClusterError, ConflictError, NotFoundError
 
 logger = logging.getLogger(__name__)
-
-
-def uptime() -> float:
-    """Seconds on a clock that nobody sets and that also runs while the machine sleeps."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class LeaseStore(Protocol):

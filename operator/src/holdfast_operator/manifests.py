@@ -15,7 +15,7 @@ from typing import Any
 from holdfast_operator import constants as c
 from holdfast_operator.api import HangSpec, Job, JobSpec, ca_config_map, pod_name, run_id, trainer_container
 from holdfast_operator.placement import placed
-from holdfast_operator.preflight import STORAGE
+from holdfast_operator.preflight import OBJECT_STORE, STORAGE
 from holdfast_operator.recovery import Rule
 from holdfast_operator.seen import Platform
 from holdfast_operator.status import Membership, Worker
@@ -179,7 +179,9 @@ def _trainer(container: Manifest, job: Job, spec: JobSpec) -> Manifest:
     env = [*_identity_env(), _field("HOLDFAST_POD_IP", "status.podIP"), _value("HOLDFAST_JOB_NAME", job.name)]
     if spec.checkpoint.claim_name:
         env.append(_value("HOLDFAST_CHECKPOINT_DIR", c.CHECKPOINT_DIR))
-    env += [*_object_env(job, spec), *_volume_preflight_env(spec)]
+    if spec.checkpoint.memory:
+        mounts.append({"name": c.VOLUME_MEMORY, "mountPath": c.MEMORY_DIR})
+    env += [*_object_env(job, spec), *_memory_env(spec), *_launcher_preflight_env(spec)]
     # First, so that the user's own variables can refer to them as $(HOLDFAST_…).
     made = {**container, "env": [*env, *(container.get("env") or [])], "volumeMounts": mounts}
     store = spec.checkpoint.object_store
@@ -250,16 +252,33 @@ def _uses_gpus(pod_spec: Mapping[str, Any]) -> bool:
     return any(name.startswith(c.GPU_RESOURCES) for name in asked) or bool(pod_spec.get("resourceClaims"))
 
 
-def _volume_preflight_env(spec: JobSpec) -> list[Manifest]:
-    """The launcher tries the checkpoint volume: it has the trainer's user and mounts."""
-    asked = spec.preflight
-    if asked is None or STORAGE not in asked.checks:
+def _memory_env(spec: JobSpec) -> list[Manifest]:
+    asked = spec.checkpoint
+    if not asked.memory:
         return []
-    return [
-        _value("HOLDFAST_PREFLIGHT_FREE_BYTES", str(asked.free_bytes)),
-        _value("HOLDFAST_PREFLIGHT_WRITE_BYTES", str(asked.write_bytes)),
-        _value("HOLDFAST_PREFLIGHT_SECONDS", str(asked.timeout_seconds)),
+    env = [
+        _value("HOLDFAST_MEMORY_TIER", f"{c.MEMORY_DIR}:{asked.memory}"),
+        _value("HOLDFAST_MEMORY_INTERVAL", str(asked.memory_interval)),
     ]
+    if asked.peer_interval is not None:
+        env.append(_value("HOLDFAST_PEER_INTERVAL", str(asked.peer_interval)))
+    return env
+
+
+def _launcher_preflight_env(spec: JobSpec) -> list[Manifest]:
+    """The launcher tries the checkpoint volume and the object store: it has the trainer's user, mounts and secret."""
+    asked = spec.preflight
+    if asked is None:
+        return []
+    env = []
+    if STORAGE in asked.checks:
+        env = [
+            _value("HOLDFAST_PREFLIGHT_FREE_BYTES", str(asked.free_bytes)),
+            _value("HOLDFAST_PREFLIGHT_WRITE_BYTES", str(asked.write_bytes)),
+        ]
+    if OBJECT_STORE in asked.checks:
+        env.append(_value("HOLDFAST_PREFLIGHT_OBJECT", "1"))
+    return [*env, _value("HOLDFAST_PREFLIGHT_SECONDS", str(asked.timeout_seconds))] if env else []
 
 
 def _preflight_env(spec: JobSpec) -> list[Manifest]:
@@ -293,6 +312,9 @@ def _volumes(job: Job, spec: JobSpec, pod_spec: Manifest) -> list[Manifest]:
     ]
     if any(mount.get("name") == c.VOLUME_SHM for mount in container["volumeMounts"]):
         volumes.append({"name": c.VOLUME_SHM, "emptyDir": {"medium": "Memory"}})
+    if spec.checkpoint.memory:
+        limit = {"medium": "Memory", "sizeLimit": spec.checkpoint.memory}
+        volumes.append({"name": c.VOLUME_MEMORY, "emptyDir": limit})
     if spec.checkpoint.claim_name:
         claim = {"claimName": spec.checkpoint.claim_name}
         volumes.append({"name": c.VOLUME_CHECKPOINTS, "persistentVolumeClaim": claim})
@@ -363,6 +385,7 @@ def settings(spec: JobSpec) -> Manifest:
         "checkpoint": {
             "interval": spec.checkpoint.interval,
             "keepLast": spec.checkpoint.keep_last,
+            **({"fullEvery": spec.checkpoint.full_every} if spec.checkpoint.full_every > 1 else {}),
             **({"retention": spec.checkpoint.retention} if spec.checkpoint.retention else {}),
             "resume": spec.checkpoint.resume,
             "deadlineSeconds": float(spec.drain_seconds),

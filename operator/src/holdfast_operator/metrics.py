@@ -20,6 +20,8 @@ from prometheus_client import (
     generate_latest,
 )
 
+from holdfast_operator.preflight import CHECKS
+
 JOB_STATES = ("Pending", "Ready", "Restarting", "Degraded", "Suspended", "Complete", "Failed")
 CAUSES = ("Application", "Infrastructure", "Interruption", "OOM")
 _RECOVERY_BUCKETS = (0.5, 1, 2, 5, 10, 15, 30, 45, 60, 120, 300, 600, 1800, 3600)
@@ -73,6 +75,9 @@ class Metrics:
             "agent_reports_repeated",
             "Reports that were answered and not taken, as they or later ones were before.",
             [],
+        )
+        self._checks = self._counter(
+            "preflight_checks", "Checks of workers' preflights that passed or failed, by check.", ["check", "result"]
         )
         self._polls = self._gauge("agent_polls_held", "Long polls that are held now.")
         self._bundle_expiry = self._gauge("ca_expiry_seconds", "Unix time at which the CA in use expires.")
@@ -155,6 +160,10 @@ class Metrics:
         """A report that was taken before came again."""
         self._repeated.inc()
 
+    def preflight_checked(self, check: str, result: str) -> None:
+        """A check of a worker's preflight has passed or failed."""
+        self._checks.labels(check, result).inc()
+
     def polls_held(self, held: int) -> None:
         """Long polls held now."""
         self._polls.set(held)
@@ -174,6 +183,9 @@ class Metrics:
     def _known_from_the_start(self) -> None:
         """A rate over a series that appears with its first event misses that event."""
         self.set_jobs({})
+        for check in CHECKS:
+            for result in ("Passed", "Failed"):
+                self._checks.labels(check, result)
         for cause in CAUSES:
             self._restarts.labels(cause)
             for action in ("InPlace", "RecreatePod"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,8 @@ GPU = "GPU"
 STORAGE = "Storage"
 NETWORK = "Network"
 CLOCK = "Clock"
-CHECKS = (GPU, STORAGE, NETWORK, CLOCK)
+OBJECT_STORE = "ObjectStore"
+CHECKS = (GPU, STORAGE, OBJECT_STORE, NETWORK, CLOCK)
 _PATH = "spec.preflight"
 _SIZE = re.compile(r"^([1-9][0-9]{0,5})(Mi|Gi|Ti)$")
 _UNIT = {"Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
@@ -51,6 +53,25 @@ def parse_preflight(spec: Json) -> PreflightSpec | None:
         write_bytes=_size(storage, "minWritePerSecond", "1Mi"),
         skew_seconds=integer(clock, "maxSkewSeconds", f"{_PATH}.clock", 5, minimum=1),
     )
+
+
+def results(report: Json) -> Iterator[tuple[str, str]]:
+    """Check and result in a report as it was received; nothing that this operator does not know."""
+    preflight = report.get("preflight")
+    checks = preflight.get("checks") if isinstance(preflight, Mapping) else None
+    for check in checks if isinstance(checks, list) else ():
+        if isinstance(check, Mapping) and check.get("name") in CHECKS:
+            yield str(check["name"]), str(check.get("result"))
+
+
+def news(before: Json | None, after: Json) -> set[tuple[str, str]]:
+    """Which checks passed or failed since the pod's last report.
+
+    Of the first one only failures count: what passed before this process began was counted by the one before it.
+    """
+    known = set() if before is None else set(results(before))
+    counted = {"Failed"} if before is None else {"Passed", "Failed"}
+    return {found for found in results(after) if found[1] in counted and found not in known}
 
 
 def _size(value: Json, key: str, default: str) -> int:

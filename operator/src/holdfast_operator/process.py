@@ -1,9 +1,11 @@
 """One operator process, put together: threads, servers, and the order in which they start and stop.
 
 Of several replicas one leads, by a Lease; the others stand by with full caches and serve probes and metrics. A leader
-that loses the Lease ends at once, whatever its threads are at.
+that loses the Lease ends at once, whatever its threads are at: the program begins anew in its process, and stands by.
+The container goes on, so no back-off of the kubelet stands between an API server that is back and a leader.
 
-A watch that cannot go on ends the process, and the kubelet starts it again. Until then agents, probes and metrics are
+While the API server is away a process waits for it, at its start as well as in its watches. A watch that cannot go
+on for another reason ends the process, and the kubelet starts it again. Until then agents, probes and metrics are
 served by threads of their own.
 """
 
@@ -12,22 +14,27 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 from kubernetes import client, config
+from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
 
 from holdfast_operator import __version__, logs
 from holdfast_operator.act import Actor
 from holdfast_operator.agentserver import AgentServer
 from holdfast_operator.agentserver import Observer as AgentObserver
 from holdfast_operator.cache import Cache
+from holdfast_operator.clock import SteadyClock
 from holdfast_operator.cluster import Cluster
 from holdfast_operator.election import Terms
-from holdfast_operator.errors import ClusterError, ConflictError, OperatorError
+from holdfast_operator.errors import ClusterError, ConflictError, OperatorError, RejectedError, SettingsError
 from holdfast_operator.feed import Feed
 from holdfast_operator.health import HealthServer
 from holdfast_operator.jobkey import ensure_operator_key, job_key
@@ -47,11 +54,9 @@ from holdfast_operator.webhook import AgentHub
 logger = logging.getLogger(__name__)
 
 POOL = 32
-
-
-def now() -> datetime:
-    """The time, in UTC."""
-    return datetime.now(UTC)
+_ASK_AGAIN_SECONDS = 1.0
+# Of the API server as a whole; what it refuses us is no reason to wait.
+_AWAY = frozenset({429, 500, 502, 503, 504})
 
 
 def api_client(*, retries: bool | None = None) -> client.ApiClient:
@@ -82,9 +87,10 @@ class Parts:
     agents: AgentServer
     nodes: Keeper
     lease: LeaseStore
+    now: Callable[[], datetime]
 
 
-def assemble(settings: Settings, api: client.ApiClient, lease: LeaseStore) -> Parts:
+def assemble(settings: Settings, api: client.ApiClient, lease: LeaseStore, now: Callable[[], datetime]) -> Parts:
     """Put the parts together. Reads the operator's own Secrets; starts nothing."""
     store = ClusterSecrets(client.CoreV1Api(api), settings.namespace)
     metrics, cache, cluster = Metrics(version=__version__), Cache(), Cluster(api)
@@ -95,7 +101,11 @@ def assemble(settings: Settings, api: client.ApiClient, lease: LeaseStore) -> Pa
     tls.refresh()
     metrics.ca_expires(tls.authority_expires.timestamp())
     hub = AgentHub(
-        TokenReviews(reviewer(client.AuthenticationV1Api(api))), feed.report, on_repeat=metrics.report_repeated
+        TokenReviews(reviewer(client.AuthenticationV1Api(api))),
+        feed.report,
+        clock=now,
+        on_repeat=metrics.report_repeated,
+        on_check=metrics.preflight_checked,
     )
     hub.stand_by()
     observer = Observer(
@@ -140,6 +150,7 @@ def assemble(settings: Settings, api: client.ApiClient, lease: LeaseStore) -> Pa
         agents=agents,
         nodes=nodes,
         lease=lease,
+        now=now,
     )
 
 
@@ -164,18 +175,20 @@ def _wake_all(cache: Cache, queue: KeyedQueue) -> None:
 class Process:
     """Starts and stops the parts. ``stop`` may be called at any time and more than once.
 
-    ``lost`` is told why the Lease is lost, and ends the process.
+    ``lost`` is told why the Lease is lost, and ends the process; ``ended`` is set by who tells it to end before it
+    serves.
     """
 
-    def __init__(self, parts: Parts, lost: Callable[[str], None]) -> None:
+    def __init__(self, parts: Parts, lost: Callable[[str], None], ended: threading.Event) -> None:
         self._parts = parts
+        self._ended = ended
         self._elector = Elector(
             parts.lease,
             Calls(elected=self._lead, ended=lost, follows=parts.hub.stand_by),
             me=parts.settings.identity,
             url=parts.settings.own_url,
             terms=Terms(lease_seconds=parts.settings.lease_seconds),
-            now=now,
+            now=parts.now,
         )
         self._stop = threading.Event()
         self._synced = threading.Event()
@@ -197,21 +210,34 @@ class Process:
         """Where watches go."""
         return self._parts.feed
 
-    def start(self) -> None:
-        """Serve probes, take a full list, then ask for the Lease; ``_lead`` follows once it is ours."""
+    def start(self) -> bool:
+        """Serve probes, take a full list, then ask for the Lease; then ``_lead``. False: told to end."""
         parts = self._parts
         parts.agents.start()
         self.health.start()
         parts.tls.start()
-        parts.feed.relist(parts.cluster, parts.settings.watch_namespaces)
+        while not self._listed():
+            if self._ended.wait(_ASK_AGAIN_SECONDS):
+                return False
         self._synced.set()
         self._thread(self._keep_fresh, "relist")
         self._elector.start()
+        return True
+
+    def _listed(self) -> bool:
+        try:
+            self._parts.feed.relist(self._parts.cluster, self._parts.settings.watch_namespaces)
+        except RejectedError:
+            raise
+        except ClusterError as error:
+            logger.warning("the first full list failed, it is tried again: %s", error)
+            return False
+        return True
 
     def _lead(self) -> None:
         """Hear agents and work. Every job is in the queue since the full list."""
         parts = self._parts
-        parts.observer.begin(now())
+        parts.observer.begin(parts.now())
         parts.hub.take_over()
         parts.metrics.leads()
         # Not before: in a standby's queue all jobs wait, and nobody is late.
@@ -280,27 +306,72 @@ class Process:
                 logger.warning("the full list failed, what is known stays: %s", error)
 
 
-def _end(why: str) -> None:
-    """At once: what threads are at would be done beside the next leader."""
-    logger.error("the operator ends: %s", why)
-    os._exit(1)
+def _begin_anew(why: str) -> None:
+    """At once: what threads are at would be done beside the next leader. Of this process only its id is left."""
+    logger.error("the operator begins anew: %s", why)
+    try:
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - no shell is wanted
+    except OSError:
+        os._exit(1)
+
+
+def _assembled(settings: Settings, lease: LeaseStore, ended: threading.Event) -> Parts | None:
+    """The parts, as soon as the API server answers; None if we are told to end before that. Probes find us alive."""
+    waiting = HealthServer(
+        lambda: b"", live={}, ready={"api-server": lambda: False}, host=settings.host, port=settings.http_port
+    )
+    waiting.start()
+    try:
+        while not ended.is_set():
+            try:
+                lease.read()  # first, as it is asked once and within seconds
+                return assemble(settings, api_client(), lease, SteadyClock())
+            except (ClusterError, ApiException, HTTPError) as error:
+                if _refused(error):
+                    raise
+                logger.warning("the API server does not answer, it is asked again: %s", error)
+                ended.wait(_ASK_AGAIN_SECONDS)
+        return None
+    finally:
+        waiting.stop()
+
+
+def _refused(error: Exception) -> bool:
+    """It answered, and waiting does not help."""
+    return isinstance(error, RejectedError) or (isinstance(error, ApiException) and error.status not in _AWAY)
 
 
 def main() -> int:
-    """Run until a signal ends it (0) or watching is no longer possible (1)."""
-    from holdfast_operator import handlers
-
-    settings = from_environment()
+    """Run until a signal ends it (0) or watching is no longer possible (1); wrong settings end it at once (78)."""
+    try:
+        settings = from_environment()
+    except SettingsError as error:
+        logs.set_up("INFO")
+        logger.critical("%s", error)
+        return os.EX_CONFIG
     logs.set_up(settings.log_level)
     # Its INFO is a line for each event that a handler took.
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)
     logger.info("holdfast operator %s starts", __version__)
     terms = Terms(lease_seconds=settings.lease_seconds)
     lease = ClusterLease(Cluster(api_client(retries=False), seconds=terms.call_seconds), settings.namespace)
-    process = Process(assemble(settings, api_client(), lease), _end)
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    parts = _assembled(settings, lease, ended)
+    if parts is None:
+        logger.info("the operator ends as it was told to")
+        return 0
+    return _serve(parts, ended)
+
+
+def _serve(parts: Parts, ended: threading.Event) -> int:
+    from holdfast_operator import handlers
+
+    process = Process(parts, _begin_anew, ended)
     try:
-        process.start()
-        handlers.serve(process.feed, settings.watch_namespaces)
+        if process.start() and not ended.is_set():
+            handlers.serve(process.feed, parts.settings.watch_namespaces)
     except Exception:
         logger.exception("the operator ends: it cannot watch the cluster")
         return 1

@@ -56,6 +56,7 @@ class PodView:
     disruption: str = ""  # reason of the condition DisruptionTarget
     waiting: tuple[tuple[str, str, str], ...] = ()  # (container, reason, message)
     exit: Exit | None = None  # the trainer container's
+    running_since: datetime | None = None  # the same; None if it does not run
     containers_ended: bool = False
     failure: str = ""  # reason and message of the pod itself, as where a kubelet rejects it
     grace_seconds: int = 30
@@ -170,6 +171,8 @@ class Told:
     detected: datetime | None
     resumed: datetime | None
     lost_steps: int | None
+    restored_from: str | None = None
+    part_of: Pair | None = None  # of the incident that it is counted with
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +209,7 @@ class Check:
     result: str
     message: str
     unreached: tuple[str, ...] = ()  # UIDs of the pods that Network does not reach
+    of_the_job: bool = False  # failed by what the job says, whatever the node
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -405,6 +409,7 @@ def parse_pod(body: Json, *, absent: bool = False) -> PodView:
         disruption=_true_reason(conditions.get("DisruptionTarget", _EMPTY)),
         waiting=_waiting([*(status.get("initContainerStatuses") or ()), *statuses]),
         exit=_exit(_part(_part(own, "state"), "terminated")),
+        running_since=parse_time(_part(_part(own, "state"), "running").get("startedAt")),
         conditions=tuple((key, str(item.get("status")), str(item.get("reason"))) for key, item in conditions.items()),
         containers_ended=_containers_ended(status, conditions),
         failure=": ".join(str(status[key]) for key in ("reason", "message") if status.get(key)),
@@ -571,6 +576,8 @@ def _told(value: Json) -> Told | None:
         detected=parse_time(value.get("detectedTime")),
         resumed=parse_time(value.get("resumedTime")),
         lost_steps=_int(value.get("lostSteps")),
+        restored_from=(_text(value.get("restoredFrom")) or "")[: c.MAX_ORIGIN] or None,
+        part_of=_pair(value.get("partOf")),
     )
 
 
@@ -663,6 +670,7 @@ def _preflight(value: Any) -> Preflight | None:
                 result=(_text(check.get("result")) or "")[: c.MAX_NAME],
                 message=(_text(check.get("message")) or "")[: c.MAX_MESSAGE],
                 unreached=tuple(map(str, _list(check.get("unreached"))))[: c.MAX_UNREACHED],
+                of_the_job=check.get("blame") == "Job",
             )
             for check in checks
         )

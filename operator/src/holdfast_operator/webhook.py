@@ -22,7 +22,7 @@ from typing import Any
 
 from holdfast_operator.constants import PORT_CONTROL, PROTOCOL_VERSION
 from holdfast_operator.errors import AgentRequestError
-from holdfast_operator.preflight import NETWORK
+from holdfast_operator.preflight import NETWORK, news, results
 from holdfast_operator.reading import loads
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,8 @@ class AgentHub:
     ``authenticate`` maps a bearer token to a pod, or None; it may block, and raises
     ``AuthenticationUnavailableError`` when it cannot tell.
     ``on_report`` gets the UID of a job one of whose pods said something new that a decision may depend on;
-    ``on_repeat`` is called for a report that was answered and not taken, as it or a later one was taken before.
+    ``on_repeat`` is called for a report that was answered and not taken, as it or a later one was taken before;
+    ``on_check`` for each check of a preflight that has passed or failed since the pod's last report.
     """
 
     def __init__(
@@ -91,11 +92,13 @@ class AgentHub:
         *,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         on_repeat: Callable[[], None] = lambda: None,
+        on_check: Callable[[str, str], None] = lambda _check, _result: None,
     ) -> None:
         self.authenticate = authenticate
         self._on_report = on_report
         self._clock = clock
         self._on_repeat = on_repeat
+        self._on_check = on_check
         self._lock = threading.Lock()
         self._pods: dict[str, _Pod] = {}
         self._jobs: dict[str, set[str]] = {}
@@ -230,6 +233,8 @@ class AgentHub:
             return False
         if last is not None and start_id != last.start_id:
             pod.past_starts = [*pod.past_starts, last.start_id][-REMEMBERED_STARTS:]
+        for check, result in news(last.body if last else None, body):
+            self._on_check(check, result)
         pod.report = AgentReport(received_at=self._clock(), start_id=start_id, number=number, body=body)
         digest = _decisive(body)
         changed = last is None or digest != pod.digest
@@ -242,12 +247,7 @@ class AgentHub:
 
 
 def _asks_for_peers(body: Mapping[str, Any]) -> bool:
-    preflight = body.get("preflight")
-    checks = preflight.get("checks") if isinstance(preflight, Mapping) else None
-    return any(
-        isinstance(check, Mapping) and check.get("name") == NETWORK and check.get("result") in ("Running", "Failed")
-        for check in (checks if isinstance(checks, list) else ())
-    )
+    return any(name == NETWORK and result in ("Running", "Failed") for name, result in results(body))
 
 
 def _peer(uid: str, pod: _Pod, since: datetime) -> dict[str, Any] | None:

@@ -22,7 +22,7 @@ from holdfast_sidecar.contract import (
     parse_document,
     report_answer,
 )
-from holdfast_sidecar.errors import ContractError, MalformedError, SidecarError, TransportError
+from holdfast_sidecar.errors import BusyError, ContractError, MalformedError, SidecarError, TransportError
 from holdfast_sidecar.files import Stamp, read_small, stamp, write_atomically
 from holdfast_sidecar.heartbeat import NOTHING_REPORTED, Beat, Heartbeat, ReportState, accepted, failed, report_due
 from holdfast_sidecar.logs import Transitions
@@ -36,6 +36,7 @@ REFUSALS = {
     403: "the operator says that the token is another pod's (403)",
     404: "the operator knows no job that this pod belongs to (404)",
     413: "the report is too large for the operator (413)",
+    429: "the operator says that this pod asks too often (429)",
 }
 
 
@@ -85,6 +86,8 @@ class OperatorApi:
             response = self._transport.request(method, path, headers=headers, body=body, timeout=timeout)
         if response.status == http.HTTPStatus.SERVICE_UNAVAILABLE:
             self._turn(_address(_leader(response)))
+        if response.status == http.HTTPStatus.TOO_MANY_REQUESTS:
+            raise BusyError(_refusal(response), _retry_after(response))
         if response.status not in (http.HTTPStatus.OK, http.HTTPStatus.NO_CONTENT):
             raise TransportError(_refusal(response))
         return response
@@ -116,6 +119,18 @@ def _address(url: str) -> tuple[str, int] | None:
         return (host, parts.port or 443) if parts.scheme == "https" else None
     except ValueError:
         return None
+
+
+def _retry_after(response: Response) -> float:
+    """The seconds that it names, 0 where it names none."""
+    text = response.headers.get("retry-after", "")
+    named = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+    return float(min(named, c.RETRY_AFTER_MAX_SECONDS))
+
+
+def _at_least(error: Exception, pause: float) -> float:
+    """A pause that the operator itself asks for is kept."""
+    return max(pause, error.seconds) if isinstance(error, BusyError) else pause
 
 
 def _refusal(response: Response) -> str:
@@ -222,7 +237,8 @@ class Reporter:
             answer = self._api.send("POST", c.REPORT_PATH, body=report.encode(), timeout=timeout)
             revision = report_answer(answer.body)
         except (SidecarError, ValueError, RecursionError) as error:
-            self._report_state = failed(self._report_state, self._clock.monotonic(), self._pause)
+            pause = _at_least(error, self._pause(self._report_state.failures + 1))
+            self._report_state = failed(self._report_state, self._clock.monotonic(), pause)
             self._contact(logging.WARNING, _kind(error), f"reports do not reach the operator: {error}")
             self._on_result(False)
             return False
@@ -321,9 +337,10 @@ class Membership:
                 return 0.0
         self._failures += 1
         self._contact(logging.WARNING, _kind(error), f"no membership from the operator: {error}")
-        return backoff(
+        pause = backoff(
             self._failures, first=c.BACKOFF_FIRST_SECONDS, longest=c.BACKOFF_MAX_SECONDS, uniform=self._uniform
         )
+        return _at_least(error, pause)
 
     def _found(self) -> int:
         """The revision that an earlier sidecar of this pod has stored, 0 when there is none that can be used."""

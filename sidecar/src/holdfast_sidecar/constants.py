@@ -71,6 +71,8 @@ FINAL_REPORT_SECONDS: Final = 5.0
 """What the last report may take, after SIGTERM."""
 BACKOFF_FIRST_SECONDS: Final = 0.2
 BACKOFF_MAX_SECONDS: Final = 3.0
+# The longest that an operator may put us off.
+RETRY_AFTER_MAX_SECONDS: Final = 30
 
 # Long poll.
 HOLD_SECONDS: Final = 30.0

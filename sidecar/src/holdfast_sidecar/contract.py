@@ -16,6 +16,7 @@ INTERRUPTIONS = frozenset({"terminate", "stop", "hibernate", "preempt", "redeplo
 """Actions after which the pod is gone: it drains. Any other action asks for a checkpoint only."""
 
 RUNNING = "Running"
+BLAME_JOB = "Job"
 PASSED = "Passed"
 FAILED = "Failed"
 SKIPPED = "Skipped"
@@ -215,11 +216,17 @@ class Check:
     message: str
     unreached: tuple[str, ...] = ()
     """UIDs of the pods that `Network` does not reach."""
+    blame: str = ""
+    """`Job` if it failed by what the job says, whatever the node."""
 
     def as_report(self) -> Document:
         """One entry of `report.preflight.checks`."""
         entry: Document = {"name": self.name, "result": self.result, "message": self.message}
-        return {**entry, "unreached": list(self.unreached)} if self.unreached else entry
+        if self.unreached:
+            entry["unreached"] = list(self.unreached)
+        if self.blame:
+            entry["blame"] = self.blame
+        return entry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,6 +254,7 @@ class Preflight:
                     result=str(one["result"]),
                     message=str(one["message"]),
                     unreached=tuple(map(str, one.get("unreached", ()))),
+                    blame=str(one.get("blame", "")),
                 )
                 for one in value["checks"]
             ]

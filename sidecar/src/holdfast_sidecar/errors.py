@@ -6,6 +6,7 @@ SidecarError
 │   ├── MalformedError       not a JSON object, or without a field that is needed
 │   └── UnknownVersionError  written by a newer or older Holdfast
 ├── TransportError           a request got no usable answer
+│   ├── BusyError            the other side says when to come again
 │   ├── DeadlineError        not in time, however slowly it was coming
 │   └── TooLargeError        the answer is larger than anything that we ask for
 └── SourceError              a source of notices answered with something else than its interface says
@@ -34,6 +35,14 @@ class UnknownVersionError(ContractError):
 
 class TransportError(SidecarError):
     """A request got no usable answer."""
+
+
+class BusyError(TransportError):
+    """The other side asks to be left alone for so many seconds."""
+
+    def __init__(self, message: str, seconds: float) -> None:
+        super().__init__(message)
+        self.seconds = seconds
 
 
 class DeadlineError(TransportError):

@@ -2,7 +2,6 @@
 
 import logging
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -165,7 +164,6 @@ def accepted(beat: Beat, notices: int, monotonic: float, *, settled: bool = True
     )
 
 
-def failed(state: ReportState, monotonic: float, pause: Callable[[int], float]) -> ReportState:
+def failed(state: ReportState, monotonic: float, pause: float) -> ReportState:
     """The state after a report was not taken."""
-    failures = state.failures + 1
-    return replace(state, attempted_at=monotonic, failures=failures, pause=pause(failures))
+    return replace(state, attempted_at=monotonic, failures=state.failures + 1, pause=pause)

@@ -18,6 +18,8 @@ from holdfast_testbed.metadata import AWS, CLOUDS
 from holdfast_testbed.processes import alive
 from holdfast_testbed.say import say
 
+_DAY = 24 * 3600
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the arguments say; a failure is one message and status 1."""
@@ -47,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--nodes", type=int, default=3, help="0 gives the control plane alone (default: %(default)s)")
     up.add_argument(
         "--node-monitor-grace-seconds",
-        type=int,
+        type=_seconds,
         default=NODE_MONITOR_GRACE_SECONDS,
         help="silence after which a node counts as lost (default: %(default)s)",
     )
@@ -69,9 +71,15 @@ def _parser() -> argparse.ArgumentParser:
     notice.add_argument("node", help="1 or node-1")
     notice.add_argument("--cloud", choices=CLOUDS, help=f"whose instance the node is (default: {AWS})")
     notice.add_argument("--action", help="the cloud's own word, as rebalance or Freeze (default: its spot notice)")
-    notice.add_argument("--seconds", type=float, help="time until then (default: what the cloud gives)")
+    notice.add_argument("--seconds", type=_seconds, help="time until then (default: what the cloud gives)")
     notice.add_argument("--clear", action="store_true", help="withdraw what was announced")
     return parser
+
+
+def _seconds(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or not 0 < int(text) <= _DAY:
+        raise argparse.ArgumentTypeError(f"'{text}' does not do: give whole seconds, from 1 to a day")
+    return int(text)
 
 
 def _print(text: str) -> None:

@@ -15,13 +15,12 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from holdfast_testbed import debs, gotools, venv
+from holdfast_testbed import debs, gotools, programs, venv
 from holdfast_testbed.errors import MissingProgramError, TestbedError
 from holdfast_testbed.locks import locked
 from holdfast_testbed.settings import settings
 
-EXTRAS = ("helm", "monitoring", "s3")
-ONLY_WHEN_ASKED = ("scale",)
+EXTRAS = ("helm", "monitoring", "s3", "scale", "strace")
 _UPSTREAMS = {"scale": "kwok", "s3": "versitygw"}
 
 
@@ -34,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         dest="extras",
         action="append",
         default=[],
-        choices=(*EXTRAS, *ONLY_WHEN_ASKED),
+        choices=EXTRAS,
         help="with --only cluster",
     )
     options = parser.parse_args(arguments)
@@ -43,6 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         jobs.append(set_up_venv)
     if options.only != "venv":
         extras = EXTRAS if options.only is None else tuple(options.extras)
+        try:
+            check_machine()  # before anything that takes minutes
+        except TestbedError as error:
+            return _tell([error])
         jobs.append(lambda: set_up_cluster(extras))
     return _run_together(jobs)
 
@@ -56,9 +59,21 @@ def _run_together(jobs: Sequence[Callable[[], None]]) -> int:
                 running.result()
             except TestbedError as error:
                 failures.append(error)
+    return _tell(failures)
+
+
+def _tell(failures: Sequence[TestbedError]) -> int:
     for failure in failures:
         sys.stderr.write(f"error: {failure}\n")
     return 1 if failures else 0
+
+
+def check_machine() -> None:
+    """Whether a cluster can be had here at all."""
+    if os.geteuid() != 0:
+        raise MissingProgramError("the cluster makes namespaces and mounts: please run as root")
+    programs.check_assets()
+    debs.check_needed()
 
 
 def set_up_venv() -> None:
@@ -69,13 +84,9 @@ def set_up_venv() -> None:
 
 def set_up_cluster(extras: Sequence[str]) -> None:
     """The programs of the cluster, and the extra ones that are asked for."""
-    if os.geteuid() != 0:
-        raise MissingProgramError("the cluster makes namespaces and mounts: please run as root")
     with locked(settings().cache / "cluster.lock", what="the cluster's programs"):
-        debs.check_needed()
         debs.unpack_missing()
-        if "monitoring" in extras:
-            debs.unpack_monitoring()
+        debs.unpack_for_tests(extras)
         gotools.build_missing({_UPSTREAMS.get(extra, extra) for extra in extras})
 
 

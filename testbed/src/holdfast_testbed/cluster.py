@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import random
+import re
 import signal
-import socket
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from holdfast_testbed.kubeconfig import certificate_user, token_user, write_kube
 from holdfast_testbed.locks import locked
 from holdfast_testbed.node import Node
 from holdfast_testbed.nodeconfig import instance_id
+from holdfast_testbed.ports import free_port
 from holdfast_testbed.processes import Process
 from holdfast_testbed.programs import program
 from holdfast_testbed.say import say
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from kubernetes.client import ApiClient
 
 _CONTROL_PLANE_ONLY = 63
+_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,38}[a-z0-9])?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +60,11 @@ class Cluster:
         Images are built if anything in them changed, and loaded into each node, unless `images` is false. What an
         earlier run left half-way under this name is removed first, and with `replace` a cluster that runs as well.
         """
-        clusters = state_dir or settings().clusters
-        lock = clusters / f"{name}.lock"
+        folder = _folder(name, state_dir)
+        lock = folder.with_name(f"{name}.lock")
         with locked(lock, what=f"cluster '{name}'"):
-            _clear_the_way(clusters / name, replace=replace)
-            state = _reserve(clusters / name, nodes, node_monitor_grace_seconds)
+            _clear_the_way(folder, replace=replace)
+            state = _reserve(folder, nodes, node_monitor_grace_seconds)
             cluster = cls(state=state)
             try:
                 cluster._start(images)
@@ -77,7 +78,7 @@ class Cluster:
     @classmethod
     def load(cls, name: str = DEFAULT_CLUSTER, *, state_dir: Path | None = None) -> Cluster:
         """The cluster of this name that was brought up before."""
-        state = load_state((state_dir or settings().clusters) / name)
+        state = load_state(_folder(name, state_dir))
         if not state.complete_file.exists():
             raise NoSuchClusterError(f"cluster '{name}' never came up wholly: remove it with 'down --name {name}'")
         return cls(state=state)
@@ -312,11 +313,18 @@ def _ready_of(node: dict[str, Any]) -> dict[str, Any]:
     return next((condition for condition in conditions if condition["type"] == "Ready"), {})
 
 
+def _folder(name: str, state_dir: Path | None) -> Path:
+    """Where a cluster is kept; a name is one folder's, so that no other is ever removed for it."""
+    if not _NAME.fullmatch(name):
+        raise TestbedError(f"'{name}' does not do as a cluster's name: give letters a-z, digits and '-', at most 40")
+    return (state_dir or settings().clusters) / name
+
+
 def remove_cluster(name: str, *, state_dir: Path | None = None) -> None:
     """Remove what there is of a cluster, wholly up or not. Nothing recorded is an error."""
-    clusters = state_dir or settings().clusters
-    with locked(clusters / f"{name}.lock", what=f"cluster '{name}'", remove=True):
-        removal.remove(load_state(clusters / name))
+    folder = _folder(name, state_dir)
+    with locked(folder.with_name(f"{name}.lock"), what=f"cluster '{name}'", remove=True):
+        removal.remove(load_state(folder))
 
 
 def recorded_clusters(state_dir: Path | None = None) -> list[str]:
@@ -343,9 +351,9 @@ def _reserve(folder: Path, nodes: int, grace: int) -> State:
     with locked(Path(MACHINE_LOCK), what="choosing addresses"):
         plan = _choose_plan(nodes)
         ports = Ports(
-            api=6443 if nodes else _free_port(),
-            etcd=_free_port(),
-            etcd_peer=_free_port(),
+            api=6443 if nodes else free_port(),
+            etcd=free_port(),
+            etcd_peer=free_port(),
         )
         state = State(folder=folder, name=folder.name, plan=plan, ports=ports, node_monitor_grace_seconds=grace)
         state.save()
@@ -358,15 +366,3 @@ def _choose_plan(nodes: int) -> Plan:
     if not nodes:
         return make_plan(_CONTROL_PLANE_ONLY, 0)
     return make_plan(free_number(networks=network.networks_in_use(), taken_tags=network.tags_in_use()), nodes)
-
-
-def _free_port() -> int:
-    """A port that nobody listens on, below those that the kernel gives to outgoing connections."""
-    while True:
-        port = random.SystemRandom().randrange(20000, 32000)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        return port

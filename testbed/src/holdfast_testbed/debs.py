@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,11 +37,14 @@ UNPACKED = (
                                       "libxtables12", "libgmp10", "libedit2", "libbsd0", "libmd0")),
 )  # fmt: skip
 
-MONITORING = (
-    Part(programs=("prometheus", "promtool"), packages=("prometheus",)),
-    Part(programs=("prometheus-alertmanager", "amtool"), packages=("prometheus-alertmanager",)),
-)
-"""Only tests of alerts and dashboards need these."""
+FOR_TESTS = {
+    "monitoring": (
+        Part(programs=("prometheus", "promtool"), packages=("prometheus",)),
+        Part(programs=("prometheus-alertmanager", "amtool"), packages=("prometheus-alertmanager",)),
+    ),
+    "strace": (Part(programs=("strace",), packages=("strace", "libunwind8", "liblzma5")),),
+}
+"""Only some tests need these, by the option that brings them: judges of alerts, and kills at each system call."""
 
 NEEDED = {
     "ip": "iproute2",
@@ -55,25 +59,28 @@ NEEDED = {
 
 def check_needed() -> None:
     """Every program that must be installed is, or one error names all that are not."""
-    missing = sorted({package for name, package in NEEDED.items() if not _on_path(name)})
+    missing = {package for name, package in NEEDED.items() if not _on_path(name)}
+    if not _debian():
+        missing |= {part.packages[0] for part in UNPACKED if part.missing}
     if missing:
-        raise MissingProgramError(f"please install these packages with your package manager: {', '.join(missing)}")
+        names = ", ".join(sorted(missing))
+        raise MissingProgramError(f"please install these packages with your package manager: {names}")
 
 
 def unpack_missing() -> None:
     """Bring `runc` and `nft` where neither PATH nor the cache has them."""
-    missing = [part for part in UNPACKED if part.missing]
-    if missing and not _debian():
-        raise MissingProgramError(f"please install these packages with your package manager: {_names(missing)}")
-    for part in missing:
-        _unpack(part)
+    check_needed()
+    for part in UNPACKED:
+        if part.missing:
+            _unpack(part)
 
 
-def unpack_monitoring() -> None:
-    """Bring Prometheus and Alertmanager. Where there is no Debian, demo and cluster do without them."""
-    missing = [part for part in MONITORING if part.missing]
+def unpack_for_tests(options: Collection[str]) -> None:
+    """Bring what only tests need. Where there is no Debian, demo and cluster do without it."""
+    missing = [part for option, parts in FOR_TESTS.items() if option in options for part in parts if part.missing]
     if missing and not _debian():
-        say(f"tests of alerts and dashboards need these packages, which are not there: {_names(missing)}")
+        names = ", ".join(part.packages[0] for part in missing)
+        say(f"some tests need these packages, which are not there: {names}")
         return
     for part in missing:
         _unpack(part)
@@ -81,10 +88,6 @@ def unpack_monitoring() -> None:
 
 def _debian() -> bool:
     return _on_path("apt-get") and _on_path("dpkg")
-
-
-def _names(parts: list[Part]) -> str:
-    return ", ".join(part.packages[0] for part in parts)
 
 
 def _unpack(part: Part) -> None:

@@ -21,7 +21,7 @@ from holdfast_testbed.programs import program
 from holdfast_testbed.say import progress
 from holdfast_testbed.settings import settings
 
-_FORMAT = "1"
+_FORMAT = "2"
 _PASSWD = f"root:x:0:0:root:/root:/sbin/nologin\nholdfast:x:{NONROOT}:{NONROOT}:holdfast:/tmp:/sbin/nologin\n"
 _GROUP = f"root:x:0:\nholdfast:x:{NONROOT}:\n"
 _SOURCE = "/opt/holdfast/src"

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast_testbed.errors import CommandFailedError, NotReadyError
-from holdfast_testbed.processes import tail
+from holdfast_testbed.processes import stop, tail
 from holdfast_testbed.programs import program
 from holdfast_testbed.settings import child_environment
 from holdfast_testbed.waiting import wait_for
@@ -29,7 +29,6 @@ from holdfast_testbed.waiting import wait_for
 _LISTENS = re.compile(r'msg="Listening on" address="?(127\.0\.0\.1:\d+)')
 _TEMPLATES = Path("/usr/share/prometheus/alertmanager/default.tmpl")
 _READY_SECONDS = 60.0
-_STOP_SECONDS = 20.0
 _ANY_PORT = "127.0.0.1:0"
 
 
@@ -124,12 +123,7 @@ def _running(
     try:
         yield _url(name, process, log), log
     finally:
-        process.terminate()
-        try:
-            process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        stop(process)
 
 
 def _url(name: str, process: subprocess.Popen[bytes], log: Path) -> str:

@@ -131,6 +131,16 @@ def kill_all(identities: Sequence[Identity], *, seconds: float = 30.0) -> None:
     )
 
 
+def stop(process: subprocess.Popen[bytes], *, seconds: float = 20.0) -> None:
+    """End a child of ours, by force if it does not end in time."""
+    process.terminate()
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 def children(identity: Identity) -> list[Identity]:
     """The living children of a process."""
     return [stat.identity for stat in everything() if stat.parent == identity.pid]

@@ -28,7 +28,10 @@ FOLDERS = {
     "kwok": f"kwok-{KWOK}",
     "versitygw": f"versitygw-{VERSITYGW}",
     "pause": "pause-1",
-    **dict.fromkeys(("runc", "nft", "prometheus", "promtool", "prometheus-alertmanager", "amtool"), "debian"),
+    **dict.fromkeys(
+        ("runc", "nft", "prometheus", "promtool", "prometheus-alertmanager", "amtool", "strace"),
+        "debian",
+    ),
 }
 """Program → folder under the cache's `bin`."""
 
@@ -39,9 +42,17 @@ OPTIONAL = {
     "helm": "helm",
     "kwok": "scale",
     "versitygw": "s3",
+    "strace": "strace",
     **dict.fromkeys(("prometheus", "promtool", "prometheus-alertmanager", "amtool"), "monitoring"),
 }
 """Programs that a cluster does not need, with the option of the set-up that brings them."""
+
+
+def check_assets() -> None:
+    """`KUBEBUILDER_ASSETS`, where it is set, is a folder."""
+    assets = settings().assets
+    if assets is not None and not assets.is_dir():
+        raise MissingProgramError(f"KUBEBUILDER_ASSETS names {assets}, which is no folder: mend it or unset it")
 
 
 def find(name: str) -> Path | None:

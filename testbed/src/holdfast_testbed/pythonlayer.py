@@ -24,6 +24,8 @@ _UNUSED = frozenset(
     {"test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "site-packages", "dist-packages",
      "__pycache__", "pydoc_data", "_tkinter", "distutils"}
 )  # fmt: skip
+_UNUSED_PACKAGES = ("kubernetes/aio/",)
+"""Which nothing of ours loads: a third of the operator's image, of which each node is given a copy."""
 _NEEDED_LIBRARY = re.compile(r"(?:=>\s*)?(/\S+)\s+\(0x")
 
 
@@ -81,6 +83,8 @@ def add_distributions(layer: Layer, distributions: Iterable[metadata.Distributio
             source = Path(str(distribution.locate_file(entry)))
             if ".." in entry.parts or "__pycache__" in entry.parts or not source.is_file():
                 continue
+            if str(entry).startswith(_UNUSED_PACKAGES):
+                continue
             add_file(layer, source, f"{SITE}/{entry}")
             if ".so" in entry.name:
                 binaries.append(source)
@@ -135,7 +139,8 @@ def needed_libraries(ldd: str) -> list[str]:
 
 def _files(root: Path) -> Iterator[Path]:
     for path in sorted(root.iterdir()):
-        if path.name in _UNUSED or path.suffix in (".pyc", ".a", ".o") or path.name.startswith("config-"):
+        unused = path.name.partition(".")[0] in _UNUSED or path.name.startswith("config-")
+        if unused or path.suffix in (".pyc", ".a", ".o"):
             continue
         if path.is_dir():
             yield from _files(path)

@@ -11,7 +11,6 @@ It compares checksums, honours If-None-Match, and refuses wrong secrets. Below i
 from __future__ import annotations
 
 import secrets
-import socket
 import subprocess
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -21,7 +20,8 @@ from pathlib import Path
 from typing import Final
 
 from holdfast_testbed.errors import NotReadyError
-from holdfast_testbed.processes import tail
+from holdfast_testbed.ports import free_port
+from holdfast_testbed.processes import stop, tail
 from holdfast_testbed.programs import program
 from holdfast_testbed.settings import child_environment
 from holdfast_testbed.waiting import wait_for
@@ -29,7 +29,6 @@ from holdfast_testbed.waiting import wait_for
 REGION: Final = "us-east-1"
 _HEALTH: Final = "/healthz"
 _READY_SECONDS: Final = 60.0
-_STOP_SECONDS: Final = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +61,7 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
     data, notes, log = folder / "buckets", folder / "notes", folder / "versitygw.log"
     for made in (data, notes):
         made.mkdir(parents=True)
-    port = _free_port()
+    port = free_port()
     access, secret = secrets.token_hex(10), secrets.token_hex(20)
     words = ["--port", f"127.0.0.1:{port}", "--region", REGION, "--health", _HEALTH, "--quiet", "--keep-alive"]
     # Notes beside the data: not every file system has extended attributes.
@@ -76,19 +75,7 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
         credentials = {"aws_access_key_id": access, "aws_secret_access_key": secret}
         yield S3Server(url=url, folder=data, log=log, credentials=credentials)
     finally:
-        process.terminate()
-        try:
-            process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        stop(process)
 
 
 def _wait_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -17,6 +17,8 @@ class Settings:
     assets: Path | None
     """`KUBEBUILDER_ASSETS`: programs in it are used as they are."""
     search_path: str
+    keep: bool
+    """`KEEP=1`: the demo leaves its cluster running."""
 
     @property
     def venv(self) -> Path:
@@ -52,7 +54,8 @@ def settings() -> Settings:
     return Settings(
         repository=repository,
         cache=Path(os.environ.get("HOLDFAST_CACHE") or repository / ".cache").absolute(),
-        assets=Path(assets) if assets else None,
+        assets=Path(assets).absolute() if assets else None,
+        keep=os.environ.get("KEEP", "").lower() not in ("", "0", "no", "false"),
         search_path=os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin:/usr/local/sbin:/usr/local/go/bin",
     )
 

@@ -13,11 +13,15 @@ from holdfast_testbed.say import progress, say
 from holdfast_testbed.settings import child_environment, settings
 
 PACKAGES = ("operator", "sidecar", "trainer_lib", "testbed")
+_STAMP = "holdfast-stamp"
+"""What was installed last, all of it."""
+_MADE = "holdfast-made"
+"""Written when the bare environment is whole: one that was cut off has an interpreter, and no pip."""
 
 
 def make_venv() -> None:
     """Make or complete the environment; nothing happens when it is as the sources ask."""
-    stamp = settings().venv / "holdfast-stamp"
+    stamp = settings().venv / _STAMP
     wanted = stamp_of(settings().repository)
     if _read(stamp) == wanted and _works():
         return
@@ -55,12 +59,12 @@ def requirements(repository: Path) -> list[str]:
 
 
 def _works() -> bool:
-    """Whether the environment starts with the Python that we run."""
-    python = settings().venv / "bin" / "python"
-    if not python.exists():
+    """Whether the environment is whole, and starts with the Python that we run."""
+    home = settings().venv
+    if not (home / "bin" / "python").exists() or not any((home / mark).exists() for mark in (_MADE, _STAMP)):
         return False
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return (settings().venv / "lib" / f"python{version}" / "site-packages").is_dir()
+    return (home / "lib" / f"python{version}" / "site-packages").is_dir()
 
 
 def _create() -> None:
@@ -69,6 +73,7 @@ def _create() -> None:
     done = _run([sys.executable, "-m", "venv", str(settings().venv)])
     if done.returncode != 0:
         raise MissingProgramError(f"please install Python's venv module (Debian: python3-venv): {_end(done)}")
+    (settings().venv / _MADE).touch()
 
 
 def _install() -> None:

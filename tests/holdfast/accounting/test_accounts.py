@@ -137,6 +137,34 @@ def test_a_killed_ranks_place_is_accounted_until_another_holds_it(launcher: Laun
     assert seconds["productive"] == pytest.approx(4)
 
 
+def test_messages_that_wait_to_be_heard_move_no_second_from_one_cause_to_another(launcher: Launcher) -> None:
+    reports: list[dict[str, Any]] = []
+    launcher.accounts.hello(1, 0)
+    meter = Meter(Ledger(lambda: launcher.now, reports.append))
+
+    def heard_late(*, step: int | None = None, at: float | None = None) -> None:
+        launcher.passes(0.2)
+        while reports:
+            launcher.accounts.account(1, reports.pop(0))
+        if step is not None:
+            launcher.accounts.stepped(1, step, at)
+
+    launcher.passes(3)
+    meter.enter(Activity.SYNC, 0)
+    heard_late()
+    meter.enter(Activity.DATA, 0)
+    meter.enter(Activity.COMPUTE)
+    heard_late()
+    launcher.passes(0.8)
+    heard_late(step=1, at=launcher.now)
+    launcher.passes(0.3)
+    launcher.accounts.ended(1, hung=False)
+    books = launcher.books
+    assert books["unattributedSeconds"] == pytest.approx(0, abs=1e-6)
+    seconds = {cause: spent for cause, spent in books["seconds"].items() if spent}
+    assert seconds == pytest.approx({"startup": 3 + 0.2, "productive": 0.2 + 0.8, "recompute": 0.2 + 0.3})
+
+
 def test_what_a_hung_rank_did_until_it_was_ended_is_detection(launcher: Launcher) -> None:
     launcher.starts(1)
     launcher.steps(1, 1)
@@ -212,6 +240,36 @@ def test_a_second_failure_before_the_next_step_prolongs_the_recovery(launcher: L
     assert recovery is not None
     assert (recovery.cause, launcher.accounts.failures) == ("OOM", 2)
     assert recovery.seconds["restart"] == pytest.approx(0.5)
+
+
+def test_a_step_from_a_doubt_which_is_told_before_the_state_it_belongs_to_ends_no_recovery(
+    launcher: Launcher,
+) -> None:
+    launcher.starts(1)
+    launcher.steps(1, 1)
+    launcher.accounts.failed("Infrastructure", 1)
+    launcher.meters[1].enter(Activity.PARKED)
+    launcher.accounts.hello(1, 0)
+    assert launcher.accounts.stepped(1, 2) is None
+    launcher.passes(0.3)
+    launcher.accounts.restored(2)
+    launcher.passes(0.1)
+    recovery = launcher.accounts.stepped(1, 3)
+    assert recovery is not None
+    assert (recovery.seconds["sync"], recovery.seconds["step"]) == (pytest.approx(0.3), pytest.approx(0.1))
+    assert (launcher.accounts.steps, launcher.accounts.lost_steps) == (3, 0)
+
+
+def test_a_rank_that_is_heard_after_the_next_step_has_lost_none(launcher: Launcher) -> None:
+    launcher.starts(1)
+    launcher.starts(2, 1)
+    launcher.steps(1, 1)
+    for pid, place in ((1, 0), (2, 1)):
+        launcher.accounts.hello(pid, place)
+    launcher.accounts.restored(1)
+    launcher.accounts.stepped(1, 2)
+    launcher.accounts.restored(1)
+    assert (launcher.accounts.steps, launcher.accounts.lost_steps) == (2, 0)
 
 
 def test_steps_that_no_state_has_any_more_are_lost_once(launcher: Launcher) -> None:

@@ -91,6 +91,17 @@ def test_what_is_rare_is_written_always_and_steps_once_a_second(run: Run) -> Non
     assert sum(recovery["phases"].values()) == pytest.approx(0.02 + 0.1 + 0.25)
 
 
+def test_a_restore_from_a_tier_is_written_once_with_what_was_lost(run: Run) -> None:
+    bad = {"path": "step-8.g1.a1", "reason": "MANIFEST.json is missing"}
+    told = {"step": 4, "source": "checkpoint", "stores": ["/ckpt"], "quarantined": [bad], "lost": [bad]}
+    for pid in (31, 32):
+        run.chronicle.heard(pid, "restored", told)
+    run.chronicle.heard(31, "restored", {"step": 4, "source": "memory", "stores": [], "lost": []})
+    (line,) = (line for line in run.lines if line["kind"] == "restore")
+    assert (line["step"], line["stores"], line["lost"]) == (4, ["/ckpt"], ["step-8.g1.a1"])
+    assert "step 4 from /ckpt; lost: step-8.g1.a1" in timeline_view.render(timeline_view.read(run.path))
+
+
 def test_the_file_is_bounded_and_its_older_part_is_read_too(tmp_path: Path) -> None:
     run = Run(tmp_path / "timeline.jsonl", max_bytes=4000)
     run.steps(1, 300, seconds=1.0)

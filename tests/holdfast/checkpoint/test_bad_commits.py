@@ -26,6 +26,8 @@ from holdfast.checkpoint.claims import write_claim
 from holdfast.checkpoint.exchange import Alone
 from holdfast.checkpoint.manifest import CHUNK_BYTES, LARGEST, decode
 from holdfast.checkpoint.reader import restore
+from holdfast.checkpoint.stores.folder import FolderStore
+from holdfast.checkpoints.verifying import Verdict, verify
 from holdfast.errors import DamagedError, StateError, UnknownFormatError
 from holdfast.worlds import Claim, Pair
 
@@ -115,6 +117,12 @@ def falls_back(root: Path, why: str) -> None:
     assert why in found.quarantined[0].reason
     assert float(fresh["model"].weight.detach()[0, 0]) == 10.0
     assert outside(root) == around
+
+
+def verdict(root: Path) -> Verdict:
+    """What `holdfast checkpoints verify` says of the newest."""
+    store = FolderStore(root)
+    return verify(store, max(store.commits(), key=lambda name: name.step))
 
 
 def setter(path: str, value: Json) -> Callable[[Json], None]:
@@ -251,7 +259,15 @@ def test_a_header_that_swaps_two_tensors_is_damage(root: Path) -> None:
         header["model/weight"], header["model/bias"] = header["model/bias"], header["model/weight"]
 
     replace_file(root, reheaded(root, swap))
+    assert [damage.file for damage in verdict(root).damages] == [TENSORS]
+    assert "disagree about" in verdict(root).reason
     falls_back(root, "disagree about")
+
+
+def test_what_is_a_ranks_alone_and_no_json_is_damage_for_verify_as_for_a_restore(root: Path) -> None:
+    replace_file(root, b"not JSON", "rank-0.json")
+    assert "rank-0.json is not JSON" in verdict(root).reason
+    falls_back(root, "rank-0.json is not JSON")
 
 
 def test_a_file_with_no_room_for_a_header_is_damage(root: Path) -> None:

@@ -26,9 +26,10 @@ from holdfast.checkpoint.claims import list_claims
 from holdfast.checkpoint.exchange import Alone
 from holdfast.checkpoint.reader import Restored, restore
 from holdfast.worlds import Pair
+from holdfast_testbed.programs import find
 
 SCRIPT = Path(__file__).parent / "scripts" / "one_attempt.py"
-STRACE = shutil.which("strace")
+STRACE = find("strace")  # `make setup` brings it
 CHANGING = frozenset(
     """openat write pwrite64 writev fsync fdatasync close mkdir mkdirat rename renameat renameat2 link linkat
     unlink unlinkat rmdir ftruncate""".split()  # noqa: SIM905  (a list of names reads best as words)
@@ -40,12 +41,12 @@ one_attempt = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(one_attempt)
 CALL = re.compile(r"^(?:\d+ +)?(\w+)\((.*)\) += (-?\d+)")
 
-pytestmark = pytest.mark.skipif(STRACE is None, reason="strace is not installed")
+pytestmark = pytest.mark.skipif(STRACE is None, reason="there is no strace, and no Debian to bring it")
 
 
 def attempt(root: Path, number: int, *steps: int, strace: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(SCRIPT), str(root), str(number), *map(str, steps)]
-    prefix = [STRACE or "strace", "-f", *strace] if strace else []
+    prefix = [str(STRACE), "-f", *strace] if strace else []
     environ = {**os.environ, "PYTHONHASHSEED": "0"}
     return subprocess.run([*prefix, *command], capture_output=True, text=True, timeout=60, env=environ)
 
@@ -157,7 +158,7 @@ def test_writes_fsyncs_and_renames_come_in_the_order_that_makes_a_commit_safe(ea
     manifest = position(calls, "openat", staging + r"/MANIFEST\.json\.tmp")
     shards = [
         synced(calls, position(calls, "openat", staging + file + ".*O_EXCL"), before=manifest)
-        for file in (r"/rank-0\.safetensors", r"/rank-0\.json")
+        for file in (r"/rank-0\.json", r"/rank-0\.safetensors")
     ]
     claimed = position(calls, "link", r'claims/1\.2\.json\.tmp-[0-9a-f]{32}", "[^"]*claims/1\.2\.json"')
     claim = synced(calls, position(calls, "openat", r"claims/1\.2\.json\.tmp"), before=claimed)

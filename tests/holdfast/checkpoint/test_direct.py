@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,9 @@ import xxhash
 
 from holdfast.checkpoint.arena import address_of, anonymous
 from holdfast.checkpoint.direct import aligned, write_image
+from holdfast.checkpoint.filling import Filling
 from holdfast.checkpoint.manifest import CHUNK_BYTES, FileRecord
-from holdfast.errors import PeerLostError
+from holdfast.errors import CheckpointError, PeerLostError
 
 LENGTHS = [1, 4096, 4097, CHUNK_BYTES, 2 * CHUNK_BYTES + 3]
 
@@ -115,6 +118,45 @@ def test_a_file_that_is_given_up_ends_at_once(tmp_path: Path) -> None:
     with pytest.raises(PeerLostError):
         write_image(tmp_path / "file", image_of(3 * CHUNK_BYTES), 3 * CHUNK_BYTES, check=over)
     assert (tmp_path / "file").stat().st_size == 0
+
+
+def test_what_is_filled_is_written_while_the_rest_is_not_there_yet(tmp_path: Path) -> None:
+    nbytes = 3 * CHUNK_BYTES + 17
+    data, image, filling = image_of(nbytes), anonymous(aligned(nbytes)), Filling()
+    records: list[FileRecord] = []
+    thread = threading.Thread(
+        target=lambda: records.append(write_image(tmp_path / "file", image, nbytes, filling=filling))
+    )
+    thread.start()
+    for upto in (CHUNK_BYTES + 1, 2 * CHUNK_BYTES):
+        image[:upto] = data[:upto]
+        filling.reach(upto)
+        whole = upto // CHUNK_BYTES * CHUNK_BYTES
+        wait_until(lambda whole=whole: written(tmp_path / "file")[:whole] == data[:whole])
+    assert records == []
+    image[:] = data
+    filling.reach(nbytes)
+    thread.join(60)
+    assert holds(tmp_path / "file", data[:nbytes], records[0])
+
+
+def written(path: Path) -> bytes:
+    return path.read_bytes() if path.exists() else b""
+
+
+def wait_until(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_what_will_never_be_filled_is_an_error_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    filling = Filling()
+    filling.reach(CHUNK_BYTES)
+    filling.fail("the state is gone")
+    with pytest.raises(CheckpointError, match="the state is gone"):
+        write_image(tmp_path / "file", image_of(3 * CHUNK_BYTES), 3 * CHUNK_BYTES, filling=filling)
 
 
 def test_a_large_commit_by_several_ranks_reads_back_whole(

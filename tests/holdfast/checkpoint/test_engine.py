@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.checkpoint import claims as claims_module
 from holdfast.checkpoint import tier
 from holdfast.checkpoint.claims import list_claims, write_claim
 from holdfast.checkpoint.commit import begin, publish
@@ -20,8 +21,11 @@ from holdfast.checkpoint.exchange import Alone
 from holdfast.checkpoint.fencing import Resume
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.retention import Rules
+from holdfast.checkpoint.shard import Piece, TensorSpec
+from holdfast.checkpoint.stores.fallback import FallbackStore
+from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.writer import Snapshot
-from holdfast.errors import ClaimError
+from holdfast.errors import ClaimError, UnavailableError
 from holdfast.worlds import Claim, Pair
 
 JOB = "job-1"
@@ -72,6 +76,36 @@ def commits(root: Path) -> set[str]:
     return {str(name) for name in tier.list_commits(root)}
 
 
+@pytest.fixture
+def lost_volume(tmp_path: Path) -> Engine:
+    """An attempt whose shared tier is empty, while a copy of it has step 10."""
+    Run(tmp_path / "shared", 1, 1).commits(10)
+    (tmp_path / "shared").rename(tmp_path / "copies")
+    engine = Engine(
+        tmp_path / "shared",
+        keep_last=3,
+        resume=Resume.ALWAYS,
+        on_foreign=lambda claims: None,
+        copies=f"file://{tmp_path / 'copies'}",
+    )
+    engine.enter(Attempt(pair=Pair(1, 2), job_uid=JOB, publication="p1", run_id="run"), Alone())
+    return engine
+
+
+def test_where_the_shared_tier_has_lost_all_the_newest_is_that_of_the_copies(lost_volume: Engine) -> None:
+    assert lost_volume.newest() == CommitName(step=10, pair=Pair(1, 1))
+
+
+def test_copies_out_of_reach_do_not_hold_up_who_goes_on_from_memory(
+    lost_volume: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(self: FallbackStore) -> tuple[Claim, ...]:
+        raise UnavailableError("no network", cause="Network")
+
+    monkeypatch.setattr(FallbackStore, "claims", unreachable)
+    assert lost_volume.newest() is None
+
+
 def test_an_attempt_goes_on_from_the_newest_commit_and_its_claim_says_so(tmp_path: Path) -> None:
     Run(tmp_path, 1, 1).commits(10, 20)
     second = Run(tmp_path, 1, 2)
@@ -109,6 +143,31 @@ def test_a_zombies_commit_of_a_step_does_not_stop_the_successors(tmp_path: Path)
     zombie.commits(20)
     successor.commits(20)
     assert Run(tmp_path, 1, 3).found.pair == Pair(1, 2)
+
+
+def test_attempts_that_fail_before_they_commit_leave_one_claim_and_cut_off_as_much(tmp_path: Path) -> None:
+    zombie = Run(tmp_path, 1, 1).commits(10)
+    for attempt in range(2, 6):
+        Run(tmp_path, 1, attempt)
+    assert [claim.pair.attempt for claim in list_claims(tmp_path)] == [1, 5]
+    zombie.commits(20)
+    assert Run(tmp_path, 2, 1).found.step == 10
+
+
+def test_a_claim_that_is_removed_while_claims_are_listed_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Run(tmp_path, 1, 1).commits(10)
+    Run(tmp_path, 1, 2)
+    read, successors = claims_module._read, [3]
+
+    def meanwhile(path: Path, pair: Pair) -> Claim:
+        if pair == Pair(1, 2) and successors:
+            Run(tmp_path, 1, successors.pop())
+        return read(path, pair)
+
+    monkeypatch.setattr(claims_module, "_read", meanwhile)
+    assert [claim.pair.attempt for claim in list_claims(tmp_path)] == [1, 3]
 
 
 def test_two_processes_cannot_claim_one_attempt(tmp_path: Path) -> None:
@@ -269,3 +328,30 @@ def test_a_save_that_outlives_its_attempt_is_never_published_half_after_the_succ
     Run(tmp_path, 1, 2)
     assert published == [False]
     assert commits(tmp_path) == {"step-10.g1.a1"}
+
+
+# What a save is made of
+
+
+def test_a_state_that_cannot_be_copied_fails_its_save_and_not_the_next(tmp_path: Path) -> None:
+    run = Run(tmp_path, 1, 1).commits(10)
+
+    def gone(piece: Piece) -> bytes:
+        raise RuntimeError("the device is gone")
+
+    spec = TensorSpec(name="w", dtype="U8", shape=(4,))
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        run.engine.begin(replace(snapshot(20, run.pair), specs=[spec], read=gone))
+    run.commits(30)
+    assert commits(tmp_path) == {"step-10.g1.a1", "step-30.g1.a1"}
+    assert not [path.name for path in tmp_path.iterdir() if ".tmp-" in path.name]
+
+
+def test_what_was_committed_here_is_not_read_again_for_retention(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path, 1, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderStore, "manifest", lambda *unread: pytest.fail("a manifest was read"))
+        run.commits(10, 20, 30, 40)
+    assert commits(tmp_path) == {"step-20.g1.a1", "step-30.g1.a1", "step-40.g1.a1"}

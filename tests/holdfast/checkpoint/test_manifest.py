@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from holdfast.checkpoint.manifest import (
     Chunk,
     FileRecord,
     Manifest,
+    Records,
     TensorRecord,
     check,
     decode,
@@ -49,6 +51,29 @@ def test_what_is_read_is_what_was_written() -> None:
     assert decode(encode(MANIFEST)) == MANIFEST
 
 
+@pytest.mark.parametrize("kind", [dict, Records])
+def test_its_bytes_are_canonical_json_however_its_records_are_kept(
+    kind: Callable[..., dict[str, TensorRecord]],
+) -> None:
+    records = kind({"w": MANIFEST.tensors["w"], "ü/0": TensorRecord(dtype="F32", shape=(0,), chunks=())})
+    for step in (7, 8):  # the second from what was kept of the first
+        raw = encode(replace(MANIFEST, step=step, tensors=records))
+        document = json.loads(raw)
+        del document["manifestDigest"]
+        assert raw == sealed(document)
+        assert decode(raw) == replace(MANIFEST, step=step, tensors=dict(records))
+
+
+def test_records_that_fitted_their_files_are_looked_at_again_when_a_file_is_shorter() -> None:
+    manifest = replace(MANIFEST, tensors=Records(MANIFEST.tensors))
+    for _ in range(2):
+        check(manifest)
+    with pytest.raises(DamagedError, match="do not make it up"):
+        check(replace(manifest, files={"rank-0.safetensors": replace(FILE, nbytes=4096)}))
+    with pytest.raises(DamagedError, match="do not make it up"):
+        check(replace(manifest, files={}))
+
+
 def test_a_flip_of_any_bit_of_any_byte_is_damage() -> None:
     raw = encode(MANIFEST)
     for place in range(len(raw)):
@@ -69,8 +94,8 @@ def test_a_truncation_anywhere_is_damage() -> None:
 def test_a_whole_manifest_of_a_newer_version_is_refused_by_name() -> None:
     document = json.loads(encode(MANIFEST))
     del document["manifestDigest"]
-    with pytest.raises(UnknownFormatError, match=r"version 2.*use a newer holdfast"):
-        decode(sealed({**document, "version": 2, "novelty": True}))
+    with pytest.raises(UnknownFormatError, match=r"version 3.*reads .* version 1 and 2.*use a newer holdfast"):
+        decode(sealed({**document, "version": 3, "novelty": True}))
 
 
 def test_another_digest_than_ours_is_refused_by_name() -> None:
@@ -114,3 +139,65 @@ def test_chunks_that_do_not_make_up_their_tensor_are_damage(chunks: tuple[Chunk,
 def test_a_file_needs_a_digest_for_each_8_mib() -> None:
     with pytest.raises(DamagedError, match="1 digests"):
         check(replace(MANIFEST, tensors={}, files={"rank-0.json": replace(FILE, nbytes=CHUNK_BYTES + 1)}))
+
+
+# Deltas
+
+EARLIER = "step-5.g2.a1/rank-0.safetensors"
+DELTA = replace(
+    MANIFEST,
+    parent="step-6.g2.a1",
+    files={**MANIFEST.files, EARLIER: FILE},
+    tensors={
+        "w": TensorRecord(
+            dtype="F32",
+            shape=(2, 3),
+            chunks=(
+                replace(CHUNK, nbytes=12, shape=(1, 3)),
+                replace(CHUNK, nbytes=12, shape=(1, 3), start=(1, 0), file=EARLIER),
+            ),
+        )
+    },
+)
+
+
+def test_a_delta_is_of_a_version_that_older_readers_refuse_and_a_full_one_is_not() -> None:
+    assert json.loads(encode(DELTA))["version"] == 2
+    assert json.loads(encode(MANIFEST))["version"] == 1
+    assert json.loads(encode(replace(MANIFEST, parent="step-6.g2.a1")))["version"] == 1
+    assert decode(encode(DELTA)) == DELTA
+    assert DELTA.stands_on == {"step-5.g2.a1"}
+    assert DELTA.own == MANIFEST.files
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "step-7.g2.a1/rank-0.safetensors",
+        "step-8.g2.a1/rank-0.safetensors",
+        "step-5.g2.a1/rank-0.json",
+        "step-05.g2.a1/rank-0.safetensors",
+        "step-5.g2.a1/../rank-0.safetensors",
+        "step-5.g2.a1//rank-0.safetensors",
+        f"step-5.g2.a1.tmp-{'0' * 32}/rank-0.safetensors",
+        "../step-5.g2.a1/rank-0.safetensors",
+        "/step-5.g2.a1/rank-0.safetensors",
+        "quarantine/rank-0.safetensors",
+    ],
+)
+def test_a_delta_names_files_of_earlier_commits_only(name: str) -> None:
+    with pytest.raises(DamagedError, match="no commit has"):
+        check(replace(DELTA, files={**MANIFEST.files, EARLIER: FILE, name: FILE}))
+
+
+def test_a_delta_names_its_parent() -> None:
+    with pytest.raises(DamagedError, match="no commit has"):
+        check(replace(DELTA, parent=None))
+
+
+@pytest.mark.parametrize(("manifest", "version"), [(DELTA, 1), (MANIFEST, 2)])
+def test_a_version_that_says_something_else_than_the_manifest_is_damage(manifest: Manifest, version: int) -> None:
+    document = json.loads(encode(manifest))
+    del document["manifestDigest"]
+    with pytest.raises(DamagedError, match=f"is of version {version}"):
+        decode(sealed({**document, "version": version}))

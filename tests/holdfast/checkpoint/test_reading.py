@@ -107,15 +107,16 @@ class Counted(FolderStore):
         return Counting(self.root / str(name) / file)
 
 
-def test_only_the_chunks_that_hold_wanted_rows_are_read(
+def test_only_the_slices_that_hold_wanted_rows_are_read(
     tmp_path: Path, commit: Callable[..., Any], tensors: dict[str, bytes]
 ) -> None:
     commit(tmp_path, 1, {"a": tensors["a/large"]})
     store = Counted(tmp_path)
     restore([store], Alone(), select=lambda _: {"a": (CHUNK_BYTES, CHUNK_BYTES + 10)})
     read = [entry for entry in store.read if entry[0] == "rank-0.safetensors"]
-    assert {offset // CHUNK_BYTES for _, offset, _ in read} == {0, 1}  # the header, and what is wanted
-    assert sum(nbytes for _, _, nbytes in read) == 2 * CHUNK_BYTES + 4096 + 8  # the header's length, then all of it
+    assert {offset // PAGE for _, offset, _ in read} == {0, CHUNK_BYTES // PAGE + 1}  # the header, and what is wanted
+    header = 8 + PAGE  # its length, then all of it; then both are read to be verified
+    assert sum(nbytes for _, _, nbytes in read) == header + 2 * PAGE
 
 
 @pytest.mark.parametrize("place", [20, CHUNK_BYTES - 1, 2 * CHUNK_BYTES + 4500])

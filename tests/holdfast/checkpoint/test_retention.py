@@ -19,12 +19,19 @@ ONE = Pair(1, 1)
 
 
 def entry(
-    step: int, *, hours_ago: float = 0.0, pair: Pair = ONE, parent: str | None = None, **metrics: float
+    step: int,
+    *,
+    hours_ago: float = 0.0,
+    pair: Pair = ONE,
+    parent: str | None = None,
+    on: tuple[str, ...] = (),
+    **metrics: float,
 ) -> Entry:
     return Entry(
         commit=Commit(step=step, pair=pair, job_uid=JOB, publication="p1"),
         created=NOW - timedelta(hours=hours_ago),
         parent=parent,
+        stands_on=frozenset(on),
         metrics=metrics,
     )
 
@@ -89,6 +96,17 @@ def test_what_a_commit_that_stays_stands_on_stays() -> None:
         entry(50, parent="step-30.g1.a1"),
     ]
     assert sorted(kept(entries, "")) == [10, 20, 30, 50]
+
+
+def test_what_holds_bytes_of_a_commit_that_stays_stays_though_a_link_between_them_cannot_be_read() -> None:
+    entries = [
+        entry(10),
+        entry(20),
+        Entry(commit=Commit(step=30, pair=ONE)),
+        entry(40, parent="step-30.g1.a1", on=("step-10.g1.a1",)),
+    ]
+    assert {10, 40} <= kept(entries, "").keys()
+    assert 20 not in kept(entries, "")
 
 
 def test_a_commit_whose_manifest_cannot_be_read_is_not_aged() -> None:

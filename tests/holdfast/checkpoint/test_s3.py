@@ -126,6 +126,31 @@ def test_so_is_one_while_reading(
     assert is_whole(through(), made)
 
 
+def by_signed_address(request: Request) -> bool:
+    return "X-Amz-Signature" in request.target
+
+
+@pytest.mark.integration
+def test_large_parts_come_by_an_address_that_is_signed_once(
+    made: Made, proxy: Proxy, through: Callable[..., ObjectStore], s3_store: ObjectStore
+) -> None:
+    upload(made, s3_store)
+    assert is_whole(through(), made)
+    assert len({request.target for request in proxy.seen if by_signed_address(request)}) == 1
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    "fault", [Answer(status=403, code="AccessDenied"), Reset(), Reset(answer_lost=True)], ids=str
+)
+def test_where_such_addresses_do_not_serve_each_request_is_signed(
+    fault: Fault, made: Made, proxy: Proxy, through: Callable[..., ObjectStore], s3_store: ObjectStore
+) -> None:
+    upload(made, s3_store)
+    proxy.plan = lambda request: fault if by_signed_address(request) else None
+    assert is_whole(through(attempts=1), made)
+
+
 LASTING: dict[Kind, Answer] = {
     Kind.CREDENTIALS: Answer(status=400, code="ExpiredToken"),
     Kind.DENIED: Answer(status=403, code="AccessDenied"),
@@ -258,6 +283,13 @@ def test_claims_are_exclusive(s3_store: ObjectStore) -> None:
 
 
 @pytest.mark.integration
+def test_a_claim_larger_than_any_is_refused_before_it_is_read(s3_settings: S3Settings) -> None:
+    bucket = S3Bucket(s3_settings)
+    bucket.put("team/job/claims/1.1.json", bytes((64 << 10) + 1))
+    with pytest.raises(DamagedError, match="more than it can have"):
+        ObjectStore(bucket, s3_settings.prefix).claims()
+
+
 def test_what_was_never_finished_is_swept_away_and_nothing_else(
     made: Made, proxy: Proxy, through: Callable[..., ObjectStore], s3_settings: S3Settings, s3_store: ObjectStore
 ) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,8 +18,8 @@ from holdfast.checkpoint.manifest import Chunk, Manifest, TensorRecord
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.stores import slots
 from holdfast.checkpoint.stores.memory import MemoryStore
-from holdfast.checkpoint.stores.slots import SlotPair, opened
-from holdfast.errors import CheckpointError, DamagedError
+from holdfast.checkpoint.stores.slots import SlotSet, opened
+from holdfast.errors import CheckpointError, DamagedError, NoRoomError
 from holdfast.worlds import Pair
 
 FILE = "rank-0.safetensors"
@@ -33,8 +34,9 @@ def body(step: int, nbytes: int = BYTES) -> bytes:
     return bytes([step % 251]) * nbytes
 
 
-def commit(pair: SlotPair, step: int, keep: int | None = None, nbytes: int = BYTES) -> None:
-    writer = pair.begin(named(step), nbytes + 8192, keep=None if keep is None else named(keep))
+def commit(pair: SlotSet, step: int, keep: int | None = None, nbytes: int = BYTES, promised: int = 0) -> None:
+    spared = () if keep is None else [named(keep)]
+    writer = pair.begin(named(step), nbytes + 8192, keep=spared, job="job", promised=promised)
     record = writer.write(FILE, [body(step, nbytes)], nbytes)
     writer.stage()
     chunk = Chunk(file=FILE, offset=0, nbytes=nbytes, start=(0,), shape=(nbytes,))
@@ -95,9 +97,9 @@ def killed_at(line: int, act: Callable[[], Any]) -> bool:
 
 def test_a_writer_killed_before_any_line_leaves_the_commit_before(tmp_path: Path) -> None:
     def third() -> None:
-        commit(SlotPair(tmp_path, "own-0"), 3, keep=2)
+        commit(SlotSet(tmp_path, "own-0"), 3, keep=2)
 
-    pair = SlotPair(tmp_path, "own-0")
+    pair = SlotSet(tmp_path, "own-0")
     commit(pair, 1)
     commit(pair, 2, keep=1)
     pair.close()
@@ -113,16 +115,16 @@ def test_a_writer_killed_before_any_line_leaves_the_commit_before(tmp_path: Path
 
 def test_a_first_commit_that_is_killed_while_its_slots_are_made_leaves_nothing_in_the_way(tmp_path: Path) -> None:
     line = 0
-    while killed_at(line := line + 7, lambda: commit(SlotPair(tmp_path, "own-0"), 1)):
+    while killed_at(line := line + 7, lambda: commit(SlotSet(tmp_path, "own-0"), 1)):
         assert steps(MemoryStore(tmp_path)) in ([], [1])
-    pair = SlotPair(tmp_path, "own-0")
+    pair = SlotSet(tmp_path, "own-0")
     commit(pair, 2)
     assert 2 in steps(MemoryStore(tmp_path))
     assert list(tmp_path.glob("*.tmp-*")) == []
 
 
 def test_a_slot_is_overwritten_for_its_age_unless_it_is_what_training_goes_on_from(tmp_path: Path) -> None:
-    pair, store = SlotPair(tmp_path, "own-0"), MemoryStore(tmp_path)
+    pair, store = SlotSet(tmp_path, "own-0"), MemoryStore(tmp_path)
     commit(pair, 10)
     commit(pair, 11)
     assert steps(store) == [10, 11]
@@ -132,12 +134,38 @@ def test_a_slot_is_overwritten_for_its_age_unless_it_is_what_training_goes_on_fr
     assert steps(store) == [11, 13]
 
 
+def test_a_third_slot_spares_two_commits_and_is_used_on_when_it_is_no_longer_asked_for(tmp_path: Path) -> None:
+    three, store = SlotSet(tmp_path, "own-0", count=3), MemoryStore(tmp_path)
+    for step, keep in ((10, ()), (11, (10,)), (12, (11, 10)), (13, (12, 10))):
+        writer = three.begin(named(step), BYTES, keep=[named(one) for one in keep])
+        writer.write(FILE, [body(step)], BYTES)
+        writer.stage()
+    with opened(tmp_path) as found:
+        assert {content.name.step for _, content in found} == {10, 12, 13}
+    three.close()
+    commit(SlotSet(tmp_path, "own-0"), 14, keep=10)
+    with opened(tmp_path) as found:
+        assert {content.name.step for _, content in found} == {10, 13, 14}
+    assert steps(store) == [14]
+
+
+def test_what_another_job_left_in_the_same_memory_is_not_there(tmp_path: Path) -> None:
+    commit(SlotSet(tmp_path, "own-0"), 1)
+    ours, theirs = MemoryStore(tmp_path, {"ours"}), MemoryStore(tmp_path, {"job", "ours"})
+    assert theirs.commits() == (named(1),)
+    assert ours.commits() == ()
+    assert not ours.quarantine(named(1), "not ours") or theirs.commits() == (named(1),)
+    with pytest.raises(DamagedError, match="missing"):
+        ours.open(named(1), FILE)
+    assert whole(theirs, named(1)) == body(1)
+
+
 def test_bytes_that_are_overwritten_while_they_are_read_are_not_given_out(tmp_path: Path) -> None:
-    pair, store = SlotPair(tmp_path, "own-0"), MemoryStore(tmp_path)
+    pair, store = SlotSet(tmp_path, "own-0"), MemoryStore(tmp_path)
     commit(pair, 1)
     commit(pair, 2)
     with store.open(named(1), FILE) as source:
-        pair.begin(named(3), BYTES, keep=named(2))
+        pair.begin(named(3), BYTES, keep=[named(2)])
         with pytest.raises(DamagedError, match="overwritten in memory"):
             source.read_into(0, memoryview(bytearray(10)))
     assert steps(store) == [2]
@@ -145,7 +173,7 @@ def test_bytes_that_are_overwritten_while_they_are_read_are_not_given_out(tmp_pa
 
 @pytest.mark.parametrize("at", [0, 1024, 1040, 2048, 2070])
 def test_a_torn_table_is_nothing(tmp_path: Path, at: int) -> None:
-    pair, store = SlotPair(tmp_path, "own-0"), MemoryStore(tmp_path)
+    pair, store = SlotSet(tmp_path, "own-0"), MemoryStore(tmp_path)
     commit(pair, 1)
     commit(pair, 2)
     path = tmp_path / "own-0.slot-1"
@@ -160,8 +188,8 @@ def test_a_torn_table_is_nothing(tmp_path: Path, at: int) -> None:
 
 
 def test_staged_bytes_are_read_for_a_manifest_that_is_elsewhere(tmp_path: Path) -> None:
-    pair, store = SlotPair(tmp_path, "own-0"), MemoryStore(tmp_path)
-    writer = pair.begin(named(5), 1000, keep=None)
+    pair, store = SlotSet(tmp_path, "own-0"), MemoryStore(tmp_path)
+    writer = pair.begin(named(5), 1000, keep=())
     writer.write("rank-0.json", [encode_json({})], len(encode_json({})))
     writer.stage()
     assert store.commits() == ()
@@ -170,7 +198,7 @@ def test_staged_bytes_are_read_for_a_manifest_that_is_elsewhere(tmp_path: Path) 
 
 
 def test_larger_commits_get_larger_slots_and_the_one_to_keep_stays(tmp_path: Path) -> None:
-    pair, store = SlotPair(tmp_path, "own-0"), MemoryStore(tmp_path)
+    pair, store = SlotSet(tmp_path, "own-0"), MemoryStore(tmp_path)
     commit(pair, 1)
     commit(pair, 2, keep=1, nbytes=5 << 20)
     assert {name.step for name in store.commits()} == {1, 2}
@@ -179,17 +207,75 @@ def test_larger_commits_get_larger_slots_and_the_one_to_keep_stays(tmp_path: Pat
 
 
 def test_two_slots_beyond_the_limit_are_refused_with_the_field_and_the_need(tmp_path: Path) -> None:
-    pair = SlotPair(tmp_path, "own-0", limit=7 << 20)
+    pair = SlotSet(tmp_path, "own-0", limit=7 << 20)
     message = r"own-0 needs two slots of 4 MiB, 8 MiB in all.*raise checkpoint\.memory\.sizeLimit \(or --memory-tier"
     with pytest.raises(CheckpointError, match=message):
-        pair.begin(named(1), 3 << 20, keep=None)
+        pair.begin(named(1), 3 << 20, keep=())
     assert list(tmp_path.glob("*.slot-*")) == []
+
+
+def test_where_others_let_go_later_only_the_slot_at_hand_is_made_and_the_other_one_with_the_next_commit(
+    tmp_path: Path,
+) -> None:
+    kept = tmp_path / "for-lost.slot-0"
+    kept.write_bytes(bytes(1 << 20))
+    pair = SlotSet(tmp_path, "own-0", limit=2 << 20)
+    with pytest.raises(NoRoomError, match="1 MiB of 2 MiB are in use"):
+        pair.begin(named(1), BYTES + 8192, keep=())
+    commit(pair, 1, promised=1 << 20)
+    assert [path.name for path in sorted(tmp_path.glob("own-0.slot-?"))] == ["own-0.slot-0"]
+    with pytest.raises(NoRoomError, match="2 MiB of 2 MiB are in use"):
+        commit(pair, 2, keep=1)
+    slots.remove(kept)
+    commit(pair, 2, keep=1)
+    assert steps(MemoryStore(tmp_path)) == [1, 2]
+
+
+def test_what_does_not_fit_later_either_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "for-lost.slot-0").write_bytes(bytes(1 << 20))
+    with pytest.raises(NoRoomError, match="own-0 needs two slots"):
+        SlotSet(tmp_path, "own-0", limit=2 << 20).begin(named(1), BYTES, keep=(), promised=1)
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """On a memory volume, which says what it takes."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+def test_a_slot_that_is_replaced_takes_nothing_though_a_forked_process_holds_it(memory: Path) -> None:
+    pair = SlotSet(memory, "own-0")
+    commit(pair, 1)
+    held = slots.Slot(memory / "own-0.slot-0")  # as a loader that was forked from the rank has it
+    before = os.fstat(held.fd).st_blocks
+    commit(pair, 2)
+    commit(pair, 3, nbytes=3 << 20)
+    assert os.fstat(held.fd).st_nlink == 0
+    assert os.fstat(held.fd).st_blocks * 512 <= 4096 < before * 512
+    assert held.content() is None, "and what it held counts for nobody"
+    held.close()
 
 
 def test_only_one_process_writes_an_owners_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slots, "_OTHER_WRITER_SECONDS", 0.0)
-    held = SlotPair(tmp_path, "own-0")
-    with pytest.raises(CheckpointError, match="another process writes the slots of own-0"):
-        SlotPair(tmp_path, "own-0")
+    held = SlotSet(tmp_path, "own-0")
+    assert in_child(lambda: SlotSet(tmp_path, "own-0")) == "another process writes the slots of own-0"
     held.close()
-    SlotPair(tmp_path, "own-0").close()
+    assert in_child(lambda: SlotSet(tmp_path, "own-0")) == ""
+
+
+def in_child(act: Callable[[], Any]) -> str:
+    """The beginning of what it is refused with."""
+    told, says = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            act()
+        except CheckpointError as error:
+            os.write(says, str(error).partition(":")[0].encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(says)
+    with os.fdopen(told) as answer:
+        return answer.read()

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from holdfast.checkpoint import save
+from holdfast.checkpoint.manifest import LARGEST
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.stores import Store
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.fsspec import fsspec_store
 from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.checkpoint.stores.open import open_store
-from holdfast.errors import DamagedError
+from holdfast.errors import CheckpointError, DamagedError
+from holdfast.worlds import Pair
 
 torch = pytest.importorskip("torch")
 
@@ -88,6 +91,25 @@ def test_reading_behind_the_end_or_what_is_not_there_is_damage(
         opened.read_into(opened.nbytes - 1, memoryview(bytearray(2)))
     with pytest.raises(DamagedError, match="missing"), store.open(name, "rank-9.json"):
         pass
+
+
+def test_a_manifest_or_claim_larger_than_any_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    pair = Pair(1, 1)
+    name = CommitName(step=7, pair=pair)
+    (tmp_path / str(name)).mkdir()
+    (tmp_path / "claims").mkdir()
+    for path, most in ((tmp_path / str(name) / "MANIFEST.json", LARGEST), (tmp_path / "claims/1.1.json", 64 << 10)):
+        with path.open("wb") as file:
+            file.truncate(most + 1)  # holes
+    for store in (FolderStore(tmp_path), fsspec_store(f"local://{tmp_path}")):
+        tracemalloc.start()
+        with pytest.raises(DamagedError, match="more than it can have"):
+            store.manifest(name)
+        with pytest.raises(CheckpointError, match="more than it can have"):
+            store.claims()
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 1 << 20
 
 
 def test_a_bad_commit_is_moved_aside_and_a_deleted_one_is_gone(

@@ -110,6 +110,35 @@ def test_it_reads_a_commit_of_two_ranks_bit_for_bit(
     assert_same(reader.build(manifest["state"]["objects"]["model"], tensors), model.state_dict())
 
 
+def test_it_reads_a_delta_bit_for_bit(tmp_path: Path, reader: ModuleType) -> None:
+    from holdfast.checkpoint.deltas import Chain
+    from holdfast.checkpoint.exchange import Alone
+    from holdfast.checkpoint.state import flatten
+    from holdfast.checkpoint.writer import Arena, Planner, commit, stage
+
+    model, chain = Net(), Chain(every=4)
+    for step in (1, 2, 3):
+        with torch.no_grad():
+            model.large[step * 300] += 1
+        flat = flatten({"model": model})
+        snapshot = Snapshot(
+            name=CommitName(step=step, pair=Pair(1, 1)),
+            specs=flat.specs,
+            read=flat.read,
+            state={"objects": flat.tree, "counters": {}},
+            data=None,
+            alone={},
+            numerics={},
+        )
+        staged = stage(snapshot, Arena(), Planner(), rank=0, size=1)
+        assert commit(tmp_path, staged, Alone(), chain=chain).committed
+
+    folder, manifest = reader.newest(tmp_path)
+    assert (manifest["version"], manifest["parent"]) == (2, "step-2.g1.a1")
+    tensors = reader.read_tensors(folder, manifest)
+    assert_same(reader.build(manifest["state"]["objects"]["model"], tensors), model.state_dict())
+
+
 def test_it_takes_the_commit_that_the_claims_allow(
     tmp_path: Path, reader: ModuleType, commit: Callable[..., Any]
 ) -> None:

@@ -16,14 +16,14 @@ Start = Callable[[], subprocess.Popen[str]]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start(short_path: Path) -> Iterator[Start]:
     """Begins a demo whose temporary folder is in the test's own."""
     begun: list[subprocess.Popen[str]] = []
 
     def begin() -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [sys.executable, "-m", "holdfast", "demo"],
-            env={**os.environ, "TMPDIR": str(tmp_path)},
+            env={**os.environ, "TMPDIR": str(short_path)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -58,7 +58,7 @@ def is_gone(folder: Path) -> bool:
     return left_over(folder) == []
 
 
-def test_nothing_is_lost_whatever_is_done(start: Start, tmp_path: Path) -> None:
+def test_nothing_is_lost_whatever_is_done(start: Start, short_path: Path) -> None:
     """How long each fault takes is the demo's own promise, and kept on a machine with nothing else to do."""
     demo = start()
     said, _ = demo.communicate(timeout=400)
@@ -68,16 +68,17 @@ def test_nothing_is_lost_whatever_is_done(start: Start, tmp_path: Path) -> None:
     assert "never" not in said
     assert [check.split()[0] for check in checks] == ["yes"] * 3, said
     assert said.count("FAULT") == 3
-    assert is_gone(tmp_path)
+    assert is_gone(short_path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_nothing_is_left_of_a_demo_that_was_ended(start: Start, tmp_path: Path, number: signal.Signals) -> None:
+def test_nothing_is_left_of_a_demo_that_was_ended(start: Start, short_path: Path, number: signal.Signals) -> None:
     demo = start()
     end = time.monotonic() + 60.0
-    while not list(tmp_path.glob("*/launcher-2.log")) and time.monotonic() < end:
+    while not list(short_path.glob("*/launcher-2.log")):
+        assert time.monotonic() < end, "it starts its launchers"
         time.sleep(0.05)
     demo.send_signal(number)
     demo.communicate(timeout=60)
     assert demo.returncode == (-number if number == signal.SIGKILL else 128 + number)
-    assert is_gone(tmp_path)
+    assert is_gone(short_path)

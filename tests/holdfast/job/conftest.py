@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Queue
@@ -24,6 +24,7 @@ from torch.distributed import TCPStore
 
 from holdfast.accounting import Ledger
 from holdfast.activity import Meter
+from holdfast.cadence import Books
 from holdfast.checkpoint.engine import Engine
 from holdfast.collectives import Over
 from holdfast.config import effective
@@ -52,6 +53,8 @@ class Recorder:
     parting: Callable[[], Parting] = Parting
     reached: int = 0
     trained: Pair | None = None
+    books: Books | None = None
+    memory: Mapping[str, Any] | None = None
     pair: Pair | None = None  # None: the folder says which attempt is next
     given: bool = False
     over: Over = field(default_factory=Over)
@@ -86,6 +89,15 @@ class Recorder:
 
     def end_vote(self) -> None:
         return None
+
+    def stay(self) -> None:
+        self.over.check()
+
+    def go(self) -> None:
+        return None
+
+    def hurried(self) -> bool:
+        return False
 
     def leave(self, reason: str) -> None:
         self.over.set(reason)
@@ -249,6 +261,8 @@ class Launcher:
         self.said: dict[int, list[dict[str, Any]]] = {}
         self.trained: dict[int, dict[str, int]] = {}
         """The highest attempt that a slot had ranks in before."""
+        self.memory: dict[int, dict[str, Any]] = {}
+        """By slot, the memory tier of its launcher."""
         self._changed = threading.Condition()
         self._writers: dict[int, socket.socket] = {}
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -281,7 +295,8 @@ class Launcher:
     def _heard(self, slot: int, message: dict[str, Any]) -> None:
         if message["type"] == "hello":
             pair = {name: message[name] for name in ("generation", "attempt")}
-            self.tell(slot, type="welcome", claims=[], settings={}, trained=self.trained.get(slot), **pair)
+            known = {"trained": self.trained.get(slot), "memory": self.memory.get(slot)}
+            self.tell(slot, type="welcome", claims=[], settings={}, **known, **pair)
         with self._changed:
             self.said.setdefault(slot, []).append(message)
             self._changed.notify_all()

@@ -63,13 +63,14 @@ def test_a_loss_that_is_no_number_does_not_spoil_the_vote() -> None:
         ("30s", Interval(seconds=30)),
         ("5m", Interval(seconds=300)),
         ("1h", Interval(seconds=3600)),
+        ("Auto", Interval(auto=True)),
     ],
 )
-def test_intervals_are_steps_or_durations(text: str, interval: Interval) -> None:
+def test_intervals_are_steps_or_durations_or_the_jobs_choice(text: str, interval: Interval) -> None:
     assert Interval.parse(text) == interval
 
 
-@pytest.mark.parametrize("text", ["0", "-3", "5 minutes", "1.5h", "often", "٣"])
+@pytest.mark.parametrize("text", ["0", "-3", "5 minutes", "1.5h", "often", "auto", "٣"])
 def test_other_intervals_are_refused_with_examples(text: str) -> None:
     with pytest.raises(UsageError, match="give steps like '50' or a duration like '30s'"):
         Interval.parse(text)
@@ -79,6 +80,7 @@ def test_arguments_win_over_the_environment_which_wins_over_defaults() -> None:
     environ = {
         "HOLDFAST_CHECKPOINT_INTERVAL": "20",
         "HOLDFAST_CHECKPOINT_KEEP": "7",
+        "HOLDFAST_CHECKPOINT_FULL_EVERY": "4",
         "HOLDFAST_CHECKPOINT_RETENTION": "daily=7",
     }
     config = effective(read_environment(environ), keep_last=2)
@@ -86,6 +88,7 @@ def test_arguments_win_over_the_environment_which_wins_over_defaults() -> None:
         "checkpoint_dir": "none (default)",
         "checkpoint_interval": "20 steps (environment)",
         "keep_last": "2 (argument)",
+        "full_every": "4 (environment)",
         "retention": "daily=7 (environment)",
         "resume": "Always (default)",
     }
@@ -95,6 +98,8 @@ def test_arguments_win_over_the_environment_which_wins_over_defaults() -> None:
     ("arguments", "message"),
     [
         ({"keep_last": 0}, "keep at least one"),
+        ({"full_every": 0}, "full_every is 0"),
+        ({"full_every": 101}, "to 100"),
         ({"retention": "monthly=2"}, "retention rule 'monthly=2'"),
         ({"resume": "Sometimes"}, "give 'Always' or 'Never'"),
     ],

@@ -22,7 +22,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
 
 
-def test_the_example_fails_once_and_goes_on_from_its_last_commit(tmp_path: Path) -> None:
+def test_the_example_fails_once_and_goes_on_from_its_last_step(tmp_path: Path) -> None:
     inject = tmp_path / "inject.json"
     inject.write_text(json.dumps({"raise_at_step": 4}))
     failed = run(tmp_path / "tier", "--inject", str(inject))
@@ -30,7 +30,7 @@ def test_the_example_fails_once_and_goes_on_from_its_last_commit(tmp_path: Path)
     assert "RuntimeError: asked to fail at step 4" in failed.stderr
     again = run(tmp_path / "tier", "--inject", str(inject))
     assert again.returncode == 0, again.stderr
-    assert "goes on from step 2" in again.stderr
+    assert "goes on from step 3" in again.stderr  # a commit is due at even ones, and at a failure
     assert f"audit: exactly once ({6 * 24} samples" in again.stdout
     said = SAID.search(again.stdout)
     assert said is not None

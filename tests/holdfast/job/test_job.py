@@ -317,6 +317,30 @@ def test_state_that_cannot_be_saved_is_refused_before_the_first_step(solo: Make,
     assert list(tmp_path.iterdir()) == []
 
 
+class Asks:
+    """Asks the job for its rank whenever its state is taken or given."""
+
+    def __init__(self, job: Any) -> None:
+        self.job = job
+        self.heard: list[int] = []
+
+    def state_dict(self) -> dict[str, int]:
+        return {"rank": self.job.rank}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.heard.append(self.job.world_size)
+
+
+def test_a_managed_object_may_ask_for_its_place_while_it_is_restored(solo: Make, tmp_path: Path) -> None:
+    first = solo(tmp_path).job
+    first.manage(**parts(), asks=Asks(first))
+    first.save()
+    again = solo(tmp_path).job
+    asks = Asks(again)
+    again.manage(**parts(), asks=asks)
+    assert asks.heard == [1]
+
+
 def test_a_foreign_claim_is_told_and_the_attempt_waits_for_its_end(solo: Make, tmp_path: Path) -> None:
     run = solo(tmp_path, pair=Pair(1, 1))
     other = Claim(pair=Pair(7, 1), job_uid="other", publication="x", from_step=0)
@@ -341,6 +365,7 @@ def test_a_damaged_commit_is_named_to_the_launcher(solo: Make, tmp_path: Path) -
     assert told["quarantined"] == [
         {"path": "step-8.g1.a1", "reason": "rank-0.safetensors: digest of chunk 0 differs"}
     ]
+    assert (told["stores"], told["lost"]) == ([str(tmp_path)], told["quarantined"])
 
 
 def test_a_script_with_its_own_loader_ends_with_a_commit_of_its_last_step(solo: Make, tmp_path: Path) -> None:
@@ -359,16 +384,19 @@ def test_a_script_with_its_own_loader_ends_with_a_commit_of_its_last_step(solo: 
     assert again.launcher.of("done") == [{"step": 3}]
 
 
-def test_a_script_that_fails_or_manages_nothing_ends_without_a_commit(solo: Make, tmp_path: Path) -> None:
-    run = solo(tmp_path / "fails")
+def test_a_script_that_manages_nothing_ends_without_a_commit(solo: Make, tmp_path: Path) -> None:
+    bare = solo(tmp_path / "bare")
+    bare.job.close()
+    assert (bare.launcher.of("checkpoint"), bare.launcher.of("done")) == ([], [{"step": 0}])
+
+
+def test_a_script_that_fails_is_not_done(solo: Make, tmp_path: Path) -> None:
+    run = solo(tmp_path)
     made = parts()
     run.job.manage(**made)
     run.job.step(made["model"](Numbers()[0]).square().mean())
     run.job.close(failed=lambda: True)
-    assert (run.launcher.of("checkpoint"), run.launcher.of("done")) == ([], [])
-    bare = solo(tmp_path / "bare")
-    bare.job.close()
-    assert bare.launcher.of("done") == [{"step": 0}]
+    assert ([body["step"] for body in run.launcher.of("checkpoint")], run.launcher.of("done")) == ([1], [])
 
 
 SCALED = Elasticity(batch="scaled", learning_rate="linear", reference_world_size=2, warmup_steps=4)
@@ -411,14 +439,14 @@ def test_what_is_no_loss_is_refused_at_step(solo: Make) -> None:
         job.step(made["model"](torch.ones(3, 2)))
 
 
-@pytest.mark.parametrize(("words", "code", "commits"), [(("3",), 0, 1), (("3", "loss is negative"), 1, 0)])
-def test_the_end_of_a_process_commits_unless_the_script_failed(
-    tmp_path: Path, words: tuple[str, ...], code: int, commits: int
+@pytest.mark.parametrize(("words", "code"), [(("3",), 0), (("3", "loss is negative"), 1)])
+def test_the_end_of_a_process_commits_its_last_step_also_if_the_script_failed(
+    tmp_path: Path, words: tuple[str, ...], code: int
 ) -> None:
     environ = {**os.environ, "HOLDFAST_CHECKPOINT_DIR": str(tmp_path)}
     ended = subprocess.run([sys.executable, str(OWN_LOADER), *words], env=environ, capture_output=True, text=True)
     assert ended.returncode == code, ended.stderr
-    assert len(list(tmp_path.glob("step-3.*/MANIFEST.json"))) == commits
+    assert len(list(tmp_path.glob("step-3.*/MANIFEST.json"))) == 1
 
 
 def test_a_loss_whose_step_was_given_up_holds_no_graph() -> None:

@@ -192,11 +192,11 @@ def test_a_save_between_a_batch_and_its_step_that_loses_a_peer_brings_the_batch_
     run.job.manage(**made)
     commit, lost = type(run.job._committer).commit, []
 
-    def breaks(*arguments: Any) -> Any:
+    def breaks(*arguments: Any, **more: Any) -> Any:
         if not lost:
             lost.append(True)
             raise PeerLostError("cut")
-        return commit(*arguments)
+        return commit(*arguments, **more)
 
     monkeypatch.setattr(type(run.job._committer), "commit", breaks)
     results = []
@@ -221,11 +221,11 @@ def test_a_commit_that_a_lost_peer_broke_off_is_made_after_the_next_step(
     run.job.manage(**made)
     begin, lost = Engine.begin, []
 
-    def breaks(*arguments: Any) -> Any:
+    def breaks(*arguments: Any, **more: Any) -> Any:
         if not lost:
             lost.append(run.job.committed_step)
             raise PeerLostError("cut")
-        return begin(*arguments)
+        return begin(*arguments, **more)
 
     monkeypatch.setattr(Engine, "begin", breaks)
     for batch in batches(run.job, 7):

@@ -85,7 +85,7 @@ def test_steps_go_on_while_the_disk_writes_and_the_request_is_answered_when_it_i
     steps = Steps(run.job)
     run.launcher.wanted = Requests(checkpoint=("touch",))
     steps.make(4)
-    assert disk.reached.is_set()
+    assert disk.reached.wait(60)
     assert (run.job.committed_step, told(run), run.job._lineage.saved_step) == (4, [], 0)
     disk.opened.set()
     until(lambda: bool(told(run)))
@@ -139,6 +139,30 @@ def test_a_save_that_was_asked_for_and_the_end_of_the_job_wait_until_it_is_durab
     waits.join(60)
     assert answers == [True if how == "save" else None]
     assert (tmp_path / "step-1.g1.a1" / "MANIFEST.json").exists()
+
+
+def test_a_script_that_fails_leaves_when_the_save_that_is_on_its_way_is_durable(
+    solo: Make, disk: Gate, tmp_path: Path
+) -> None:
+    run = solo(tmp_path, interval="2")
+    Steps(run.job).make(3)
+    leaves = threading.Thread(target=lambda: run.job.close(failed=lambda: True))
+    leaves.start()
+    assert disk.reached.wait(60)
+    disk.opened.set()
+    leaves.join(60)
+    assert told(run) == [(2, "Committed", ("interval",)), (3, "Committed", ())]
+    assert run.launcher.of("done") == []
+
+
+def test_a_script_that_fails_does_not_wait_for_a_save_whose_attempt_is_over(
+    solo: Make, disk: Gate, tmp_path: Path
+) -> None:
+    run = solo(tmp_path, interval="2")
+    Steps(run.job).make(3)
+    run.launcher.over.set("a peer is lost")
+    run.job.close(failed=lambda: True)
+    assert told(run) == []
 
 
 def test_a_save_that_fails_is_told_with_its_file_and_the_next_one_is_made(
@@ -224,8 +248,7 @@ def test_ranks_commit_through_the_store_and_leave_nothing_of_earlier_saves_in_it
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert results[0] == results[1]
-    assert all(result.committed for result in results[0])
+    assert [result.committed for result in (*results[0], *results[1])] == [True] * 6
     assert restore(tmp_path, Alone(), step=3).step == 3
     assert not any(store.check([f"saves/{number}/1/0"]) for number in (1, 2))
 

@@ -18,7 +18,7 @@ import pytest
 
 SCRIPTS = Path(__file__).parent / "scripts"
 KEY = "ab" * 32
-DEADLINE = 90.0
+DEADLINE = 240.0
 
 
 def eventually(condition: Callable[[], Any], what: str | Callable[[], str], *, deadline: float = DEADLINE) -> Any:

@@ -42,7 +42,7 @@ def test_without_dashes_the_rest_belongs_to_the_script() -> None:
         (["run", "--rdzv-backend", "etcd", "--", "x"], ["--rdzv-backend", "c10d"]),
         (["run", "--node-rank", "1", "--", "x"], ["--node-rank", "by itself"]),
         (["run", "--master_addr=h", "--", "x"], ["--master-addr", "--rdzv-endpoint"]),
-        (["run", "--checkpoint-interval", "5m", "--", "x"], ["--checkpoint-interval", "30s"]),
+        (["run", "--checkpoint-interval", "5m", "--", "x"], ["--checkpoint-interval", "30s", "Auto"]),
         (["run", "--hang-timeout", "soon", "--", "x"], ["--hang-timeout", "whole seconds", "Off"]),
         (["run", "--max-restarts", "-1", "--", "x"], ["--max-restarts"]),
         (["run", "--warm-processes", "some", "--", "x"], ["--warm-processes", "whole number", "none"]),

@@ -36,10 +36,10 @@ class Heard:
         self.said.append((uid, body))
 
 
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
+async def until(condition: Callable[[], object], *, every: float = 0.01) -> None:
+    async with asyncio.timeout(60):
         while not condition():
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(every)
 
 
 async def channel(me: str, heard: Heard, dead_after: float = 1.0) -> ControlChannel:
@@ -83,9 +83,12 @@ def test_news_during_the_handshake_makes_no_second_connection() -> None:
         heard_a, heard_b = Heard(), Heard()
         a, b = await channel("a", heard_a), await channel("b", heard_b)
         configure(b, {"a": a.port})
-        while not heard_a.up:
+
+        def news() -> bool:
             configure(a, {"b": b.port})
-            await asyncio.sleep(0)
+            return bool(heard_a.up)
+
+        await until(news, every=0.0)
         await until(lambda: heard_b.up)
         a.send("b", {"type": "hello"})
         await until(lambda: heard_b.said)
@@ -119,7 +122,7 @@ def test_a_peer_that_says_nothing_is_silent() -> None:
         async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             connection = await wire.answer(reader, writer, me="b", key=KEY)
             connection.send({"type": "beat"})
-            await asyncio.sleep(30)
+            await asyncio.Event().wait()
 
         server = await asyncio.start_server(mute, "127.0.0.1", 0)
         configure(a, {"b": server.sockets[0].getsockname()[1]}, dead_after=0.5)
@@ -140,7 +143,7 @@ def test_a_peer_that_beats_no_more_is_unheard_long_before_it_is_dead() -> None:
         async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             connection = await wire.answer(reader, writer, me="b", key=KEY)
             connection.send({"type": "beat"})
-            await asyncio.sleep(30)
+            await asyncio.Event().wait()
 
         server = await asyncio.start_server(mute, "127.0.0.1", 0)
         assert not a.heard_lately("b")
@@ -175,8 +178,8 @@ def test_our_own_stall_makes_nobody_look_dead() -> None:
         time.sleep(1.5)  # this very loop stands still, and with it every beat
         for n in range(20):
             a.send("b", {"type": "hello", "n": n})
-            await asyncio.sleep(0.02)
-        await until(lambda: len(heard_b.said) == 20)
+            b.send("a", {"type": "hello", "n": n})
+            await until(lambda n=n: len(heard_a.said) == len(heard_b.said) == n + 1)
         assert heard_a.down == heard_b.down == []
         await a.close()
         await b.close()

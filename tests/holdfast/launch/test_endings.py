@@ -110,6 +110,25 @@ def test_a_notice_drains_after_a_commit_and_the_others_lose_nothing(cluster: Any
     assert (incident["cause"], incident["pod"]) == ("Interruption", "c")
 
 
+def test_a_notice_that_is_too_short_says_so_with_figures_and_the_commit_is_tried_all_the_same(
+    cluster: Any, wait_for: Wait
+) -> None:
+    folder, copies = str(cluster.shared / "checkpoints"), f"file://{cluster.shared}/object"
+    (pod,) = cluster.start("a", SAVE_SECONDS="1000", HOLDFAST_CHECKPOINT_DIR=folder, HOLDFAST_OBJECT_URL=copies)
+    cluster.publish(1, "a")
+    wait_for(lambda: pod.status.get("checkpoints"), "a first commit")
+    notice = {"version": 1, "id": "gcp-1", "reason": "preempted", "source": "GCP", "drain": True}
+    temporary = pod.run_dir / "wish"
+    temporary.write_text(json.dumps(notice))
+    temporary.rename(pod.run_dir / "emergency_checkpoint")
+    assert pod.wait() == 75
+    log = pod.log.read_text()
+    assert "the last commit may come too late, and is tried to shared: of" in log
+    assert "(shared: done in 1000.0 s; object: not measured)" in log
+    assert "it lies on the shared tier only" in log, "a copy that would be late is not waited for"
+    assert json.loads((pod.run_dir / "emergency_checkpoint.ack").read_text())["result"] == "Committed"
+
+
 def test_sigterm_drains(cluster: Any, wait_for: Wait) -> None:
     (pod,) = cluster.start("a")
     cluster.publish(1, "a")

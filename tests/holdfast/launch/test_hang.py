@@ -201,8 +201,9 @@ def test_a_rank_that_left_its_attempt_while_its_stacks_were_taken_is_spared(
     async def leave_meanwhile(sources: Sequence[stacks.Source]) -> list[stacks.Story]:
         asked.extend(source.rank for source in sources)
         os.kill(world.ranks[1].pid, signal.SIGUSR1)
-        while world.boards.read(11).activity is not Activity.PARKED:  # type: ignore[union-attr]
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(DEADLINE):
+            while world.boards.read(11).activity is not Activity.PARKED:  # type: ignore[union-attr]
+                await asyncio.sleep(0.01)
         return []
 
     monkeypatch.setattr(stacks, "gather", leave_meanwhile)

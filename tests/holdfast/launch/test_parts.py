@@ -300,31 +300,48 @@ def test_a_child_is_heard_to_its_last_line() -> None:
     assert len(end.stderr_tail) <= 40
 
 
+ORPHANS = """
+import os, time
+read, write = os.pipe()
+if os.fork() == 0:
+    orphan = os.fork()
+    if orphan:
+        os.write(write, str(orphan).encode())
+    os._exit(0)
+orphan = int(os.read(read, 20))
+while True:
+    try:
+        os.kill(orphan, 0)
+    except ProcessLookupError:
+        os._exit(5)
+    time.sleep(0.01)
+"""
+AS_PID_1 = """
+import asyncio, os, sys
+from holdfast.launch.process import ChildProcess, Reaper
+
+async def main():
+    ended = asyncio.get_running_loop().create_future()
+    own = ChildProcess(argv=[sys.executable, "-c", sys.argv[1]], environ={}, on_exit=ended.set_result)
+    reaper = Reaper(lambda pid: pid == own.pid)
+    orphans = []
+    while not ended.done():
+        orphans += reaper.reap()
+        await asyncio.sleep(0.02)
+    print(os.getpid(), ended.result().returncode, len(orphans), own.pid in orphans)
+
+asyncio.run(main())
+"""
+
+
 def test_as_pid_1_orphans_are_reaped_and_own_children_left_alone() -> None:
-    """In a PID namespace of its own, where the launcher is the one that orphans are handed to."""
+    """In a PID namespace of its own, where the launcher is the one that orphans are handed to. The child makes an
+    orphan, and ends once nothing is left of that."""
     if os.geteuid() != 0:
         pytest.skip("needs the right to make a PID namespace")
-    script = (
-        "import asyncio, os, sys\n"
-        "from holdfast.launch.process import ChildProcess, Reaper\n"
-        "async def main():\n"
-        "    ended = asyncio.get_running_loop().create_future()\n"
-        "    code = 'import os, time; os.fork() or (os.fork() or (time.sleep(0.2), os._exit(0))) and os._exit(0);"
-        " time.sleep(0.6); os._exit(5)'\n"
-        "    own = ChildProcess(argv=[sys.executable, '-c', code], environ={}, on_exit=ended.set_result)\n"
-        "    reaper = Reaper(lambda pid: pid == own.pid)\n"
-        "    orphans = []\n"
-        "    while not ended.done():\n"
-        "        orphans += reaper.reap()\n"
-        "        await asyncio.sleep(0.02)\n"
-        "    orphans += reaper.reap()\n"
-        "    print(os.getpid(), ended.result().returncode, len(orphans) > 0, own.pid in orphans)\n"
-        "asyncio.run(main())\n"
-    )
-    done = subprocess.run(
-        ["unshare", "--pid", "--fork", sys.executable, "-c", script], capture_output=True, text=True, timeout=60
-    )
-    assert done.stdout.split() == ["1", "5", "True", "False"], done.stderr
+    words = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", AS_PID_1, ORPHANS]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["1", "5", "1", "False"], done.stderr
 
 
 def joined(uid: str) -> Joined:

@@ -6,13 +6,28 @@ import errno
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast.launch.preflight import Check, Folder, Needs, Result, Trial, try_volume
+from holdfast.environment import read_environment
+from holdfast.launch.preflight import (
+    OBJECT_STORE,
+    STORAGE,
+    Board,
+    Check,
+    Folder,
+    Needs,
+    Result,
+    Trial,
+    document,
+    start,
+    try_store,
+    try_volume,
+)
 
 CONTRACT = Path(__file__).parents[2] / "contract"
 NEEDS = Needs(free_bytes=1 << 30, write_bytes=1 << 20, seconds=60.0)
@@ -116,19 +131,49 @@ def test_what_failed_is_tried_again_until_it_passes(tmp_path: Path) -> None:
         seen.append(told(tmp_path)["result"])
         volume._free = 4 << 30
 
-    Trial(tmp_path, NEEDS, volume, monotonic=volume.monotonic, sleep=mended).run(volume)
+    Trial(Board(tmp_path), STORAGE, lambda: try_volume(volume, NEEDS, volume.monotonic), sleep=mended).run()
     assert (seen, told(tmp_path)["result"]) == (["Failed"], "Passed")
 
 
-def test_without_a_volume_the_check_is_skipped(tmp_path: Path) -> None:
-    Trial(tmp_path, NEEDS, None).begin()
-    assert told(tmp_path) == {"name": "Storage", "result": "Skipped", "message": "there is no checkpoint volume"}
+def test_what_is_not_there_is_skipped(tmp_path: Path) -> None:
+    asked = {"HOLDFAST_PREFLIGHT_FREE_BYTES": "1", "HOLDFAST_PREFLIGHT_WRITE_BYTES": "1"}
+    start(read_environment({"HOLDFAST_RUN_DIR": str(tmp_path), "HOLDFAST_PREFLIGHT_OBJECT": "1", **asked}), "")
+    assert json.loads((tmp_path / "preflight.json").read_text())["checks"] == [
+        {"name": "Storage", "result": "Skipped", "message": "there is no checkpoint volume"},
+        {"name": "ObjectStore", "result": "Skipped", "message": "there is no object store"},
+    ]
+
+
+def test_nothing_is_told_where_nothing_is_asked(tmp_path: Path) -> None:
+    start(read_environment({"HOLDFAST_RUN_DIR": str(tmp_path)}), "s3://models/runs")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_golden_file_is_what_is_written() -> None:
     golden = json.loads((CONTRACT / "preflight.json").read_text())
-    check = Check(result=Result.PASSED, message=golden["checks"][0]["message"])
-    assert check.document() == golden
+    volume, store = (entry["message"] for entry in golden["checks"])
+    checks = {
+        STORAGE: Check(result=Result.PASSED, message=volume),
+        OBJECT_STORE: Check(result=Result.FAILED, message=store, of_the_job=True),
+    }
+    assert document(checks) == golden
+
+
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        ("import sys; sys.exit('out of memory')", "the object store cannot be tried: out of memory"),
+        ("print('[1, 2]')", "the object store cannot be tried: it said nothing"),
+        ("pass", "the object store cannot be tried: it said nothing"),
+    ],
+)
+def test_a_trial_that_gives_no_verdict_has_failed(program: str, says: str) -> None:
+    assert try_store([sys.executable, "-c", program], 60) == Check(result=Result.FAILED, message=says)
+
+
+def test_a_trial_that_hangs_is_given_up() -> None:
+    check = try_store([sys.executable, "-c", "__import__('signal').pause()"], 0.2)
+    assert check.message == "the object store has not answered within 0 s"
 
 
 def test_the_launcher_tells_of_the_volume_before_it_says_anything_else(

@@ -88,6 +88,14 @@ def test_a_rank_that_falls_asleep_is_found_and_ended_and_what_all_did_is_kept(cl
     wait_for(lambda: not (pod.run_dir / "board" / "1").exists(), "its board is gone with it")
 
 
+def test_an_interpreter_that_takes_its_time_to_end_is_judged_by_its_exit_code(cluster: Any, wait_for: Wait) -> None:
+    """It has hung up: others wait for it meanwhile, and it is not taken for hung."""
+    pod = training(cluster, wait_for, ENDS="1")
+    wait_for(in_world(pod, 2), lambda: f"the next attempt {cluster.tail()}")
+    (incident,) = pod.status["incidents"]
+    assert (incident["cause"], incident["reason"], incident["exitCode"]) == ("Application", "ExitCode", 2)
+
+
 def test_who_dies_while_it_waits_is_only_replaced(cluster: Any, wait_for: Wait) -> None:
     cluster.settings["backoff"] = {"initialSeconds": 1.0, "maxSeconds": 1.0}
     pod = training(cluster, wait_for, processes=3)

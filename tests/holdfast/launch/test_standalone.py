@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from holdfast_testbed.ports import free_port
 
 Wait = Callable[..., Any]
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -51,13 +52,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
         if host.process.poll() is None:
             host.process.kill()
         host.process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def saw(host: Host, text: str) -> Callable[[], bool]:

@@ -6,7 +6,13 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from holdfast.activity import Activity
+from holdfast.chaos.inject import PLAN_FILE
+from holdfast.chaos.plan import Fault, Kind
+from holdfast.constants import ENV_CHAOS, TIMELINE_FILE
 
 Wait = Callable[..., Any]
 
@@ -23,10 +29,10 @@ def test_three_shrink_to_two_and_grow_to_three_without_losing_a_step(cluster: An
     a, b, c = cluster.start("a", "b", "c", script="trains.py", HOLDFAST_CHECKPOINT_DIR=checkpoints)
     cluster.publish(1, "a", "b", "c")
     cluster.await_world(1, "a", "b", "c")
-    wait_for(lambda: a.status.get("checkpoints"), "a first commit", deadline=90)
+    wait_for(lambda: a.status.get("checkpoints"), "a first commit")
     c.process.kill()
     second = cluster.await_world(1, "a", "b", above=(1, 1))
-    wait_for(lambda: a.status["incidents"] and a.status["incidents"][0]["resumedTime"], "two go on", deadline=90)
+    wait_for(lambda: a.status["incidents"] and a.status["incidents"][0]["resumedTime"], "two go on")
     (incident,) = a.status["incidents"]
     assert (incident["cause"], incident["action"]) == ("Infrastructure", "Shrink"), cluster.tail()
     assert incident["lostSteps"] is not None, str(incident) + cluster.tail()
@@ -38,7 +44,7 @@ def test_three_shrink_to_two_and_grow_to_three_without_losing_a_step(cluster: An
     cluster.publish(2, "a", "b", "d", active=active, previous=previous, gone=["uid-c"], claims=known)
     third = cluster.await_world(2, "a", "b", "d")
     reached = max(a.step, b.step)
-    wait_for(lambda: cluster.pods["d"].step > reached, "three train", deadline=90)
+    wait_for(lambda: cluster.pods["d"].step > reached, "three train")
     assert claims(cluster)[third] == reached, "growth goes on from the very step at which the two stopped"
     assert len(a.status["incidents"]) == 1
 
@@ -52,12 +58,12 @@ def test_a_killed_rank_comes_back_from_a_warm_process(cluster: Any, wait_for: Wa
     )
     cluster.publish(1, "a")
     first = cluster.await_world(1, "a")
-    wait_for(lambda: "a warm process stands by" in a.log.read_text(), "a process stands by", deadline=90)
-    wait_for(lambda: a.status.get("checkpoints"), "a first commit", deadline=90)
+    wait_for(lambda: "a warm process stands by" in a.log.read_text(), "a process stands by")
+    wait_for(lambda: a.status.get("checkpoints"), "a first commit")
     (rank,) = a.ranks
     os.kill(rank["pid"], signal.SIGKILL)
     cluster.await_world(1, "a", above=first)
-    wait_for(lambda: a.status["incidents"] and a.status["incidents"][0]["resumedTime"], "it goes on", deadline=90)
+    wait_for(lambda: a.status["incidents"] and a.status["incidents"][0]["resumedTime"], "it goes on")
     assert "a warm process starts as a rank" in a.log.read_text(), cluster.tail()
     a.process.terminate()
     assert a.wait() == 75, cluster.tail()
@@ -68,13 +74,39 @@ def test_a_killed_rank_comes_back_from_a_warm_process(cluster: Any, wait_for: Wa
     assert (cluster.shared / "object" / "claims" / "1.1.json").exists()
 
 
+def kills(folder: Path, *, step: int, at: Activity) -> dict[str, str]:
+    """Rank 1 is killed on its way to this step, when it begins this."""
+    folder.mkdir()
+    fault = Fault(number=1, kind=Kind.KILL, rank=1, step=step, at=at)
+    (folder / PLAN_FILE).write_text(json.dumps([fault.to_json()]))
+    return {ENV_CHAOS: str(folder)}
+
+
+def test_no_step_is_told_as_lost_while_a_newcomer_is_slow_to_load_a_step_that_a_survivor_applied_from_a_doubt(
+    cluster: Any, wait_for: Wait
+) -> None:
+    cluster.settings["processesPerWorker"] = 2
+    doubt = kills(cluster.shared / "chaos", step=9, at=Activity.VOTE)
+    (a,) = cluster.start("a", script="trains.py", LOADS_SLOWLY="0.3", **doubt)
+    cluster.publish(1, "a")
+    wait_for(lambda: [i["resumedTime"] is not None for i in a.status.get("incidents", ())] == [True], cluster.tail)
+    (incident,) = a.status["incidents"]
+    told = (incident["reason"], incident["lostSteps"], incident["restoredFrom"])
+    assert told == ("RankKilled", 0, "survivor"), cluster.tail()
+    assert "step 9, in doubt on 0, is applied" in a.log.read_text(), cluster.tail()
+    wait_for(lambda: a.step > 10, cluster.tail)
+    assert a.status["accounting"]["lostSteps"] == 0
+    kinds = [json.loads(line)["kind"] for line in (a.run_dir / TIMELINE_FILE).read_text().splitlines()]
+    assert [kinds.count(kind) for kind in ("failure", "recovery", "restore")] == [1, 1, 0]
+
+
 def test_a_rank_asleep_in_its_loss_is_replaced_and_no_step_is_lost(cluster: Any, wait_for: Wait) -> None:
     cluster.settings["processesPerWorker"] = 2
     (a,) = cluster.start("a", script="trains.py", ASLEEP="1")
     cluster.publish(1, "a")
-    wait_for(lambda: len(a.ranks) == 2 and a.step > 0, cluster.tail, deadline=90)
+    wait_for(lambda: len(a.ranks) == 2 and a.step > 0, cluster.tail)
     before = {rank["rank"]: rank["pid"] for rank in a.ranks}
-    wait_for(lambda: a.status["incidents"] and a.status["incidents"][0]["resumedTime"], cluster.tail, deadline=90)
+    wait_for(lambda: a.status["incidents"] and a.status["incidents"][0]["resumedTime"], cluster.tail)
     (incident,) = a.status["incidents"]
     assert (incident["cause"], incident["reason"], incident["rank"]) == ("Infrastructure", "Hung", 1)
     assert "in compute after step 60" in incident["message"]
@@ -93,10 +125,10 @@ def test_ranks_of_three_launchers_that_wait_for_each_other_leave_their_attempt_a
     pods = cluster.start("a", "b", "c", script="trains.py", MISMATCH="1")
     cluster.publish(1, "a", "b", "c")
     cluster.await_world(1, "a", "b", "c")
-    wait_for(lambda: all(pod.ranks and pod.step > 0 for pod in pods), cluster.tail, deadline=90)
+    wait_for(lambda: all(pod.ranks and pod.step > 0 for pod in pods), cluster.tail)
     before = [pod.ranks[0]["pid"] for pod in pods]
     a, b, _ = pods
-    wait_for(lambda: a.status["incidents"] and a.status["incidents"][0]["resumedTime"], cluster.tail, deadline=90)
+    wait_for(lambda: a.status["incidents"] and a.status["incidents"][0]["resumedTime"], cluster.tail)
     (incident,) = a.status["incidents"]
     assert (incident["cause"], incident["reason"], incident["rank"]) == ("Infrastructure", "Hung", 1)
     assert "in vote after step 60" in incident["message"]
@@ -117,7 +149,7 @@ def test_a_rank_that_computes_on_when_its_attempt_is_over_is_ended_and_the_other
     cluster.settings["processesPerWorker"] = 3
     (a,) = cluster.start("a", script="trains.py", STRAYS="1")
     cluster.publish(1, "a")
-    wait_for(lambda: len(a.ranks) == 3 and a.step > 0, cluster.tail, deadline=90)
+    wait_for(lambda: len(a.ranks) == 3 and a.step > 0, cluster.tail)
     before = {rank["rank"]: rank["pid"] for rank in a.ranks}
     wait_for(
         lambda: a.step > 60 and len(a.status["incidents"]) > 1 and a.status["incidents"][1]["resumedTime"],
@@ -134,13 +166,27 @@ def test_a_rank_that_computes_on_when_its_attempt_is_over_is_ended_and_the_other
     assert not {after[0], after[1]} & set(before.values())
 
 
+def test_where_every_rank_raises_the_last_step_is_committed_before_they_leave(cluster: Any, wait_for: Wait) -> None:
+    cluster.settings["checkpoint"] = {**cluster.settings["checkpoint"], "interval": "1000000"}
+    checkpoints = cluster.shared / "checkpoints"
+    (a,) = cluster.start("a", script="trains.py", RAISES="1", HOLDFAST_CHECKPOINT_DIR=str(checkpoints))
+    cluster.publish(1, "a")
+    wait_for(
+        lambda: a.status.get("incidents") and a.status["incidents"][0]["resumedTime"], cluster.tail, deadline=120
+    )
+    (incident,) = a.status["incidents"]
+    assert (incident["cause"], incident["reason"]) == ("Application", "Exception"), cluster.tail()
+    assert (incident["lostSteps"], incident["restoredFrom"]) == (0, "shared"), cluster.tail()
+    assert [path.name for path in checkpoints.glob("step-*")] == ["step-60.g1.a1"]
+
+
 def test_a_drained_worker_commits_first_and_the_others_go_on_from_there(cluster: Any, wait_for: Wait) -> None:
     checkpoints = str(cluster.shared / "checkpoints")
     cluster.settings["minReplicas"] = 1
     a, b, c = cluster.start("a", "b", "c", script="trains.py", HOLDFAST_CHECKPOINT_DIR=checkpoints)
     cluster.publish(1, "a", "b", "c")
     cluster.await_world(1, "a", "b", "c")
-    wait_for(lambda: min(pod.step for pod in (a, b, c)) > 5, "they train", deadline=90)
+    wait_for(lambda: min(pod.step for pod in (a, b, c)) > 5, "they train")
     notice = {"version": 1, "id": "spot-1", "reason": "spot terminate", "source": "AWS", "drain": True}
     (c.run_dir / "wish").write_text(json.dumps(notice))
     (c.run_dir / "wish").rename(c.run_dir / "emergency_checkpoint")
@@ -148,8 +194,35 @@ def test_a_drained_worker_commits_first_and_the_others_go_on_from_there(cluster:
     answer = json.loads((c.run_dir / "emergency_checkpoint.ack").read_text())
     assert (answer["id"], answer["result"]) == ("spot-1", "Committed"), cluster.tail()
     cluster.await_world(1, "a", "b", above=(1, 1))
-    wait_for(lambda: min(a.step, b.step) > answer["step"], "two go on", deadline=90)
+    wait_for(lambda: min(a.step, b.step) > answer["step"], "two go on")
     assert list(claims(cluster)) == [(1, 1)], "within a generation an attempt goes on under the first one's claim"
-    wait_for(lambda: a.status["incidents"][0]["resumedTime"], "the incident is over", deadline=90)
+    wait_for(lambda: a.status["incidents"][0]["resumedTime"], "the incident is over")
     (incident,) = a.status["incidents"]
     assert (incident["cause"], incident["lostSteps"]) == ("Interruption", 0)
+    assert incident["restoredFrom"] == "survivor"
+
+
+def test_memory_that_the_launcher_owns_outlives_all_rank_processes(cluster: Any, wait_for: Wait) -> None:
+    cluster.settings["budgets"] = []
+    cluster.settings["checkpoint"] = {**cluster.settings["checkpoint"], "interval": "1000000"}
+    memory = cluster.shared / "memory"
+    environ = {
+        "HOLDFAST_CHECKPOINT_DIR": str(cluster.shared / "checkpoints"),
+        "HOLDFAST_MEMORY_TIER": str(memory),
+        "HOLDFAST_OBJECT_URL": f"file://{cluster.shared / 'copies'}",
+    }
+    (a,) = cluster.start("a", script="trains.py", **environ)
+    cluster.publish(1, "a")
+    first = cluster.await_world(1, "a")
+    wait_for(lambda: a.status.get("checkpoints", {}).get("memory"), "a first commit in memory")
+    wait_for(lambda: a.step > 20, "some steps")
+    os.kill(a.ranks[0]["pid"], signal.SIGKILL)
+    cluster.await_world(1, "a", above=first)
+    wait_for(lambda: a.status["incidents"] and a.status["incidents"][0]["resumedTime"], cluster.tail)
+    assert list((cluster.shared / "checkpoints").glob("step-*")) == [], "all that is kept is in memory"
+    assert a.status["incidents"][0]["lostSteps"] <= 1, f"only one that was not in memory yet: {cluster.tail()}"
+    assert a.status["incidents"][0]["restoredFrom"] == "memory", cluster.tail()
+    assert f"was read from memory:{memory}" in a.log.read_text(), cluster.tail()
+    assert a.status["uploads"] == {"commits": 0, "bytes": 0, "seconds": 0.0, "failures": {}}
+    a.process.terminate()
+    assert a.wait() == 75, cluster.tail()

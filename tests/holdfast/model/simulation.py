@@ -169,6 +169,7 @@ class Simulation:
         self.cut_links: set[frozenset[str]] = set()
         self.cut_from_operator: set[str] = set()
         self.deaf: set[str] = set()
+        self.withheld: set[tuple[str, str]] = set()  # senders and types of messages that stay under way
         self.trainings: list[Training] = []
         self.claims: dict[Pair, Claim] = {}
         self.commits: list[Stored] = []
@@ -390,6 +391,9 @@ class Simulation:
         if not self.mail:
             return
         letter = self.mail.pop(place % len(self.mail))
+        if (letter.sender, letter.message.type) in self.withheld:
+            self.mail.append(letter)
+            return
         if self.linked(letter.sender, letter.to) or self._left(letter):
             target = self.pods[letter.to]
             deaf = letter.to in self.deaf and letter.message.type == "propose"

@@ -108,4 +108,5 @@ def test_a_node_of_any_size_is_bounded(node_of, gpu_of, pod):
 def test_no_text_whatsoever_raises(body: bytes):
     pod = Pod(namespace="ml", name="gpt-w0", uid="uid-w0", node="n")
     lines = [b"DCGM_FI_DEV_GPU_TEMP{" + part for part in body.split(b"\x00")]
-    read(b"\n".join([body, *lines]), pod, told={"GPU-1"})
+    found = read(b"\n".join([body, *lines]), pod, told={"GPU-1"})
+    assert len(found.gpus) <= c.MAX_GPUS

@@ -81,8 +81,8 @@ def test_gpus(facts: Facts, asked: dict[str, Any], result: str, says: str) -> No
     assert says in found.message
 
 
-def told(result: str, message: str = "its words", name: str = "Storage") -> dict[str, Any]:
-    return {"version": 1, "checks": [{"name": name, "result": result, "message": message}]}
+def told(result: str, message: str = "its words", name: str = "Storage", **more: str) -> dict[str, Any]:
+    return {"version": 1, "checks": [{"name": name, "result": result, "message": message, **more}]}
 
 
 STORAGE = [
@@ -103,6 +103,25 @@ STORAGE = [
 def test_the_checkpoint_volume(facts: Facts, result: str, says: str) -> None:
     found = check("Storage", facts)
     assert found.result == result
+    assert says in found.message
+
+
+STORE = [
+    ("it is at it", told("Running", name="ObjectStore"), 59.0, "Running", "its words", ""),
+    ("it hangs", told("Running", name="ObjectStore"), 60.0, "Failed", "object store has not answered", ""),
+    ("out of reach", told("Failed", name="ObjectStore"), 1.0, "Failed", "its words", ""),
+    ("refused", told("Failed", name="ObjectStore", blame="Job"), 1.0, "Failed", "its words", "Job"),
+    ("rubbish", told("Failed", name="ObjectStore", blame="everybody"), 1.0, "Failed", "its words", ""),
+    ("an older launcher", told("Passed"), 1.0, "Skipped", "the launcher says nothing of the object store", ""),
+]
+
+
+@pytest.mark.parametrize(
+    ("said", "elapsed", "result", "says", "blame"), [row[1:] for row in STORE], ids=[row[0] for row in STORE]
+)
+def test_the_object_store(said: dict[str, Any], elapsed: float, result: str, says: str, blame: str) -> None:
+    found = check("ObjectStore", Facts(elapsed=elapsed, launcher=True, told=said))
+    assert (found.result, found.blame) == (result, blame)
     assert says in found.message
 
 

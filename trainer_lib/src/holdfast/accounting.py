@@ -64,14 +64,19 @@ class Timer:
         """All that it measured."""
         return self._before + self.stretch
 
-    def start(self) -> None:
-        """Begin a stretch; nothing happens while one runs."""
+    def start(self, at: float | None = None) -> None:
+        """Begin a stretch, now or at an earlier moment; nothing happens while one runs."""
         if self._since is None:
-            self._since = self._clock()
+            now = self._clock()
+            self._since = now if at is None else min(at, now)
 
-    def stop(self) -> float:
-        """End the stretch; its seconds."""
-        stretch = self.stretch
+    def until(self, at: float | None) -> float:
+        """Seconds from its start to this moment, or to now."""
+        return self.stretch if at is None or self._since is None else min(max(0.0, at - self._since), self.stretch)
+
+    def stop(self, at: float | None = None) -> float:
+        """End the stretch, now or at an earlier moment; its seconds."""
+        stretch = self.until(at)
         self._before += stretch
         self._since = None
         return stretch
@@ -194,6 +199,7 @@ class Ledger:
             books = books.plus(Books({self._spent(self._activity): stretch}))
             stretch = 0.0
         return {
+            "at": self._clock(),
             "activity": str(self._activity),
             "wall": round(self._wall.seconds, 6),
             "open": round(self._open + (stretch if self._activity in _STEP else 0.0), 6),

@@ -71,6 +71,7 @@ class Reducer:
         self._lock = threading.Lock()  # backward has a thread for each device
         self._group = self._everyone = Group.alone(torch.device("cpu"))
         self._averaged = False
+        self._norms: list[torch.Tensor] = []
         self._forget()
 
     def attach(self, group: Group, peers: Group | None = None) -> None:
@@ -119,8 +120,11 @@ class Reducer:
         self._launch_rest()
         numbers = torch.tensor(ballot, dtype=torch.float64)
         self._flights.append(self._everyone.launch_max(numbers))
-        for flight in self._flights:
+        for bucket, flight in enumerate(self._flights):
             flight.wait()
+            if bucket < len(self._flats):
+                # While the next one travels: at 29 M parameters they take 2 % of a step.
+                self._norms.append(_norm(self._flats[bucket]))
         self._flights.clear()
         self._averaged = True
         agreed: list[float] = numbers.tolist()
@@ -138,15 +142,16 @@ class Reducer:
         for parameter, view, kept in zip(self.parameters, self._views, touched, strict=True):
             parameter.grad = like(parameter, view) if kept else None
 
-    def norm(self) -> float:
-        """The norm of all averages that are here; the same on every rank that has them."""
-        norms = [torch.linalg.vector_norm(flat, dtype=_wide(flat.dtype)).double() for flat in self._flats]
+    def norm(self, *, anew: bool = False) -> float:
+        """The norm of all averages that are here; the same on every rank that has them. `anew`: they were changed."""
+        norms = [_norm(flat) for flat in self._flats] if anew else self._norms
         return float(torch.stack([norm.cpu() for norm in norms]).norm()) if norms else 0.0
 
     def scale(self, factor: float) -> None:
         """Multiply every average."""
         for flat in self._flats:
             flat.mul_(factor)
+        self._norms = [norm * abs(factor) for norm in self._norms]
 
     def clip(self, limit: float, norm: float) -> None:
         """Scale the averages so that their norm, which is `norm`, is at most `limit`."""
@@ -179,6 +184,7 @@ class Reducer:
         self._armed = False
         self._error: Exception | None = None
         self._flights: list[Pending] = []
+        self._norms = []
         self._copied = [False] * len(self.parameters)
         self._touched = [False] * len(self.parameters)
         self._missing = [len(plan.members) for plan in self._plans]
@@ -317,6 +323,11 @@ def _view(flat: torch.Tensor, start: int, parameter: torch.Tensor) -> torch.Tens
 def _channels_last(parameter: torch.Tensor) -> bool:
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     return parameter.dim() in formats and parameter.is_contiguous(memory_format=formats[parameter.dim()])
+
+
+def _norm(flat: torch.Tensor) -> torch.Tensor:
+    norm: torch.Tensor = torch.linalg.vector_norm(flat, dtype=_wide(flat.dtype))
+    return norm.double()
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

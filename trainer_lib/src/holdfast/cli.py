@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from holdfast.chaos.plan import Kind, Plan, make_plan, read_fault, read_kinds, read_rate
-from holdfast.constants import ExitCode
+from holdfast.constants import MOST_FULL_EVERY, ExitCode
 from holdfast.environment import Environment, process_environment, read_environment
 from holdfast.errors import HoldfastError, UsageError
 
@@ -41,6 +41,7 @@ class RunOptions:
     max_restarts: int
     checkpoint_interval: str
     checkpoint_keep: int
+    checkpoint_full_every: int
     checkpoint_retention: str
     resume: str
     hang_timeout: str
@@ -49,6 +50,9 @@ class RunOptions:
     timeline: Path | None = None
     replica_step: int = 1
     object_url: str = ""
+    memory_tier: str = ""
+    memory_interval: int | None = None
+    peer_interval: int | None = None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -190,6 +194,7 @@ def parse(words: Sequence[str]) -> RunOptions:
         max_restarts=known.max_restarts,
         checkpoint_interval=known.checkpoint_interval or "",
         checkpoint_keep=known.checkpoint_keep,
+        checkpoint_full_every=known.checkpoint_full_every,
         checkpoint_retention=known.checkpoint_retention,
         resume=known.resume,
         hang_timeout=known.hang_timeout,
@@ -198,6 +203,9 @@ def parse(words: Sequence[str]) -> RunOptions:
         timeline=None if known.timeline is None else known.timeline.absolute(),
         replica_step=step,
         object_url=known.object_url,
+        memory_tier=known.memory_tier or "",
+        memory_interval=known.memory_interval,
+        peer_interval=known.peer_interval,
     )
 
 
@@ -246,13 +254,23 @@ def _parser() -> _Parser:
     _add(
         run, "--max-restarts", _count("--max-restarts", least=0), 3, "incidents of the script's own making to survive"
     )
-    _add(run, "--checkpoint-interval", _interval, None, "steps (50) or seconds (30s) between checkpoints")
+    _add(run, "--checkpoint-interval", _interval, None, "steps (50) or seconds (30s) between checkpoints, or Auto")
     _add(run, "--checkpoint-keep", _count("--checkpoint-keep"), 3, "checkpoints to keep")
+    _add(
+        run,
+        "--checkpoint-full-every",
+        _full_every,
+        1,
+        "of so many checkpoints one is full, the others hold what changed (1: all are full)",
+    )
     _add(run, "--checkpoint-retention", _rules, "", "what is kept beside them, such as hours=6,daily=7,every=10000")
     _add(run, "--object-url", str, "", "s3://BUCKET/PREFIX or another URL to which checkpoints are copied as well")
     _add(run, "--hang-timeout", _hang_timeout, "Auto", "seconds that a step may take; Auto by the median; Off")
     _add(run, "--resume", _resume, "Always", "Always, or Never to begin afresh on a folder that has checkpoints")
     _add(run, "--timeline", Path, None, "FILE to which what happens is written, for 'holdfast timeline FILE'")
+    _add(run, "--memory-tier", _memory, None, "PATH[:SIZE] of a memory volume for commits that outlive ranks")
+    _add(run, "--memory-interval", _count("--memory-interval"), None, "steps between commits in memory (1)")
+    _add(run, "--peer-interval", _count("--peer-interval"), None, "steps between copies in another node's memory")
     run.add_argument("--standalone", action="store_true", help="one host, no rendezvous (the default)")
     _add(run, "--warm-processes", _warm, 1, "processes that stand by for a lost rank; 0: a zygote only; or none")
     run.add_argument(
@@ -335,9 +353,16 @@ def _backend(text: str) -> str:
 
 
 def _interval(text: str) -> str:
-    if re.fullmatch(r"[1-9]\d*s?", text, re.ASCII) is None:
-        raise ValueError(f"{text!r} does not do: give steps, such as 50, or seconds, such as 30s")
+    if text != "Auto" and re.fullmatch(r"[1-9]\d*s?", text, re.ASCII) is None:
+        raise ValueError(f"{text!r} does not do: give steps, such as 50, seconds, such as 30s, or Auto")
     return text
+
+
+def _full_every(text: str) -> int:
+    count = _count("--checkpoint-full-every")(text)
+    if count > MOST_FULL_EVERY:
+        raise ValueError(f"{text!r} does not do: give at most {MOST_FULL_EVERY}")
+    return count
 
 
 def _rules(text: str) -> str:
@@ -361,6 +386,13 @@ def _warm(text: str) -> int | None:
     if not text.isascii() or not text.isdecimal():
         raise ValueError(f"{text!r} does not do: give a whole number, or none")
     return int(text)
+
+
+def _memory(text: str) -> str:
+    from holdfast.launch.memory_options import MemoryOptions
+
+    MemoryOptions.parse(text)
+    return text
 
 
 def _resume(text: str) -> str:

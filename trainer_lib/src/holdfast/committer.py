@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from holdfast.cadence import Cadence, Failures
 from holdfast.checkpoint.engine import Engine
 from holdfast.checkpoint.saving import Saving
 from holdfast.checkpoint.writer import SaveResult, Snapshot
 from holdfast.collectives import Over
 from holdfast.config import Interval
-from holdfast.constants import SHARED_TIER
+from holdfast.constants import MEMORY_TIER, SHARED_TIER
 from holdfast.errors import CheckpointError, PeerLostError
 from holdfast.lineage import Lineage
 from holdfast.rank_agent import Agent, Requests
@@ -33,12 +34,15 @@ class Committer:
         self._interval = interval
         self._lineage = lineage
         self._coordinator = False
-        self._saved_at = time.monotonic()
+        self._saved_at = self._entered = time.monotonic()
+        self._cadence = Cadence()
+        self._every = interval.seconds
         self._failed = 0
         self._message = ""
         self._over = Over()
         self._flight: _Flight | None = None
         self._broken_off = False
+        self._memory_trouble = ""
 
     @property
     def has_folder(self) -> bool:
@@ -53,6 +57,14 @@ class Committer:
     def begin(self, *, coordinator: bool, over: Over) -> None:
         """A world has lined up."""
         self._coordinator, self._over = coordinator, over
+        self._lineage.failures = self._lineage.failures.told(self._agent.books)
+        self._entered = time.monotonic()
+        self._choose()
+
+    @property
+    def failures(self) -> Failures:
+        """What the job has lived through until now."""
+        return self._lineage.failures.later(time.monotonic() - self._entered)
 
     def due_at(self, step: int) -> bool:
         """Whether every rank commits this step without being asked."""
@@ -67,18 +79,24 @@ class Committer:
         asked = self._agent.requests().checkpoint
         if not self.has_folder:
             return bool(asked)
-        if self._flight is not None and self._flight.saving.ended:
-            self._land(self._flight)
-        if self._flight is not None:
+        flight = self._flight
+        if flight is not None and not flight.saving.ended:
             return False
+        if flight is not None:
+            self._land(flight)
+            if flight.saving.lost:
+                raise PeerLostError(flight.saving.lost)
         return bool(asked) or self._timed() or self._broken_off or self._failed >= FAILED_SAVES
 
     def behind(self, step: int) -> bool:
         """Whether the last step is not durable yet."""
         return self.has_folder and self._lineage.saved_step != step
 
-    def commit(self, step: int, snapshot: Callable[[], Snapshot]) -> None:
-        """Begin a commit, once the last one has ended; CheckpointError after too many failures in a row."""
+    def commit(self, step: int, snapshot: Callable[[], Snapshot], *, spare: bool = False) -> None:
+        """Begin a commit, once the last one has ended; CheckpointError after too many failures in a row.
+
+        `spare`: no older one goes for it.
+        """
         started = time.monotonic()
         self.settle()
         wanted = self._agent.requests()
@@ -98,8 +116,8 @@ class Committer:
             if result.committed and self._coordinator:
                 _say(step, result, waited + result.stalled)
 
-        saving = self._engine.begin(taken, ended)
-        self._flight = _Flight(step=step, asked=wanted.checkpoint, saving=saving)
+        saving = self._engine.begin(taken, ended, spare=spare)
+        self._flight = _Flight(step=step, asked=wanted.checkpoint, saving=saving, waited=waited)
         self._saved_at = time.monotonic()
 
     def settle(self) -> None:
@@ -125,6 +143,23 @@ class Committer:
         flight, self._flight = self._flight, None
         if flight is not None and flight.saving.ended:
             self._land(flight)
+        self._lineage.failures, self._entered = self.failures, time.monotonic()
+
+    def memory_due_at(self, step: int) -> bool:
+        """Whether every rank commits this step into memory."""
+        return self._engine is not None and self._engine.memory_due_at(step)
+
+    def commit_in_memory(self, step: int, snapshot: Callable[[], Snapshot]) -> None:
+        """Commit where it is fast, beside what is durable. What fails is told; the one before is still there."""
+        if self._engine is None:
+            return
+        started = time.monotonic()
+        result = self._engine.save_in_memory(snapshot())
+        if result.committed or result.message != self._memory_trouble:  # the same trouble each step is told once
+            self._tell(step, result, (), time.monotonic() - started, tier=MEMORY_TIER)
+        if not result.committed and result.message != self._memory_trouble:
+            _log.error("step %d could not be committed in memory: %s", step, result.message)
+        self._memory_trouble = result.message
 
     def put_off(self) -> None:
         """Ask for a commit with the next step, as after one that was broken off."""
@@ -138,7 +173,17 @@ class Committer:
             self._agent.answered(Requests(checkpoint=wanted.checkpoint))
 
     def _timed(self) -> bool:
-        return self._coordinator and self._interval.due_after(time.monotonic() - self._saved_at)
+        """The coordinator's clock alone says so; the others hear it with the step's vote."""
+        return self._coordinator and self._every is not None and time.monotonic() - self._saved_at >= self._every
+
+    def _choose(self) -> None:
+        """By what the last commits cost and how often the job fails."""
+        if not self._interval.auto:
+            return
+        choice = self._cadence.choose(self.failures.mtbf)
+        self._every = choice.seconds
+        if choice.news and self._coordinator:
+            _log.info("a commit is due every %.0f s: %s", choice.seconds, choice.reason)
 
     def _land(self, flight: _Flight) -> None:
         """Take note of how a commit ended."""
@@ -149,16 +194,21 @@ class Committer:
         if result.committed:
             self._lineage.saved_step, self._failed = flight.step, 0
             self._agent.answered(Requests(checkpoint=flight.asked))
+            self._cadence.took(stall=flight.waited + result.stalled, write=result.seconds)
+            self._choose()
         else:
             self._count_failed(flight.step, result.message)
 
-    def _tell(self, step: int, result: SaveResult, ids: Sequence[str], seconds: float) -> None:
+    def _tell(
+        self, step: int, result: SaveResult, ids: Sequence[str], seconds: float, tier: str = SHARED_TIER
+    ) -> None:
         self._agent.send(
             "checkpoint",
             step=step,
-            tier=SHARED_TIER,
+            tier=tier,
             result="Committed" if result.committed else "Failed",
             seconds=round(seconds, 3),
+            bytes=result.nbytes,
             ids=list(ids),
             message=result.message,
         )
@@ -181,6 +231,7 @@ class _Flight:
     step: int
     asked: tuple[str, ...]
     saving: Saving
+    waited: float
 
 
 def _say(step: int, result: SaveResult, stalled: float) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from holdfast.checkpoint.fencing import Resume
 from holdfast.checkpoint.retention import Rules
+from holdfast.constants import MOST_FULL_EVERY
 from holdfast.environment import Environment
 from holdfast.errors import UsageError
 
@@ -17,21 +18,27 @@ _DURATION: Final = re.compile(r"([1-9]\d*)(s|m|h)?", re.ASCII)
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600}
 DEFAULT_INTERVAL: Final = "5m"
 DEFAULT_KEEP_LAST: Final = 3
+AUTO: Final = "Auto"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """How often to commit: every so many steps, or every so many seconds."""
+    """How often to commit: every so many steps, every so many seconds, or as often as pays (`cadence`)."""
 
     steps: int | None = None
     seconds: float | None = None
+    auto: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Interval:
-        """`50` is steps; `30s`, `5m`, `1h` are durations."""
+        """`50` is steps; `30s`, `5m`, `1h` are durations; `Auto` leaves the choice to the job."""
+        if text.strip() == AUTO:
+            return cls(auto=True)
         match = _DURATION.fullmatch(text.strip())
         if match is None:
-            raise UsageError(f"checkpoint interval {text!r}: give steps like '50' or a duration like '30s' or '5m'")
+            raise UsageError(
+                f"checkpoint interval {text!r}: give steps like '50' or a duration like '30s' or '5m', or '{AUTO}'"
+            )
         number, unit = int(match[1]), match[2]
         return cls(steps=number) if unit is None else cls(seconds=number * _SECONDS[unit])
 
@@ -39,9 +46,10 @@ class Interval:
         """Whether every rank commits this step without being asked."""
         return self.steps is not None and step % self.steps == 0
 
-    def due_after(self, seconds: float) -> bool:
-        """Whether so much time has passed that rank 0 asks for a commit."""
-        return self.seconds is not None and seconds >= self.seconds
+    def __str__(self) -> str:
+        if self.auto:
+            return AUTO
+        return f"{self.steps} steps" if self.steps else f"{self.seconds:g} s"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +59,7 @@ class JobConfig:
     checkpoint_dir: Path | None
     interval: Interval
     keep_last: int
+    full_every: int
     retention: Rules
     resume: Resume
     sources: Mapping[str, str]
@@ -59,10 +68,9 @@ class JobConfig:
         """For the one line of the log."""
         values = {
             "checkpoint_dir": str(self.checkpoint_dir) if self.checkpoint_dir else "none",
-            "checkpoint_interval": f"{self.interval.steps} steps"
-            if self.interval.steps
-            else f"{self.interval.seconds:g} s",
+            "checkpoint_interval": str(self.interval),
             "keep_last": self.keep_last,
+            "full_every": self.full_every,
             "retention": str(self.retention) or "none",
             "resume": str(self.resume),
         }
@@ -75,6 +83,7 @@ def effective(
     checkpoint_dir: Path | None = None,
     checkpoint_interval: str | int | None = None,
     keep_last: int | None = None,
+    full_every: int | None = None,
     retention: str | None = None,
     resume: str | None = None,
 ) -> JobConfig:
@@ -92,11 +101,15 @@ def effective(
     keep = int(pick("keep_last", keep_last, environment.checkpoint_keep, DEFAULT_KEEP_LAST))
     if keep < 1:
         raise UsageError(f"keep_last is {keep}: keep at least one commit")
+    full = int(pick("full_every", full_every, environment.checkpoint_full_every, 1))
+    if not 1 <= full <= MOST_FULL_EVERY:
+        raise UsageError(f"full_every is {full}: give 1 (every commit is a full one) to {MOST_FULL_EVERY}")
     every = pick("checkpoint_interval", checkpoint_interval, environment.checkpoint_interval, DEFAULT_INTERVAL)
     return JobConfig(
         checkpoint_dir=pick("checkpoint_dir", checkpoint_dir, environment.checkpoint_dir, None),
         interval=Interval.parse(str(every)),
         keep_last=keep,
+        full_every=full,
         retention=Rules.parse(str(pick("retention", retention, environment.checkpoint_retention, ""))),
         resume=_resume(str(pick("resume", resume, environment.resume, Resume.ALWAYS))),
         sources=sources,

@@ -11,7 +11,7 @@ PROTOCOL_VERSION: Final = 1
 # Files in the run directory.
 MEMBERSHIP_FILE: Final = "membership.json"
 STATUS_FILE: Final = "status.json"
-PREFLIGHT_FILE: Final = "preflight.json"  # what the launcher found of the checkpoint volume, for the sidecar
+PREFLIGHT_FILE: Final = "preflight.json"  # what the launcher found of volume and object store, for the sidecar
 TOUCH_FILE: Final = "emergency_checkpoint"
 TOUCH_ACK_FILE: Final = "emergency_checkpoint.ack"
 AGENT_SOCKET_FILE: Final = "agent.sock"
@@ -47,7 +47,14 @@ ENV_TERMINATION_LOG: Final = "HOLDFAST_TERMINATION_LOG"
 # Set where the checkpoint volume is to be tried before the job starts.
 ENV_PREFLIGHT_FREE_BYTES: Final = "HOLDFAST_PREFLIGHT_FREE_BYTES"
 ENV_PREFLIGHT_WRITE_BYTES: Final = "HOLDFAST_PREFLIGHT_WRITE_BYTES"  # a second
+ENV_PREFLIGHT_OBJECT: Final = "HOLDFAST_PREFLIGHT_OBJECT"  # whether the object store is tried
 ENV_PREFLIGHT_SECONDS: Final = "HOLDFAST_PREFLIGHT_SECONDS"
+
+# Commits in memory: PATH[:SIZE] of the volume; steps between commits there, and between copies on another node.
+ENV_MEMORY_TIER: Final = "HOLDFAST_MEMORY_TIER"
+ENV_MEMORY_INTERVAL: Final = "HOLDFAST_MEMORY_INTERVAL"
+ENV_PEER_INTERVAL: Final = "HOLDFAST_PEER_INTERVAL"
+ENV_PEER_BYTES: Final = "HOLDFAST_PEER_BYTES_PER_SECOND"
 
 # Environment of a rank process, beside what torchrun sets.
 ENV_AGENT_SOCKET: Final = "HOLDFAST_AGENT_SOCKET"
@@ -60,6 +67,9 @@ ENV_JOB_UID: Final = "HOLDFAST_JOB_UID"
 ENV_RUN_ID: Final = "HOLDFAST_RUN_ID"
 ENV_CHECKPOINT_INTERVAL: Final = "HOLDFAST_CHECKPOINT_INTERVAL"
 ENV_CHECKPOINT_KEEP: Final = "HOLDFAST_CHECKPOINT_KEEP"
+ENV_CHECKPOINT_FULL_EVERY: Final = "HOLDFAST_CHECKPOINT_FULL_EVERY"
+# Commits that may stand on each other: what one of them lacks, all above it lack.
+MOST_FULL_EVERY: Final = 100
 ENV_CHECKPOINT_RETENTION: Final = "HOLDFAST_CHECKPOINT_RETENTION"  # rules beside the last ones: hours=6,daily=7
 ENV_RESUME: Final = "HOLDFAST_RESUME"
 ENV_CHAOS: Final = "HOLDFAST_CHAOS"  # the folder of a `holdfast chaos` that is at work
@@ -101,6 +111,12 @@ STACKS_SIGNAL: Final = signal.SIGRTMIN + 11
 SHARED_TIER: Final = "shared"
 # The tier that outlives the cluster.
 OBJECT_TIER: Final = "object"
+# In the memory of each node, for its own ranks and for those of another.
+MEMORY_TIER: Final = "memory"
+# The same as another node's rank sees it.
+PEER_TIER: Final = "peer"
+# Where a state that goes on comes from without any tier: a rank that still had it.
+SURVIVOR: Final = "survivor"
 
 # Bounds on what one side may send the other.
 MAX_LINE_BYTES: Final = 1 << 20

@@ -37,7 +37,12 @@ class Environment:
     object_bytes_per_second: float | None
     preflight_free_bytes: int | None
     preflight_write_bytes: int | None
+    preflight_object: bool
     preflight_seconds: float
+    memory_tier: str
+    memory_interval: int | None
+    peer_interval: int | None
+    peer_bytes: int | None
     # A rank process.
     agent_socket: Path | None
     slot: int | None
@@ -49,6 +54,7 @@ class Environment:
     run_id: str
     checkpoint_interval: str
     checkpoint_keep: int | None
+    checkpoint_full_every: int | None
     checkpoint_retention: str
     resume: str
     rank: int
@@ -100,7 +106,12 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         object_bytes_per_second=_float(source, c.ENV_OBJECT_BANDWIDTH, 0.0) or None,
         preflight_free_bytes=_optional_int(source, c.ENV_PREFLIGHT_FREE_BYTES),
         preflight_write_bytes=_optional_int(source, c.ENV_PREFLIGHT_WRITE_BYTES),
+        preflight_object=bool(source.get(c.ENV_PREFLIGHT_OBJECT)),
         preflight_seconds=_float(source, c.ENV_PREFLIGHT_SECONDS, 60.0),
+        memory_tier=source.get(c.ENV_MEMORY_TIER, ""),
+        memory_interval=_optional_int(source, c.ENV_MEMORY_INTERVAL),
+        peer_interval=_optional_int(source, c.ENV_PEER_INTERVAL),
+        peer_bytes=_optional_int(source, c.ENV_PEER_BYTES),
         agent_socket=_path(source, c.ENV_AGENT_SOCKET),
         slot=_optional_int(source, c.ENV_SLOT),
         standby=bool(source.get(c.ENV_STANDBY)),
@@ -111,6 +122,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         run_id=source.get(c.ENV_RUN_ID, ""),
         checkpoint_interval=source.get(c.ENV_CHECKPOINT_INTERVAL, ""),
         checkpoint_keep=_optional_int(source, c.ENV_CHECKPOINT_KEEP),
+        checkpoint_full_every=_optional_int(source, c.ENV_CHECKPOINT_FULL_EVERY),
         checkpoint_retention=source.get(c.ENV_CHECKPOINT_RETENTION, ""),
         resume=source.get(c.ENV_RESUME, ""),
         rank=_optional_int(source, "RANK") or 0,

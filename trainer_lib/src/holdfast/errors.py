@@ -12,6 +12,7 @@ HoldfastError
 ├── CheckpointError          a checkpoint cannot be written or read
 │   ├── DamagedError         ... because its bytes are not those that were written
 │   ├── UnknownFormatError   ... because another program or a newer release wrote it
+│   ├── NoRoomError          ... because the memory tier is too small for it
 │   ├── UnavailableError     ... because the store cannot be used now: network, credentials, rights, room
 │   └── ClaimError           the right to commit could not be had
 │       └── ForeignClaimError    ... because another job or operator uses the folder
@@ -73,6 +74,10 @@ class DamagedError(CheckpointError):
 
 class UnknownFormatError(CheckpointError):
     """Another program or a newer release wrote the checkpoint; it is left alone."""
+
+
+class NoRoomError(CheckpointError):
+    """The memory tier is too small for a commit."""
 
 
 class UnavailableError(CheckpointError):

@@ -38,6 +38,7 @@ class Reporter:
         self._before: Hook = sys.excepthook
         self._owner = os.getpid()
         self.failed = False
+        self.trace: TracebackType | None = None  # of the exception that ended the script
 
     def install(self) -> None:
         """From now on."""
@@ -48,7 +49,7 @@ class Reporter:
         if os.getpid() != self._owner:
             self._before(kind, error, trace)
             return
-        self.failed = True
+        self.failed, self.trace = True, trace
         if _lost_peer(error):
             message = str(error).splitlines()[0]
             self._agent.send("peerLost", step=self._step(), message=message[:MAX_TEXT])

@@ -8,15 +8,17 @@ a `StepResult` that says `Retried`, and the same samples again, divided over who
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from threading import Timer
+from types import TracebackType
+from typing import Any, Final, TypeVar
 
 import torch
 import torch.distributed
 
-from holdfast import faults
+from holdfast import failing, faults
 from holdfast.accounting import Ledger
 from holdfast.activity import Activity, Meter
 from holdfast.agreement import Agreed
@@ -29,12 +31,13 @@ from holdfast.checkpoint.numerics import fingerprint as numerics
 from holdfast.checkpoint.state import Stateful, check_savable, flatten
 from holdfast.checkpoint.writer import Snapshot
 from holdfast.checks import check_managed, check_run, check_whole
+from holdfast.collectives import store_client, unless_over
 from holdfast.committer import Committer
 from holdfast.config import JobConfig
 from holdfast.data import Audit, Position, expected_audit
 from holdfast.data.loader import Loader, MapDataset, MicroBatch, fingerprint, make_loader
 from holdfast.elastic import Elasticity, Scaler
-from holdfast.errors import PeerLostError, StateError, UsageError
+from holdfast.errors import CheckpointError, HoldfastError, PeerLostError, StateError, UsageError
 from holdfast.lineage import Lineage
 from holdfast.lineup import Lineup, Team
 from holdfast.place import Place
@@ -44,6 +47,8 @@ from holdfast.stepping import Stepper, StepResult, let_go
 
 _log = logging.getLogger("holdfast.job")
 Module = TypeVar("Module", bound=torch.nn.Module)
+# Only a bound where nobody else sets one: launchers wait for `checkpoint.deadlineSeconds`.
+_LAST_COMMIT_SECONDS: Final = 60.0
 _TORCHS = (torch.nn.Module, torch.optim.Optimizer)
 
 
@@ -334,15 +339,22 @@ class Job:
             self._late = self._stale  # this one was it, unless its batch's step is still to come
             return False
 
-    def close(self, *, failed: Callable[[], bool] = lambda: False) -> None:
+    def close(
+        self, *, failed: Callable[[], bool] = lambda: False, trace: Callable[[], TracebackType | None] = lambda: None
+    ) -> None:
         """Leave the world; done by itself when the script ends.
 
-        A script without `job.batches` is done when it returns; leaving the loop half way is not being done.
+        A script without `job.batches` is done when it returns; leaving the loop half way is not being done. One that
+        failed on every rank leaves its last step committed.
         """
         if not failed() and not self._looping:
             while self._lineup is not None and not self._finish():
                 pass
             self._say_done()
+        if failed() and self._engine is not None and self._stepper is not None and self._team is not None:
+            self._fail(self._stepper, self._team, trace())
+        with suppress(PeerLostError, CheckpointError):
+            self._committer.settle()  # an exception after a save's copy must not take that save along
         self._agent.close()
         if self._team is None:
             return
@@ -357,6 +369,8 @@ class Job:
     def _place(self) -> Place:
         if self._team is not None:
             return self._team.place
+        if self._lineup is not None and self._lineup.place is not None:
+            return self._lineup.place  # a managed object asks, while its state is restored
         if self._first is None:
             self._first = self._agent.next_place()
             self._agent.enter(self._first)
@@ -461,6 +475,8 @@ class Job:
     def _commit_if_due(self, agreed: Agreed) -> None:
         """A commit that failed is tried again after the next step: the request stays. Without a folder there is
         nothing to wait for."""
+        if self._committer.memory_due_at(self.committed_step):
+            self._commit_in_memory()
         needed = agreed.quiesce or (agreed.pause and agreed.bound)
         ends = agreed.pause and not needed
         if self._committer.due_at(self.committed_step) or agreed.checkpoint or needed:
@@ -486,10 +502,10 @@ class Job:
             self._commit()
             return self._durable()
 
-    def _commit(self) -> None:
+    def _commit(self, *, spare: bool = False) -> None:
         self._parts()[0].check()
         with self._meter.during(Activity.CHECKPOINT):
-            self._committer.commit(self.committed_step, self._snapshot)
+            self._committer.commit(self.committed_step, self._snapshot, spare=spare)
 
     def _durable(self) -> bool:
         """Wait for the save that is on its way; whether the last step is durable after it."""
@@ -503,6 +519,11 @@ class Job:
             self._prepared = self._worlds
             flat = self._lineage.flat()
             self._engine.prepare(flat.specs, self._parts()[1].holding(flat.sharded))
+
+    def _commit_in_memory(self) -> None:
+        self._parts()[0].check()
+        with self._meter.during(Activity.CHECKPOINT):
+            self._committer.commit_in_memory(self.committed_step, self._snapshot)
 
     def _snapshot(self) -> Snapshot:
         _, team = self._parts()
@@ -518,6 +539,7 @@ class Job:
                 "counters": {"skipped": lineage.skipped},
                 "ramp": lineage.rates.to_json(),
                 "metrics": told(lineage.metrics),
+                "failures": self._committer.failures.to_json(),
             },
             data=None if lineage.position is None else lineage.position.to_json(),
             alone={"rank": team.group.rank, "worldSize": team.group.size, "rng": rng.capture()},
@@ -537,6 +559,48 @@ class Job:
         self._committer.answer_rest(self.committed_step)
         self._say_done()
         return True
+
+    def _fail(self, stepper: Stepper, team: Team, trace: TracebackType | None) -> None:
+        """The launcher knows that this rank has failed, and waits for as long as there is something to save."""
+        over = Timer(_LAST_COMMIT_SECONDS, team.over.set, ["the last step could not be committed in time"])
+        over.daemon = True
+        try:
+            self._agent.stay()
+            team.over.check()  # it may have failed on its way into the next one
+            over.start()
+            whole = stepper.rewind() and not failing.broken_off(self._lineage.objects, trace)
+            saves = 0 if self._engine is None else self._engine.saves
+            left = self._together(team, failing.Left(step=self.committed_step, whole=whole, saves=saves))
+            if failing.alike(left) and (self._committer.busy or self._committer.behind(self.committed_step)):
+                self._agent.send("lastCommit", step=self.committed_step)
+                self._commit_last(left)
+        except HoldfastError as error:
+            _log.warning("step %d may not be durable: %s", self.committed_step, error)
+        finally:
+            over.cancel()
+            self._agent.go()
+
+    def _together(self, team: Team, own: failing.Left) -> tuple[failing.Left, ...]:
+        place, size = team.place, team.group.size
+        if size == 1:
+            return (own,)
+
+        def look() -> tuple[failing.Left, ...]:
+            store = store_client(place.host, place.port or 0, f"{place.name}/failing", _LAST_COMMIT_SECONDS)
+            return failing.together(store, own, rank=place.rank, size=size, hurried=self._agent.hurried)
+
+        found: tuple[failing.Left, ...] = unless_over(look, team.over)
+        return found
+
+    def _commit_last(self, left: Sequence[failing.Left]) -> None:
+        """The one before stays: it may be this state that the script cannot go on from."""
+        self._durable()
+        if not failing.can_be_saved(left):
+            _log.warning("the state after step %d is not whole on every rank: it is not committed", left[0].step)
+        elif self._committer.behind(self.committed_step):
+            _log.info("every rank failed: step %d is committed before they leave", self.committed_step)
+            self._commit(spare=True)
+            self._durable()
 
     # Inside
 

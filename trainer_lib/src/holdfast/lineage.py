@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 
 from holdfast import marks
+from holdfast.cadence import Failures
 from holdfast.checkpoint import rng
 from holdfast.checkpoint.aging import History, metrics, told
 from holdfast.checkpoint.fitting import load_into
@@ -47,6 +48,7 @@ class Lineage:
         self.sharding: Sharding | None = None
         self.saved_step = 0  # the last step known to be durable
         self.metrics: History = {}  # what the script measured, by step
+        self.failures = Failures()
         self.claimed: int | None = None  # the generation whose claim is known to be durable
 
     @property
@@ -97,6 +99,7 @@ class Lineage:
             "skippedInARow": self.skipped_in_a_row,
             "savedStep": self.saved_step,
             "metrics": told(self.metrics),
+            "failures": self.failures.to_json(),
             "ramp": self.rates.to_json(),
             "position": None if self.position is None else self.position.to_json(),
         }
@@ -108,6 +111,7 @@ class Lineage:
         self.skipped, self.skipped_in_a_row = int(side["skipped"]), int(side["skippedInARow"])
         self.saved_step = int(side["savedStep"])
         self.metrics = metrics(side)
+        self.failures = Failures.maybe(side.get("failures"))
         self.rates.ramp = Ramp.maybe(side["ramp"])
         self.position = None if side["position"] is None else Position.from_json(side["position"])
         rng.seed(mix_all(int(side["step"]), rank))
@@ -127,6 +131,7 @@ class Lineage:
         self.origin = manifest.pair
         self.skipped, self.rates.ramp, self.position = side.skipped, side.ramp, side.position
         self.metrics = metrics(manifest.state)
+        self.failures = Failures.maybe(manifest.state.get("failures"))
         self.skipped_in_a_row = 0
         self.saved_step = manifest.step
         if side.generators is None:

@@ -19,6 +19,7 @@ from holdfast.calls import Calls
 from holdfast.checkpoint import fencing
 from holdfast.checkpoint.engine import Attempt, Engine, attempt_by_hand
 from holdfast.checkpoint.exchange import Alone, Exchange
+from holdfast.checkpoint.near import announced
 from holdfast.checkpoint.reader import Restored, Select
 from holdfast.checkpoint.shard import Holding
 from holdfast.collectives import Group, Over, store_client
@@ -115,6 +116,8 @@ class Lineup:
         self._device = device
         self._interface = interface
         self._served: TCPStore | None = None
+        self.place: Place | None = None
+        """Of the world that lines up, or did."""
 
     def enter(self, first: Place | None = None) -> Team:
         """The next world that lines up; `first` is a place that is known already."""
@@ -141,6 +144,7 @@ class Lineup:
     # Inside
 
     def _enter(self, place: Place) -> Team:
+        self.place = place
         publish(place.torchrun)
         over = self._agent.enter(place)
         self._meter.enter(Activity.SYNC, self._lineage.step)
@@ -212,7 +216,11 @@ class Lineup:
         trained = self._agent.trained
         own = {"standing": lineage.standing.to_json(), "claimed": lineage.claimed, "saved": lineage.saved_step}
         before = {"trained": None if trained is None else trained.to_json()}
-        told = team.group.gather({**own, **before, "shard": shard})
+        memory = None if self._engine is None else announced(self._agent.memory)
+        told = team.group.gather({**own, **before, "shard": shard, "memory": memory})
+        if self._engine is not None:
+            members = [value["memory"] for value in told]
+            self._engine.enter_memory(self._agent.memory, members, team.place.local_rank, team.over.check)
         standings = [Standing.from_json(value["standing"]) for value in told]
         held = [value["shard"] for value in told]
         verdict, deal = self._resolve(standings, held)
@@ -285,15 +293,15 @@ class Lineup:
             self._stepper.settle(self._synchronised(team, verdict), apply=verdict.apply)
             if takers:
                 transfer.give(group, takers, donors, lineage.flat(), lineage.side())
+            self._claim_due(team, lineage.step, lineage.origin, claimed=claimed)
         else:
             received = _received(group, donors)  # until it is here, an older state of ours may still count
             self._stepper.settle(marks.torn(lineage.standing), apply=False)
+            self._claim_due(team, verdict.step, Pair.maybe(received[2]["origin"]), claimed=claimed)
             self._take_shard(team)
             lineage.take_memory(*received, rank=group.rank)
             lineage.standing = self._synchronised(team, verdict)
         self._say_restored("memory", lineage.origin)
-        if not claimed and self._engine is not None:
-            self._claim(team, self._engine)
 
     def _take_shard(self, team: Team) -> None:
         if team.deal is not None and self._lineage.sharding is not None:
@@ -318,9 +326,10 @@ class Lineup:
             self._equalise(team.group)
         else:
             lineage.take_commit(found.loaded, rank=team.group.rank)
+            if self._engine is not None and not self._engine.is_durable(found.loaded.name):
+                lineage.saved_step = 0
         self._say_restored("none" if found.loaded is None else "checkpoint", found.pair, found)
-        if self._engine is not None:
-            self._claim(team, self._engine)
+        self._claim_due(team, lineage.step, lineage.origin, claimed=False)
         lineage.standing = marks.synchronised(lineage.standing, team.pair, lineage.step, None)
         _log.info(
             "training goes on from step %d of %s" if found.loaded else "training starts at step %d",
@@ -347,17 +356,24 @@ class Lineup:
                     group.broadcast_(tensor.data, 0)
 
     def _say_restored(self, source: str, pair: Pair | None, found: Restored | None = None) -> None:
-        quarantined = found.quarantined if found is not None else ()
+        tiers = self._engine.tiers(found) if found is not None and self._engine is not None else []
+        found = found or Restored(loaded=None)
         self._agent.send(
             "restored",
             step=self._lineage.step,
             source=source,
             fromPair=None if pair is None else pair.to_json(),
-            quarantined=[{"path": bad.path, "reason": bad.reason} for bad in quarantined],
+            stores=list(found.stores),
+            quarantined=[{"path": bad.path, "reason": bad.reason} for bad in found.quarantined],
+            lost=[{"path": gone.path, "reason": gone.reason} for gone in found.lost],
+            tiers=tiers,
         )
 
-    def _claim(self, team: Team, engine: Engine) -> None:
-        claim = engine.claim(step=self._lineage.step, pair=self._lineage.origin)
+    def _claim_due(self, team: Team, step: int, origin: Pair | None, *, claimed: bool) -> None:
+        """All together, and before a newcomer loads what it got."""
+        if claimed or self._engine is None:
+            return
+        claim = self._engine.claim(step=step, pair=origin)
         self._lineage.claimed = team.pair.generation
         if team.group.rank == 0:
             self._agent.send("claim", claim=claim.to_json())

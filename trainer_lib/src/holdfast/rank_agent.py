@@ -10,6 +10,7 @@ which it is within moments because every wait asks `over`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -20,8 +21,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn, Protocol
+from uuid import uuid4
 
 from holdfast import place as places
+from holdfast.cadence import Books
 from holdfast.collectives import Over
 from holdfast.constants import EXIT_PEER_LOST, MAX_TEXT
 from holdfast.errors import LaunchError, PeerLostError
@@ -59,6 +62,8 @@ class Agent(Protocol):
     parting: Callable[[], Parting]
     reached: int  # the highest step that the job committed, as far as the launcher knows
     trained: Pair | None  # the highest attempt before this one that had ranks under this launcher, dead ones too
+    books: Books | None  # the launcher's, when it welcomed this rank to its attempt
+    memory: Mapping[str, Any] | None  # the launcher's memory tier, if it has one
 
     def send(self, kind: str, **body: Any) -> None:
         """Tell something."""
@@ -77,6 +82,16 @@ class Agent(Protocol):
 
     def end_vote(self) -> None:
         """The vote has come back, or failed for good."""
+
+    def stay(self) -> None:
+        """PeerLostError if the attempt is over. Until `go` it is not over for this rank: the script has failed, and
+        its last step may have to be committed."""
+
+    def go(self) -> None:
+        """Leave if that was asked for meanwhile."""
+
+    def hurried(self) -> bool:
+        """Whether it was."""
 
     def leave(self, reason: str) -> None:
         """This rank votes no more in its attempt: its last step is made."""
@@ -101,8 +116,10 @@ class NoAgent:
     parting: Callable[[], Parting] = Parting
     reached = 0
     trained: Pair | None = None
+    memory: Mapping[str, Any] | None = None
 
     def __init__(self, place: Place) -> None:
+        self.books: Books | None = Books(id=uuid4().hex)
         self._place: Place | None = place
         self._over = Over()
 
@@ -129,6 +146,17 @@ class NoAgent:
 
     def end_vote(self) -> None:
         """Nobody waits for it."""
+
+    def stay(self) -> None:
+        """Nobody asks to leave, but a peer may be lost."""
+        self._over.check()
+
+    def go(self) -> None:
+        """Nobody waits for it."""
+
+    def hurried(self) -> bool:
+        """Nobody asks."""
+        return False
 
     def leave(self, reason: str) -> None:
         """Remember why."""
@@ -158,6 +186,8 @@ class RankAgent:
         self.parting: Callable[[], Parting] = Parting
         self.reached = 0
         self.trained: Pair | None = None
+        self.books: Books | None = None
+        self.memory: Mapping[str, Any] | None = None
         self._slot = slot
         self._sending = threading.Lock()
         self._state = threading.Condition()  # guards what follows
@@ -167,6 +197,8 @@ class RankAgent:
         self._left: Pair | None = None
         self._voting = False
         self._owes_left = False
+        self._staying = False
+        self._awaited: tuple[Pair, str] | None = None  # it was told to leave while it stays
         self._claims: tuple[Claim, ...] | None = None
         self._requests: dict[str, list[str]] = {"checkpoint": [], "quiesce": [], "pause": []}
         self._closing = False
@@ -254,6 +286,25 @@ class RankAgent:
         if owes:
             self._say_left()
 
+    def stay(self) -> None:
+        """From here to `go`, a word to leave waits."""
+        with self._state:
+            self._over.check()
+            self._staying = True
+
+    def go(self) -> None:
+        """Do as was told meanwhile."""
+        with self._state:
+            self._staying = False
+            awaited, self._awaited = self._awaited, None
+        if awaited is not None:
+            self._told_to_leave(*awaited)
+
+    def hurried(self) -> bool:
+        """Whether the launcher waits."""
+        with self._state:
+            return self._awaited is not None
+
     def leave(self, reason: str) -> None:
         """The main thread leaves by itself."""
         with self._state:
@@ -274,6 +325,9 @@ class RankAgent:
 
     def _told_to_leave(self, pair: Pair, reason: str) -> None:
         with self._state:
+            if self._staying:
+                self._awaited = pair, reason
+                return
             self._left = pair if self._left is None else max(self._left, pair)
             if self._pair is not None and self._pair <= pair:
                 self._over.set(reason)
@@ -305,9 +359,15 @@ class RankAgent:
     # Inside
 
     def close(self) -> None:
-        """Say nothing more, and no longer mind when the launcher goes."""
+        """Say nothing more, and no longer mind when the launcher goes.
+
+        The reader waits in the kernel, which keeps a socket open that is only closed: the launcher must see now that
+        this process has hung up, or takes an interpreter that takes its time to end for hung.
+        """
         self._closing = True
         with self._sending:
+            with contextlib.suppress(OSError):  # the launcher is gone
+                self._socket.shutdown(socket.SHUT_RDWR)
             self._socket.close()
 
     def _read(self) -> None:
@@ -354,6 +414,8 @@ class RankAgent:
             self._claims = claims
             self.reached = int(message.get("reached") or 0)
             self.trained = Pair.maybe(message.get("trained"))
+            self.books = Books.maybe(message.get("books"))
+            self.memory = message.get("memory")
             self._state.notify_all()
 
     def _want(self, kind: str, request: str) -> None:

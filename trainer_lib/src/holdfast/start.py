@@ -37,6 +37,7 @@ def init(
     checkpoint_dir: str | Path | None = None,
     checkpoint_interval: str | int | None = None,
     keep_last: int | None = None,
+    full_every: int | None = None,
     retention: str | None = None,
     resume: str | None = None,
 ) -> Job:
@@ -52,6 +53,7 @@ def init(
         checkpoint_dir=Path(checkpoint_dir) if checkpoint_dir else None,
         checkpoint_interval=checkpoint_interval,
         keep_last=keep_last,
+        full_every=full_every,
         retention=retention,
         resume=resume,
     )
@@ -80,7 +82,7 @@ def _close(job: Job, reporter: faults.Reporter, owner: int) -> None:
     if os.getpid() != owner:
         return
     try:
-        job.close(failed=lambda: reporter.failed)
+        job.close(failed=lambda: reporter.failed, trace=lambda: reporter.trace)
     except Exception as error:  # noqa: BLE001 - nobody is left to catch it, and the script must not seem to have ended well
         reporter(type(error), error, error.__traceback__)
         sys.stdout.flush()
@@ -124,6 +126,7 @@ def _engine(config: JobConfig, agent: Agent, copies: str) -> Engine | None:
     return Engine(
         config.checkpoint_dir,
         keep_last=config.keep_last,
+        full_every=config.full_every,
         rules=config.retention,
         resume=config.resume,
         on_foreign=report,

@@ -159,6 +159,13 @@ class Stepper:
             self._sharding.reset()
         self._structure.check_now()
 
+    def rewind(self) -> bool:
+        """Take back what was done of the next step; whether the state is that of the last one then, all of it."""
+        if self.torn or self._kept is not None or self._lineage.standing.doubt is not None:
+            return False
+        self._take_back()
+        return True
+
     def settle(self, standing: Standing, *, apply: bool) -> None:
         """After an attempt: what was decided about a step in its middle, and the standing that goes with it.
 
@@ -171,12 +178,15 @@ class Stepper:
             self.rolled = self._apply(kept).result
             return
         self._kept = None
+        self._take_back()
+
+    # Inside
+
+    def _take_back(self) -> None:
         self._reducer.discard()
         if self._sharding is not None:
             self._sharding.reset()
         self._undo.restore()
-
-    # Inside
 
     def _refuse_torn(self) -> None:
         if self.torn:
@@ -243,7 +253,7 @@ class Stepper:
             self._reducer.scale(1.0 / weight)
         if self._scaler is not None and self._lineage.optimizer is not None:
             self._scaler.unscale_(self._lineage.optimizer)
-        own = float(self._reducer.norm())
+        own = self._reducer.norm(anew=self._scaler is not None)
         kept.norm = own if self._mates is None else whole_norm(own, self._mates)
         return kept.norm
 
@@ -292,6 +302,7 @@ class Stepper:
         agreed, step = kept.agreed, self._lineage.step
         self._agent.send(
             "step",
+            at=time.monotonic(),
             step=step,
             loss=agreed.loss,
             samples=kept.samples or agreed.weight,
@@ -308,6 +319,7 @@ class Stepper:
         lineage.skipped_in_a_row += 1
         _log.warning("step %d was not applied: its loss or gradients are not finite", lineage.step)
         if lineage.skipped_in_a_row >= NON_FINITE_STEPS and self._scaler is None:
+            self.begin()  # this step is over, as any other
             raise NonFiniteError(
                 f"{NON_FINITE_STEPS} steps in a row were not finite: lower the learning rate, give max_grad_norm, "
                 "or look for the cause in the data from that step on"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _WIDTH: Final = 72
 _MARKS: Final = {"failure": "×", "recovery": "o"}
-_SHOWN: Final = frozenset({"start", "world", "failure", "recovery", "checkpoint", "end"})
+_SHOWN: Final = frozenset({"start", "world", "failure", "recovery", "checkpoint", "restore", "end"})
 
 Entry = dict[str, Any]
 
@@ -165,6 +165,11 @@ def _failure(entry: Entry) -> str:
     return f"{entry.get('cause')} {entry.get('reason')}: {entry.get('message')}"
 
 
+def _restore(entry: Entry) -> str:
+    stores, lost = (", ".join(map(str, entry.get(name) or ())) for name in ("stores", "lost"))
+    return f"step {entry.get('step')}" + (stores and f" from {stores}") + (lost and f"; lost: {lost}")
+
+
 def _recovery(entry: Entry) -> str:
     phases = _phases(entry)
     parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in phases.items())
@@ -184,6 +189,7 @@ _WORDS: Final[dict[str, Callable[[Entry], str]]] = {
     "failure": _failure,
     "recovery": _recovery,
     "checkpoint": lambda entry: f"step {entry.get('step')} {entry.get('tier')}: {entry.get('result')}",
+    "restore": _restore,
     "end": lambda entry: f"{entry.get('reason')} ({entry.get('code')})",
 }
 

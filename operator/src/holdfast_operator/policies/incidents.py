@@ -13,9 +13,9 @@ from datetime import datetime, timedelta
 from holdfast_operator import constants as c
 from holdfast_operator.actions import Recovered
 from holdfast_operator.api import Pair
-from holdfast_operator.policies import causes, facts
+from holdfast_operator.policies import causes, exhaustion, facts
 from holdfast_operator.policies.draft import Draft
-from holdfast_operator.policies.record import record
+from holdfast_operator.policies.record import judged_anew, record
 from holdfast_operator.seen import Told
 from holdfast_operator.status import Incident, Phase, Worker, reason_word, say
 
@@ -39,11 +39,15 @@ def _take(draft: Draft, told: Told) -> Draft:
         return draft
     known = next((incident for incident in draft.status.incidents if incident.pair == told.pair), None)
     if known is not None:
+        draft, known = exhaustion.informed(draft, known, told, _worker_of(draft, _as_told(draft, told)))
         return _completed(draft, known, told)
+    if exhaustion.taken_in(draft, told):
+        known = exhaustion.whole(draft, told)
+        return draft if known is None else _prolonged(draft, known, told)
     incident = _as_told(draft, told)
     twin = _symptom_of(draft, incident)
     if twin is not None:
-        changed = replace(twin, pair=told.pair, resumed=None, lost_steps=None)
+        changed = replace(twin, pair=told.pair, resumed=None, lost_steps=None, restored_from=None)
         return _completed(_replaced(draft, twin, changed), changed, told)
     worker = _worker_of(draft, incident)
     if _end_is_due(draft, told, worker):
@@ -111,10 +115,18 @@ def _completed(draft: Draft, known: Incident, told: Told) -> Draft:
         known,
         resumed=known.resumed or told.resumed,
         lost_steps=known.lost_steps if known.lost_steps is not None else told.lost_steps,
+        restored_from=known.restored_from or told.restored_from,
         rank=known.rank if known.rank is not None else told.rank,
         node=known.node or told.node,
     )
     return _replaced(draft, known, changed)
+
+
+def _prolonged(draft: Draft, known: Incident, told: Told) -> Draft:
+    """It began with another attempt: what ended this one is the same failure, which lasts until training goes on."""
+    lost = [steps for steps in (known.lost_steps, told.lost_steps) if steps is not None]
+    later = max(filter(None, (known.resumed, told.resumed)), default=None)
+    return _replaced(draft, known, replace(known, resumed=later, lost_steps=max(lost, default=None)))
 
 
 def _replaced(draft: Draft, known: Incident, changed: Incident) -> Draft:
@@ -127,7 +139,8 @@ def _replaced(draft: Draft, known: Incident, changed: Incident) -> Draft:
         recovered = Recovered(cause=changed.cause, seconds=max(0.0, seconds), lost_steps=changed.lost_steps or 0)
         draft = replace(draft, recovered=(*draft.recovered, recovered))
         lost = f", {changed.lost_steps} steps lost" if changed.lost_steps is not None else ""
-        draft = draft.tell("Resumed", f"training goes on {seconds:.1f} s after {changed.reason}{lost}")
+        origin = f", state from: {changed.restored_from}" if changed.restored_from else ""
+        draft = draft.tell("Resumed", f"training goes on {seconds:.1f} s after {changed.reason}{lost}{origin}")
     return draft
 
 
@@ -138,11 +151,18 @@ def _of_worker(draft: Draft, worker: Worker) -> Draft:
         return draft.changed_worker(worker, counted=True)
     if worker.pair is None:
         return _at_startup(draft, worker)
-    since = worker.since or draft.now
-    if _somebody_reports(draft, worker) and draft.now - since < c.INCIDENT_GRACE:
+    since, told = worker.since or draft.now, exhaustion.told_of(draft, worker)
+    if told is None and _somebody_reports(draft, worker) and draft.now - since < c.INCIDENT_GRACE:
         return draft.wake_at(since + c.INCIDENT_GRACE)
-    draft = _recorded(draft, worker, worker.pair)
+    known = told or exhaustion.of_container(draft, worker)
+    draft = _recorded(draft, worker, worker.pair) if known is None else _last_part(draft, known, worker)
     return draft.changed_worker(worker, counted=True)
+
+
+def _last_part(draft: Draft, known: Incident, worker: Worker) -> Draft:
+    """The container's end says more than its processes' did."""
+    moment = worker.since or draft.now
+    return judged_anew(draft, known, known, facts.of_incident(draft, worker, None, moment), worker)[0]
 
 
 def _covered(draft: Draft, worker: Worker) -> bool:

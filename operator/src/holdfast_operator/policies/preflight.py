@@ -1,8 +1,9 @@
 """``spec.preflight``: a worker joins once its node has passed the checks. A node that did not is left and named.
 
-The gate is the worker's readiness: no generation lists a worker that was never ready. Storage and clock may be
-shared: where such a check fails on each node that tried it, two at least, the volume or the operator's own clock is
-to blame, so no node is left for it and the job is held with the mend. So it is where no other node has room.
+The gate is the worker's readiness: no generation lists a worker that was never ready. Storage, object store and clock
+may be shared: where such a check fails on each node that tried it, two at least, the volume, the store or the
+operator's own clock is to blame, so no node is left for it and the job is held with the mend. So it is where no other
+node has room, and at once where a check says that it failed by what the job itself asks for.
 
 Of two workers that do not reach each other, the one is to blame that fewest of the others reach.
 
@@ -25,7 +26,7 @@ from holdfast_operator.policies.reach import to_blame
 from holdfast_operator.policies.replicas import order_away, planned
 from holdfast_operator.policies.terminal import finish
 from holdfast_operator.policies.words import Words
-from holdfast_operator.preflight import CLOCK, NETWORK, STORAGE
+from holdfast_operator.preflight import CLOCK, NETWORK, OBJECT_STORE, STORAGE
 from holdfast_operator.seen import Check, Report
 from holdfast_operator.status import AvoidedNode, Phase, Worker, reason_word, say
 
@@ -33,12 +34,13 @@ REASON = "PreflightFailed"
 IGNORED = "PreflightIgnored"
 # With the names of the checks that failed: what a node is avoided for tells later which they were.
 _AVOIDED = "Preflight"
-_SHARED = frozenset({STORAGE, CLOCK})
+_SHARED = frozenset({STORAGE, OBJECT_STORE, CLOCK})
 
 
 class _Blame(Enum):
     NODE = "the node"
     SHARED = "what all nodes share"
+    JOB = "what the job says"
     UNKNOWN = "others are still at it"
 
 
@@ -80,6 +82,11 @@ def held(draft: Draft) -> Words | None:
             continue
         told = _told(draft, unfit)
         match _blame(draft, unfit):
+            case _Blame.JOB:
+                message = (
+                    f"{told}; no node is to blame. A changed secret is read by new pods only: delete those that wait"
+                )
+                return Words(reason=REASON, message=message)
             case _Blame.SHARED:
                 message = f"{told}; it is so on each node that tried, so none is left for it"
                 return Words(reason=REASON, message=message)
@@ -178,7 +185,7 @@ def _leave(draft: Draft, unfit: _Unfit) -> Draft:
         return draft.wake_in(c.POLL_OPEN)
     lacking = max(0, draft.target - len(draft.status.in_phase(Phase.WANTED)))
     moved = (*(other.worker for other in _all_unfit(draft) if other.worker.node == node), *planned(draft, lacking))
-    if blame is _Blame.SHARED or not draft.fits_without(node, moved):
+    if blame in (_Blame.SHARED, _Blame.JOB) or not draft.fits_without(node, moved):
         return draft
     hours = c.AVOID_UNFIT.total_seconds() / 3600
     message = say(f"{_told(draft, unfit)}; another node takes its place, no worker is placed there for {hours:.0f} h")
@@ -198,14 +205,17 @@ def _word(failed: Sequence[Check]) -> str:
 
 def _blame(draft: Draft, unfit: _Unfit) -> _Blame:
     """By what other nodes found: one check that is well elsewhere is enough to blame the node."""
-    found = [_of_check(draft, unfit.worker.node, check.name) for check in unfit.failed]
-    for blame in (_Blame.NODE, _Blame.UNKNOWN):
+    found = [_of_check(draft, unfit.worker.node, check) for check in unfit.failed]
+    for blame in (_Blame.NODE, _Blame.UNKNOWN, _Blame.JOB):
         if blame in found:
             return blame
     return _Blame.SHARED
 
 
-def _of_check(draft: Draft, node: str, name: str) -> _Blame:
+def _of_check(draft: Draft, node: str, check: Check) -> _Blame:
+    if check.of_the_job:
+        return _Blame.JOB
+    name = check.name
     if name == NETWORK:
         return _of_network(draft)
     if name not in _SHARED:

@@ -13,11 +13,12 @@ from holdfast_operator import status as st
 from holdfast_operator.actions import LabelPod, Publish
 from holdfast_operator.api import Json, Pair, parse_pair, pod_name
 from holdfast_operator.manifests import Manifest, digest, membership_document
+from holdfast_operator.policies import exhaustion
 from holdfast_operator.policies import membership as rules
 from holdfast_operator.policies.draft import Draft
 from holdfast_operator.policies.fence import proved_gone
 from holdfast_operator.policies.words import Words
-from holdfast_operator.seen import PodView, Report
+from holdfast_operator.seen import PodView, Report, Told
 
 
 def apply(draft: Draft) -> Draft:
@@ -89,13 +90,20 @@ def _restarts(draft: Draft) -> dict[str, int]:
 
 def _acknowledged(draft: Draft) -> tuple[Pair, ...]:
     """Recorded for good: with the steps lost, or no longer told, or told so long that nothing more will come."""
-    told = {incident.pair for report in draft.seen.reports for incident in report.incidents}
+    tales = [incident for report in draft.seen.reports for incident in report.incidents]
+    told = {tale.pair for tale in tales}
     known = {incident.pair: incident for incident in draft.status.incidents}
+    parts = {tale.pair for tale in tales if exhaustion.taken_in(draft, tale) and _over(draft.now, tale)}
     done = {pair for pair, incident in known.items() if pair.attempt > 0 and _closed(draft.now, incident, told)}
     forgotten = {pair for pair in told if draft.status.forgot(pair)}
-    # What was acknowledged stays so: it was counted on that.
-    before = {pair for pair in draft.status.membership.acknowledged if pair in known}
-    return tuple(sorted(done | forgotten | before))
+    # What was acknowledged stays so: it was counted on that. Parts of an incident have no record of their own.
+    oldest = min((pair for pair in known if pair.attempt > 0), default=None)
+    before = {pair for pair in draft.status.membership.acknowledged if oldest is not None and pair >= oldest}
+    return tuple(sorted(done | parts | forgotten | before))
+
+
+def _over(now: datetime, told: Told) -> bool:
+    return told.resumed is not None or told.detected is None or now - told.detected > c.ACKNOWLEDGE_AFTER
 
 
 def _closed(now: datetime, incident: st.Incident, told: set[Pair]) -> bool:

@@ -80,6 +80,23 @@ def recounted(draft: Draft, before: str, decision: Decision) -> Draft:
     return draft.but(restarts=tuple(counts[cause] for cause in sorted(counts)))
 
 
+def judged_anew(
+    draft: Draft, known: Incident, changed: Incident, facts: Facts, worker: Worker | None
+) -> tuple[Draft, Incident]:
+    """What is known better of an incident, in the list, in the counts, and in what is done about it."""
+    decision = decisions.of(draft, changed, facts, worker)
+    new = decided(replace(changed, cause=decision.cause), decision)
+    kept = tuple(new if incident is known else incident for incident in draft.status.incidents)
+    draft = draft.but(incidents=kept)
+    if known.action != c.IGNORE:
+        draft = recounted(draft, known.cause, decision)
+    elif decision.counts:
+        draft = _counted(draft, new)
+    if (known.decision, known.cause) == (new.decision, new.cause):
+        return draft, new
+    return carry_out(announced(draft, new, decision), new, decision, worker), new
+
+
 def _backoff(draft: Draft, incident: Incident, decision: Decision) -> datetime | None:
     """What would fail again at once waits, and what keeps failing; what was done to the job does not.
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from holdfast_operator import constants as c
-from holdfast_operator.capacity import too_big
+from holdfast_operator.capacity import no_node
 from holdfast_operator.policies import causes, preflight
 from holdfast_operator.policies.draft import Draft
 from holdfast_operator.policies.progress import newest_report
@@ -23,6 +23,7 @@ _PULL = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"}
 )
 _CONFIG = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+_NAMED = 5
 _VOLUME_EVENTS = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
 
 
@@ -83,15 +84,15 @@ def _find(draft: Draft) -> Words | None:
         return Words(reason=draft.seen.refusal.reason, message=draft.seen.refusal.message)
     workers = draft.needed
     placed = any(worker.node for worker in workers)
-    impossible = "" if placed else too_big(draft.spec.pod_spec, draft.seen.nodes)
+    impossible = "" if placed else no_node(draft.spec.pod_spec, draft.seen.nodes)
     if impossible:
-        return Words(reason="Unschedulable", message=f"{impossible}: ask for less, or add a larger node")
+        return Words(reason="Unschedulable", message=impossible)
     for worker in workers:
         pod = draft.pod(worker)
         words = _of_pod(pod) if pod is not None and not pod.absent else None
         if words is not None:
             return words
-    return _start_failed(draft) or preflight.held(draft)
+    return _start_failed(draft) or _unheard(draft) or preflight.held(draft)
 
 
 def _only_spares_lack(draft: Draft) -> bool:
@@ -115,6 +116,30 @@ def _of_pod(pod: PodView) -> Words | None:
     if pod.unschedulable:
         return Words(reason="Unschedulable", message=f"{pod.name} finds no node: {pod.unschedulable}")
     return None
+
+
+def _unheard(draft: Draft) -> Words | None:
+    """Their containers run, and nothing in them has ever spoken to their sidecars as a launcher does."""
+    if not draft.seen.warmed_up(draft.now):
+        return None
+    silent = [pod for worker in draft.needed if (pod := draft.pod(worker)) and _mute(draft, worker, pod)]
+    if not silent:
+        return None
+    names = ", ".join(pod.name for pod in silent[:_NAMED]) + (", …" if len(silent) > _NAMED else "")
+    reports = [draft.seen.report(pod.uid) for pod in silent]
+    if any(report is not None and report.fresh(draft.now) for report in reports):
+        what = "no launcher in it is heard: its command must begin with `holdfast run`"
+        message = f"{names}: the trainer runs, and {what} (`holdfast run -- python train.py …`)"
+    else:
+        message = f"{names}: the trainer runs, and its sidecar is not heard: see the log of holdfast-sidecar"
+    return Words(reason="LauncherNotHeard", message=message)
+
+
+def _mute(draft: Draft, worker: Worker, pod: PodView) -> bool:
+    report = draft.seen.report(pod.uid)
+    heard = worker.ready_at is not None or (report is not None and report.has_launcher)
+    running = pod.running_since if not (heard or pod.absent or pod.terminal or pod.leaving) else None
+    return running is not None and draft.now - running >= c.LAUNCHER_HEARD
 
 
 def _start_failed(draft: Draft) -> Words | None:

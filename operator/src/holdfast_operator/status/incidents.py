@@ -60,6 +60,7 @@ class Incident:
     detected: datetime
     resumed: datetime | None = None
     lost_steps: int | None = None
+    restored_from: str | None = None
     decision: str = ""
     why: str = ""
 
@@ -78,6 +79,7 @@ class Incident:
             "detectedTime": format_time(self.detected),
             "resumedTime": time_or_none(self.resumed),
             "lostSteps": self.lost_steps,
+            "restoredFrom": self.restored_from,
             "decision": self.decision or None,
             "why": self.why or None,
         }
@@ -102,6 +104,7 @@ class Incident:
             detected=detected,
             resumed=parse_time(value.get("resumedTime")),
             lost_steps=int_or_none(value.get("lostSteps")),
+            restored_from=value.get("restoredFrom"),
             decision=str(value.get("decision") or ""),
             why=str(value.get("why") or ""),
         )

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from holdfast_sidecar import constants as c
-from holdfast_sidecar.contract import FAILED, PASSED, RUNNING, SKIPPED, Check, Peer, Preflight
+from holdfast_sidecar.contract import BLAME_JOB, FAILED, PASSED, RUNNING, SKIPPED, Check, Peer, Preflight
 from holdfast_sidecar.gpu import table
 from holdfast_sidecar.gpu.watch import View
 
 GPU: Final = "GPU"
 STORAGE: Final = "Storage"
+OBJECT_STORE: Final = "ObjectStore"
 NETWORK: Final = "Network"
 CLOCK: Final = "Clock"
 _SHOWN: Final = 4
@@ -75,6 +76,7 @@ class _Words:
     result: str
     message: str
     unreached: tuple[str, ...] = ()
+    blame: str = ""
 
 
 def judge(asked: Asked, facts: Facts) -> Preflight:
@@ -82,7 +84,13 @@ def judge(asked: Asked, facts: Facts) -> Preflight:
     found = [(name, _CHECKS[name](asked, facts) if name in _CHECKS else _unknown()) for name in asked.checks]
     return Preflight(
         checks=tuple(
-            Check(name=name, result=words.result, message=words.message, unreached=words.unreached)
+            Check(
+                name=name,
+                result=words.result,
+                message=words.message,
+                unreached=words.unreached,
+                blame=words.blame,
+            )
             for name, words in found
         )
     )
@@ -123,25 +131,34 @@ def _bad_gpus(view: View) -> list[str]:
 
 
 def _storage(asked: Asked, facts: Facts) -> _Words:
-    """The launcher tries the volume; here it is only known whether an answer comes."""
+    return _of_launcher(STORAGE, "the checkpoint volume", asked, facts)
+
+
+def _object_store(asked: Asked, facts: Facts) -> _Words:
+    return _of_launcher(OBJECT_STORE, "the object store", asked, facts)
+
+
+def _of_launcher(name: str, what: str, asked: Asked, facts: Facts) -> _Words:
+    """What the launcher tries; here it is only known whether an answer comes."""
     if facts.told is None:
         if facts.launcher:
             return _Words(result=SKIPPED, message="the holdfast in the trainer's image is too old for this check")
         return _Words(result=RUNNING, message="the launcher has not started")
-    found = _entry(facts.told)
+    found = _entry(facts.told, name, what)
     if found.result == RUNNING and facts.elapsed >= asked.seconds:
-        return _Words(result=FAILED, message=f"the checkpoint volume has not answered within {asked.seconds:.0f} s")
+        return _Words(result=FAILED, message=f"{what} has not answered within {asked.seconds:.0f} s")
     return found
 
 
-def _entry(told: Mapping[str, Any]) -> _Words:
+def _entry(told: Mapping[str, Any], name: str, what: str) -> _Words:
     checks = told.get("checks")
     for check in checks if isinstance(checks, list) else ():
-        if isinstance(check, dict) and check.get("name") == STORAGE:
+        if isinstance(check, dict) and check.get("name") == name:
             result, message = str(check.get("result")), str(check.get("message") or "")
             if result in (RUNNING, PASSED, FAILED, SKIPPED):
-                return _Words(result=result, message=message)
-    return _Words(result=SKIPPED, message="the launcher says nothing of the checkpoint volume")
+                blame = BLAME_JOB if check.get("blame") == BLAME_JOB else ""
+                return _Words(result=result, message=message, blame=blame)
+    return _Words(result=SKIPPED, message=f"the launcher says nothing of {what}")
 
 
 def _network(asked: Asked, facts: Facts) -> _Words:
@@ -183,6 +200,7 @@ def _clock(asked: Asked, facts: Facts) -> _Words:
 _CHECKS: Final[Mapping[str, Callable[[Asked, Facts], _Words]]] = {
     GPU: _gpu,
     STORAGE: _storage,
+    OBJECT_STORE: _object_store,
     NETWORK: _network,
     CLOCK: _clock,
 }

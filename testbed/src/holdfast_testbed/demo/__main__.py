@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import sys
@@ -20,7 +19,9 @@ from holdfast_testbed.drill.faults import Drill, Stage, drills
 from holdfast_testbed.drill.install import example_job, install_chart
 from holdfast_testbed.drill.judge import Verdict, judge
 from holdfast_testbed.drill.watch import Watcher
+from holdfast_testbed.errors import TestbedError
 from holdfast_testbed.programs import program
+from holdfast_testbed.settings import settings
 
 CLUSTER = "demo"
 NAMESPACE = "demo"
@@ -32,12 +33,30 @@ HELD_OUT = re.compile(r"held-out bits per byte: (?P<loss>[0-9.]+) at step (?P<st
 OTHER_TEXT_MARGIN = 1.05
 """Another Python brings another standard library to train on: its loss is comparable, not equal."""
 AUDIT = re.compile(r"audit: (?P<words>.*)")
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main() -> int:
-    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell started us with SIGINT ignored
+    """The exit status. Whatever ends the demo, nothing stays behind, unless KEEP=1 says so."""
+    for number in _ENDING:  # also where a shell started us with SIGINT ignored
         signal.signal(number, _interrupt)
-    teller = Teller()
+    teller, verdicts = Teller(), list[Verdict]()
+    try:
+        checks = _play(teller, verdicts)
+    except KeyboardInterrupt:
+        return 130
+    except (TestbedError, TimeoutError) as error:
+        print("\n" + render(verdicts, []))
+        sys.stderr.write(f"error: the demo was broken off: {error}\n")
+        return 1
+    print("\n" + render(verdicts, checks))
+    kept = all(v.held for v in verdicts) and all(check.held for check in checks)
+    print("\nEvery promise was kept." if kept else "\nA promise was MISSED: see above.")
+    return 0 if kept else 1
+
+
+def _play(teller: Teller, verdicts: list[Verdict]) -> list[Check]:
+    """The whole story; a verdict for each fault as soon as it is known."""
     with _cluster(teller) as cluster:
         install_chart(cluster)
         cluster.prepare_namespace(NAMESPACE)
@@ -45,46 +64,52 @@ def main() -> int:
         cluster.kubectl("-n", NAMESPACE, "apply", "-f", "-", input=example_job())
         teller.say("you", "kubectl apply -f trainer_lib/examples/gpt/job.yaml")
         with Watcher(cluster, NAMESPACE, JOB) as watcher, Narrator(watcher, teller):
-            stage = Stage(cluster=cluster, watcher=watcher, say=lambda text: teller.say("FAULT", text))
-            verdicts = _keep_promises(stage, teller)
+            stage = Stage(cluster=cluster, watcher=watcher, say=teller.fault)
+            verdicts.extend(_keep_promises(stage, teller))
             teller.say("demo", "no more faults: waiting for the job to complete")
             watcher.wait("the job's end", lambda: _ended(watcher), timeout=300)
-            checks = _final_checks(cluster, watcher, verdicts)
-    print("\n" + render(verdicts, checks))
-    kept = all(v.held for v in verdicts) and all(check.held for check in checks)
-    print("\nEvery promise was kept." if kept else "\nA promise was MISSED: see above.")
-    return 0 if kept else 1
+            return _final_checks(cluster, watcher, verdicts)
 
 
 @contextmanager
 def _cluster(teller: Teller) -> Iterator[Cluster]:
-    """A cluster for this run, gone at its end unless KEEP=1."""
-    keep = bool(os.environ.get("KEEP"))
+    """A cluster for this run, gone at its end unless KEEP=1. One that is interrupted on its way up removes itself."""
     teller.say("demo", f"bringing up Kubernetes with {WORKERS} nodes")
-    cluster = Cluster.up(name=CLUSTER, nodes=WORKERS, replace=True)
+    cluster = None
     try:
+        cluster = Cluster.up(name=CLUSTER, nodes=WORKERS, replace=True)
         teller.say("demo", "cluster is ready; look around from another terminal with")
         teller.say("demo", f"  export KUBECONFIG={cluster.kubeconfig} PATH=$PATH:{program('kubectl').parent}")
         teller.say("demo", f"  kubectl -n {NAMESPACE} get ftj,pods -w    kubectl -n {NAMESPACE} describe ftj {JOB}")
         yield cluster
     except KeyboardInterrupt:
-        teller.say("demo", "interrupted: cleaning up")
-        raise SystemExit(130) from None
+        teller.say("demo", "interrupted: nothing of the cluster stays" if cluster is None else "interrupted")
+        raise
     finally:
-        if keep:
+        if cluster is not None and settings().keep:
             teller.say("demo", f"left running (KEEP=1); remove with: make cluster-down CLUSTER={CLUSTER}")
-        else:
+        elif cluster is not None:
+            _stop_listening()
+            teller.say("demo", "removing the cluster")
             cluster.down()
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    _stop_listening()
     raise KeyboardInterrupt
 
 
-def _keep_promises(stage: Stage, teller: Teller) -> list[Verdict]:
+def _stop_listening() -> None:
+    """A second Ctrl-C must not break the clean-up off."""
+    for number in _ENDING:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _keep_promises(stage: Stage, teller: Teller) -> Iterator[Verdict]:
     stage.watcher.wait_for_world(WORKERS, steps=1, timeout=120)
     teller.say("demo", "the job trains; from here on it is hurt on purpose")
-    return [_one(drill, stage, teller) for drill in drills(INTERVAL_STEPS)]
+    for drill in drills(INTERVAL_STEPS):
+        yield _one(drill, stage, teller)
 
 
 def _one(drill: Drill, stage: Stage, teller: Teller) -> Verdict:
@@ -104,7 +129,7 @@ def _ended(watcher: Watcher) -> bool:
 def _final_checks(cluster: Cluster, watcher: Watcher, verdicts: list[Verdict]) -> list[Check]:
     sight = watcher.sight
     logs = "\n".join(_log(cluster, pod.name) for pod in watcher.pods)
-    expected = sum(1 for _ in verdicts)
+    expected = len(verdicts)
     counted = sum(sight.restarts.values())
     return [
         Check(what="the job is Complete", measured=sight.phase, held=sight.is_true("Complete")),

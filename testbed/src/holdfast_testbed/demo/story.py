@@ -7,7 +7,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from holdfast_testbed.drill.sight import JobSight
+from holdfast_testbed.drill.sight import Incident, JobSight
 from holdfast_testbed.drill.watch import Watcher
 
 NARRATE_SECONDS = 0.5
@@ -18,8 +18,14 @@ class Teller:
     """Prints lines from any thread, whole and in order."""
 
     def __init__(self) -> None:
+        self.harmed: float | None = None
+        """When the last fault was done, by the wall's clock."""
         self._start = time.monotonic()
         self._lock = threading.Lock()
+
+    def fault(self, text: str) -> None:
+        self.harmed = time.time()
+        self.say("FAULT", text)
 
     def restart_clock(self) -> None:
         self._start = time.monotonic()
@@ -28,6 +34,16 @@ class Teller:
         with self._lock:
             sys.stdout.write(f"{time.monotonic() - self._start:7.1f} s  {who:<9} {text}\n")
             sys.stdout.flush()
+
+
+def noticed(incident: Incident, harmed: float | None) -> str:
+    """Who noticed what, how long after the harm. What the launchers tell of is named by the attempt that it ended."""
+    who = "launchers" if incident.pair.attempt else "operator"
+    after = ""
+    if harmed is not None and incident.detected is not None:
+        after = f" after {max(0.0, incident.detected.timestamp() - harmed):.1f} s"
+    what = f"{incident.cause}/{incident.reason}: {incident.message}".splitlines()[0]
+    return f"by the {who}{after}: {what}"[:160]
 
 
 @dataclass
@@ -64,11 +80,11 @@ class Narrator:
         seen = {(i.pair, i.resumed is not None) for i in old.incidents}
         for incident in sight.incidents:
             if (incident.pair, False) not in seen and (incident.pair, True) not in seen:
-                what = f"{incident.cause}/{incident.reason}: {incident.message}"
-                self.teller.say("noticed", what.splitlines()[0][:150])
+                self.teller.say("noticed", noticed(incident, self.teller.harmed))
             if incident.resumed and (incident.pair, True) not in seen:
                 lost = "?" if incident.lost_steps is None else incident.lost_steps
-                self.teller.say("resumed", f"incident {incident.number} is over: {lost} steps lost")
+                origin = f", state from: {incident.restored_from}" if incident.restored_from else ""
+                self.teller.say("resumed", f"incident {incident.number} is over: {lost} steps lost{origin}")
         for name, (status, reason, message) in sight.conditions.items():
             if (status, reason) != old.conditions.get(name, ("", "", ""))[:2] and status == "True":
                 self.teller.say("status", f"{name}/{reason}: {message}"[:160])

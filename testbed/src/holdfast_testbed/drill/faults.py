@@ -235,7 +235,7 @@ def await_save(stage: Stage, interval_steps: int) -> None:
     def saved() -> bool:
         newest, found = stage.watcher.newest(), commits(stage.checkpoints)
         since = newest.step - step_of(found[-1]) if newest and found else interval_steps
-        return since < 0.7 * interval_steps
+        return since < 0.5 * interval_steps
 
     stage.watcher.wait("a commit with no other on its way", saved, timeout=120)
 
@@ -362,7 +362,7 @@ def drills(interval_steps: int) -> list[Drill]:
         ),
         Drill(
             name="exception",
-            promise=promise("exception in the script", 5, 0, "Application"),
+            promise=promise("exception in the script", 10, 0, "Application"),
             inflict=raise_in_script,
         ),
     ]

@@ -85,10 +85,22 @@ def lost_steps(seen: list[Progress], before: Pair, incidents: tuple[Incident, ..
     """Steps committed in the world that ended and made again after it.
 
     The job's own figure is exact; the onlooker's is a lower bound, for it samples. The larger of both is
-    taken, so that a job which under-reports does not pass. A newcomer shows step 0 before it has restored
-    anything: only what was seen above that counts.
+    taken, so that a job which under-reports does not pass. What a pod shows when it enters a world says nothing of
+    that world: a newcomer shows step 0, and a pod whose rank was killed what this one told last.
     """
     last = max((p.step for p in seen if p.pair <= before), default=0)
-    after = [p.step for p in seen if p.pair > before and p.step > 0]
+    shown: dict[str, Progress] = {}
+    made = []
+    for progress in seen:
+        if progress.pair > before and progress.step > 0 and not _old(shown.get(progress.pod), progress, before):
+            made.append(progress.step)
+        shown[progress.pod] = progress
     told = sum(incident.lost_steps or 0 for incident in incidents)
-    return max(0, last - min(after, default=last), told)
+    return max(0, last - min(made, default=last), told)
+
+
+def _old(earlier: Progress | None, now: Progress, before: Pair) -> bool:
+    """Whether a pod may still show a step of the world that ended."""
+    if earlier is None or now.step < earlier.step:
+        return False
+    return now.step == earlier.step or earlier.pair <= before

@@ -48,6 +48,7 @@ class Incident:
     detected: datetime | None
     resumed: datetime | None
     lost_steps: int | None
+    restored_from: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +134,7 @@ def _incident(entry: Mapping[str, Any]) -> Incident:
         detected=_time(entry.get("detectedTime")),
         resumed=_time(entry.get("resumedTime")),
         lost_steps=entry.get("lostSteps"),
+        restored_from=entry.get("restoredFrom"),
     )
 
 

@@ -10,10 +10,12 @@ import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
 
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
 
 from holdfast_testbed.drill.sight import JobSight, Pair, Progress, parse_job, parse_metrics, progress_of
 
@@ -129,7 +131,7 @@ class Watcher:
         try:
             resource = self._read_job()
             pods = self._read_pods()
-        except (ApiException, OSError, ValueError):
+        except (ApiException, HTTPError, OSError, ValueError):
             return  # the API server may be the thing that is being broken
         sight = parse_job(resource)
         running = [pod for pod in pods if pod.ip and pod.phase == "Running"]
@@ -173,6 +175,6 @@ def _read_progress(pod: PodSight) -> Progress | None:
     try:
         with urllib.request.urlopen(url, timeout=0.5) as response:
             text = response.read().decode()
-    except (OSError, urllib.error.URLError, ValueError):
+    except (OSError, HTTPException, urllib.error.URLError, ValueError):
         return None
     return progress_of(pod.name, parse_metrics(text), time.monotonic())

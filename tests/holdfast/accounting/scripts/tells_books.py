@@ -26,6 +26,7 @@ wall.makefile("r").readline()
 meter = Meter(Ledger(time.monotonic, lambda report: say("account", **report)))
 step = int(saved.read_text()) if saved.exists() else 0
 again = step > 0
+made = 0.0
 meter.enter(Activity.SYNC, step)
 say("restored", step=step, fromPair=None, quarantined=[])
 while step < 8:
@@ -33,9 +34,11 @@ while step < 8:
     meter.enter(Activity.COMPUTE)
     time.sleep(0.05)
     if step == 4 and not again:
+        (folder / "wasted").write_text(str(time.monotonic() - made))
         os.kill(os.getpid(), signal.SIGKILL)
     step += 1
     saved.write_text(str(step))
-    say("step", step=step, loss=2.0 / step, samples=8, seconds=0.05, lr=0.1, worldSize=1)
+    made = time.monotonic()
+    say("step", at=made, step=step, loss=2.0 / step, samples=8, seconds=0.05, lr=0.1, worldSize=1)
 meter.enter(Activity.DONE, step)
 say("done", step=step)

@@ -28,16 +28,16 @@ def read_manifest(commit: Path) -> dict:
         raise UnusableError(f"{commit.name}: the manifest is damaged")
     manifest = json.loads(raw)
     known = (manifest["format"], manifest["version"], manifest["digest"]["algorithm"])
-    if known != ("holdfast-checkpoint", 1, "xxh3_128"):
+    if known not in [("holdfast-checkpoint", version, "xxh3_128") for version in (1, 2)]:
         raise UnusableError(f"{commit.name}: {known} is not known here")
     return manifest
 
 
 def read_file(commit: Path, name: str, manifest: dict) -> bytes:
-    if not re.fullmatch(r"rank-\d+\.(safetensors|json)", name):
+    if not re.fullmatch(r"(step-\d+\.g\d+\.a\d+/)?rank-\d+\.(safetensors|json)", name):
         raise UnusableError(f"{name!r} is not the name of a shard")
     record, size = manifest["files"][name], manifest["digest"]["chunkBytes"]
-    data = (commit / name).read_bytes()
+    data = (commit.parent / name if "/" in name else commit / name).read_bytes()
     found = [xxhash.xxh3_128_hexdigest(data[at : at + size]) for at in range(0, len(data), size)]
     if len(data) != record["bytes"] or found != record["chunks"]:
         raise UnusableError(f"{commit.name}/{name} is damaged")
@@ -45,8 +45,6 @@ def read_file(commit: Path, name: str, manifest: dict) -> bytes:
 
 
 def read_tensors(commit: Path, manifest: dict) -> dict:
-    if manifest["parent"] is not None:
-        raise UnusableError(f"{commit.name} is a delta: this reader reads full commits")
     files = {name: read_file(commit, name, manifest) for name in manifest["files"]}
     tensors = {}
     for name, record in manifest["tensors"].items():

@@ -13,6 +13,7 @@ import time
 import torch
 
 import holdfast
+from holdfast import failing
 
 
 class Points:
@@ -49,10 +50,13 @@ def main() -> None:
     parser.add_argument("--global-batch", type=int, default=7)
     parser.add_argument("--pause", type=float, default=0.0)
     parser.add_argument("--raise-at", type=int, default=-1)
+    parser.add_argument("--all-raise", action="store_true")
     parser.add_argument("--kill-at", type=int, default=-1)
     parser.add_argument("--leave-at", type=int, default=-1)
     parser.add_argument("--exit-at", type=int, default=-1)
     args = parser.parse_args()
+    if args.all_raise:
+        failing.LOOK_SECONDS = 60.0  # how far apart two processes raise is the host's affair
     if args.exit_at >= 0:
         atexit.register(time.sleep, 1.5)  # an interpreter that takes its time, after Holdfast's own end
 
@@ -63,9 +67,9 @@ def main() -> None:
     job.manage(model=model, optimizer=optimizer, max_grad_norm=5.0)
     losses = []
     for x, y in job.batches(Points(), global_batch_size=args.global_batch, micro_batch_size=2, max_steps=args.steps):
+        if job.committed_step == args.raise_at and (args.all_raise or job.rank == job.world_size - 1):
+            raise ValueError("loss is negative")
         if job.rank == job.world_size - 1:
-            if job.committed_step == args.raise_at:
-                raise ValueError("loss is negative")
             if job.committed_step == args.kill_at:
                 os.kill(os.getpid(), signal.SIGKILL)
             if job.committed_step == args.exit_at:

@@ -1,8 +1,8 @@
 """A rank that outlives attempts, without torch: a step every 10 ms, its step count kept in memory.
 
 What it does, it writes to `TEST_DIR/said-<slot>` as JSON lines. `STUBBORN` slots never say `left`, `TORN` ones say
-that they cannot go on, `ASLEEP` ones fall asleep at their hundredth step. Started to stand by, it waits for its
-world. The loop never calls holdfast.init().
+that they cannot go on, `ASLEEP` ones fall asleep at their hundredth step, `ENDS` ones hang up there, and end with 2
+some seconds later. Started to stand by, it waits for its world. The loop never calls holdfast.init().
 """
 
 import json
@@ -22,8 +22,10 @@ story = (pathlib.Path(os.environ["TEST_DIR"]) / f"said-{slot}").open("a")
 wall = socket.socket(socket.AF_UNIX)
 wall.connect(os.environ["HOLDFAST_AGENT_SOCKET"])
 wall.settimeout(0.01)
-stubborn, torn, asleep = (os.environ.get(name, "").split(",") for name in ("STUBBORN", "TORN", "ASLEEP"))
-board = open_board(read_environment()) if any(asleep) else None
+stubborn, torn, asleep, ends = (
+    os.environ.get(name, "").split(",") for name in ("STUBBORN", "TORN", "ASLEEP", "ENDS")
+)
+board = open_board(read_environment()) if any(asleep) or any(ends) else None
 meter = Meter(*([board] if board else []))
 last_step = int(os.environ.get("STEPS", "1000000"))
 me = types.SimpleNamespace(pair=None, left=(0, 0), step=0, quiesced=False)
@@ -91,6 +93,10 @@ while me.step < last_step:
         if me.pair is not None and number(me.pair) > me.left and not me.quiesced:
             if str(slot) in asleep and me.step == 100:
                 time.sleep(3600)
+            if str(slot) in ends and me.step == 100:
+                wall.shutdown(socket.SHUT_RDWR)
+                time.sleep(2)
+                os._exit(2)
             me.step += 1
             meter.enter(Activity.COMPUTE, me.step)
             say("step", step=me.step, loss=2.0, samples=8, seconds=0.01)

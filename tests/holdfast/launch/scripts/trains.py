@@ -1,7 +1,8 @@
 """Trains a line through points, slowly enough to be hurt. Once, at step 60, rank 1 does what the environment says:
 
 `ASLEEP`: it falls asleep. `STRAYS`: it has just killed rank 0, so that its attempt is over. `MISMATCH`: it waits for
-what rank 0 never sends.
+what rank 0 never sends. `RAISES`: every rank raises, and the disk takes longer than launchers wait for who leaves.
+With `LOADS_SLOWLY`, whoever is given a state takes long to load it.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ import time
 import torch
 
 import holdfast
+from holdfast.checkpoint import engine
 from holdfast.errors import PeerLostError
 
 folder = pathlib.Path(os.environ["TEST_DIR"])
@@ -30,10 +32,25 @@ def hurt() -> None:
         time.sleep(3600)
 
 
+class Line(torch.nn.Linear):
+    def load_state_dict(self, *args, **options):
+        time.sleep(float(os.environ.get("LOADS_SLOWLY", "0")))
+        return super().load_state_dict(*args, **options)
+
+
+def fail() -> None:
+    mark = folder / f"raised-{job.rank}"
+    if not mark.exists():
+        mark.write_text("")
+        commit = engine.commit
+        engine.commit = lambda *arguments, **more: (time.sleep(3), commit(*arguments, **more))[1]
+        raise ValueError("a bad batch")
+
+
 torch.set_num_threads(1)
 torch.manual_seed(0)
 job = holdfast.init()
-model = torch.nn.Linear(1, 1)
+model = Line(1, 1)
 job.manage(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.05))
 (folder / f"pid-{job.rank}").write_text(str(os.getpid()))
 points = [torch.tensor([x / 16.0, 3 * x / 16.0 + 1]) for x in range(64)]
@@ -41,5 +58,7 @@ hurts = bool({"ASLEEP", "STRAYS", "MISMATCH"} & set(os.environ))
 for batch in job.batches(points, global_batch_size=12, micro_batch_size=4, max_steps=100_000, seed=0):
     if hurts and job.rank == 1 and job.committed_step == 60 and not once.exists():
         hurt()
+    if "RAISES" in os.environ and job.committed_step == 60:
+        fail()
     result = job.step(((model(batch[:, :1]) - batch[:, 1:]) ** 2).mean())
     time.sleep(0.01)

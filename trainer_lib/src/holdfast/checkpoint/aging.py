@@ -11,6 +11,7 @@ from holdfast.checkpoint.fencing import Commit
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.retention import Entry
 from holdfast.checkpoint.stores import Store
+from holdfast.checkpoint.writer import Snapshot
 from holdfast.errors import DamagedError, UnknownFormatError
 from holdfast.worlds import Pair
 
@@ -32,15 +33,25 @@ class Ages:
             told |= history
         return [replace(entry, metrics=told.get(entry.commit.step, {})) for entry, _ in self._known.values()]
 
+    def learn(self, snapshot: Snapshot) -> None:
+        """What was just committed here, so that it need not be read."""
+        name = snapshot.name
+        commit = Commit(step=name.step, pair=name.pair, job_uid=snapshot.job_uid, publication=snapshot.publication)
+        self._known[name] = Entry(commit=commit, created=snapshot.created), metrics(snapshot.state)
+
     def _read(self, name: CommitName) -> tuple[Entry, History]:
         try:
             manifest = self._store.manifest(name)
         except (DamagedError, UnknownFormatError):
             return Entry(commit=Commit(step=name.step, pair=name.pair)), {}
         commit = Commit(step=name.step, pair=name.pair, job_uid=manifest.job_uid, publication=manifest.publication)
-        return Entry(commit=commit, created=_moment(manifest.created), parent=manifest.parent), metrics(
-            manifest.state
+        entry = Entry(
+            commit=commit,
+            created=_moment(manifest.created),
+            parent=manifest.parent,
+            stands_on=manifest.stands_on,
         )
+        return entry, metrics(manifest.state)
 
 
 def _age(known: tuple[Entry, History]) -> tuple[int, Pair]:

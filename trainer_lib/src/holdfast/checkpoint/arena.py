@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from holdfast.checkpoint.direct import aligned, step_back
+from holdfast.checkpoint.direct import ALIGNMENT, aligned, step_back
 
 _log = logging.getLogger("holdfast.checkpoint.arena")
 
@@ -39,9 +39,10 @@ def anonymous(nbytes: int) -> memoryview:
 
 def fault_in(view: memoryview) -> None:
     """Have every page of writable memory there. Not by Python's madvise, which holds the interpreter meanwhile."""
-    address = address_of(view)
-    for begin in range(0, view.nbytes, _STRIDE):
-        length = min(_STRIDE, view.nbytes - begin)
+    within = address_of(view) % ALIGNMENT
+    address, nbytes = address_of(view) - within, view.nbytes + within
+    for begin in range(0, nbytes, _STRIDE):
+        length = min(_STRIDE, nbytes - begin)
         if _libc.madvise(ctypes.c_void_p(address + begin), ctypes.c_size_t(length), _POPULATE_WRITE):
             return  # an older system: the first save does it
 

@@ -6,19 +6,33 @@ import contextlib
 import json
 import logging
 import os
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 from uuid import uuid4
 
-from holdfast.checkpoint.files import create_durably, encode_json, sync_folder
+from holdfast.checkpoint.files import create_durably, encode_json, read_regular, sync_folder
 from holdfast.checkpoint.names import CLAIMS, claim_file, parse_claim
-from holdfast.errors import ClaimError, DocumentError
+from holdfast.errors import ClaimError, DamagedError, DocumentError
 from holdfast.worlds import Claim, Pair
 
+_TRIES: Final = 10
+
 _log = logging.getLogger("holdfast.checkpoint.claims")
+
+LARGEST: Final = 64 << 10
+"""Bytes of a claim: a hundred times what one has."""
 
 
 def list_claims(root: Path) -> tuple[Claim, ...]:
     """Every claim on the tier, in order. A file that cannot be read is an error: a fence must not be overlooked."""
+    for _ in range(_TRIES):
+        with contextlib.suppress(FileNotFoundError):  # superfluous, and removed meanwhile: look for what made it so
+            return _listed(root)
+    return _listed(root)
+
+
+def _listed(root: Path) -> tuple[Claim, ...]:
     try:
         names = [path.name for path in (root / CLAIMS).iterdir()]
     except FileNotFoundError:
@@ -28,7 +42,13 @@ def list_claims(root: Path) -> tuple[Claim, ...]:
 
 
 def _read(path: Path, pair: Pair) -> Claim:
-    return parse_document(path.read_bytes(), pair, str(path))
+    try:
+        raw = read_regular(path, LARGEST)
+    except DamagedError as error:
+        raise ClaimError(
+            f"{path} is none: {error}; put the file back as it was, or move the whole folder away to start afresh"
+        ) from error
+    return parse_document(raw, pair, str(path))
 
 
 def parse_document(raw: bytes, pair: Pair, path: str) -> Claim:
@@ -77,6 +97,13 @@ def _link(fresh: Path, target: Path) -> None:
     except FileExistsError:
         if not fresh.samefile(target):
             raise
+
+
+def remove_claims(root: Path, claims: Iterable[Claim]) -> None:
+    """Remove what a durable claim has made superfluous; what cannot be removed does no harm."""
+    for claim in claims:
+        with contextlib.suppress(OSError):
+            (root / CLAIMS / claim_file(claim.pair)).unlink()
 
 
 def clean_claims(root: Path, below: Pair) -> None:

@@ -17,24 +17,27 @@ from typing import Any
 from uuid import uuid4
 
 from holdfast.checkpoint.direct import write_image
-from holdfast.checkpoint.files import create_durably, sync_folder, write_json
-from holdfast.checkpoint.manifest import Chunk, FileRecord, Manifest, encode
-from holdfast.checkpoint.names import LATEST, MANIFEST, CommitName, rank_file, tensors_file
+from holdfast.checkpoint.files import create_durably, sync_folder, write_file, write_json
+from holdfast.checkpoint.filling import Filling
+from holdfast.checkpoint.manifest import LARGEST, Chunk, FileRecord, Manifest, encode
+from holdfast.checkpoint.names import LATEST, MANIFEST, CommitName, rank_file, slices_file, tensors_file
 from holdfast.checkpoint.shard import ShardPlan
+from holdfast.checkpoint.slices import LEAST_BYTES, Slicer
+from holdfast.errors import CheckpointError
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardRecord:
-    """What one rank wrote: its files, and where each tensor's piece lies."""
+    """What one rank wrote: its files, and where each tensor's piece lies; with deltas, also files of before."""
 
     files: Mapping[str, FileRecord]
-    chunks: Mapping[str, Chunk]
+    chunks: Mapping[str, tuple[Chunk, ...]]
 
     def to_json(self) -> dict[str, Any]:
         """As it travels to the rank that writes the manifest."""
         return {
             "files": {name: record.to_json() for name, record in self.files.items()},
-            "chunks": {name: chunk.to_json() for name, chunk in self.chunks.items()},
+            "chunks": {name: [chunk.to_json() for chunk in chunks] for name, chunks in self.chunks.items()},
         }
 
     @classmethod
@@ -42,7 +45,7 @@ class ShardRecord:
         """Read what travelled."""
         return cls(
             files={name: FileRecord.from_json(record) for name, record in value["files"].items()},
-            chunks={name: Chunk.from_json(chunk) for name, chunk in value["chunks"].items()},
+            chunks={name: tuple(map(Chunk.from_json, chunks)) for name, chunks in value["chunks"].items()},
         )
 
 
@@ -60,31 +63,35 @@ def write_shard(
     image: memoryview,
     alone: Any,
     *,
+    filling: Filling | None = None,
     check: Callable[[], None] = lambda: None,
-) -> ShardRecord:
-    """Write one rank's two files: its share of the tensors (`image` as the plan lays it out), and what is its alone.
+) -> dict[str, FileRecord]:
+    """Write one rank's files: what is its alone, and its share of the tensors (`image` as the plan lays it out).
 
-    `check` may raise in the middle, to give it up.
+    The small one is durable before most of the image is filled. `check` may raise in the middle, to give it up.
     """
-    tensors = tensors_file(rank)
+    own, tensors, slicer = rank_file(rank), tensors_file(rank), Slicer(plan.nbytes)
     files = {
-        tensors: write_image(folder / tensors, image, plan.nbytes, check=check),
-        rank_file(rank): write_json(folder / rank_file(rank), alone),
+        own: write_json(folder / own, alone),
+        tensors: write_image(folder / tensors, image, plan.nbytes, filling=filling, check=check, seen=slicer.update),
     }
+    if plan.nbytes >= LEAST_BYTES:
+        write_file(folder / slices_file(tensors), [slicer.encode(files[tensors])])
     sync_folder(folder)
-    chunks = {
-        piece.spec.name: Chunk(file=tensors, offset=offset, nbytes=piece.nbytes, start=piece.start, shape=piece.shape)
-        for piece, offset in zip(plan.pieces, plan.offsets, strict=True)
-    }
-    return ShardRecord(files=files, chunks=chunks)
+    return files
 
 
 def publish(root: Path, staging: str, manifest: Manifest) -> Path:
     """Turn a folder that holds every rank's files into a commit."""
-    folder = root / staging
+    folder, raw = root / staging, encode(manifest)
+    if len(raw) > LARGEST:
+        raise CheckpointError(
+            f"{MANIFEST} would have {len(raw)} bytes, more than the {LARGEST} that are read: "
+            "make full commits more often (checkpoint.fullEvery)"
+        )
     name = CommitName(step=manifest.step, pair=manifest.pair)
     unnamed = folder / f"{MANIFEST}.tmp"
-    create_durably(unnamed, encode(manifest))
+    create_durably(unnamed, raw)
     unnamed.rename(folder / MANIFEST)
     sync_folder(folder)
     target = root / str(name)

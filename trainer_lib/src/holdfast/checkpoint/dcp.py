@@ -7,9 +7,9 @@ What DCP keeps in a pickle stands in the manifest as JSON: which boxes make up a
 that are no tensors must be such as our trees can say. A tensor whose boxes are rows of it is one tensor of the
 commit, as in any other; boxes of another kind are tensors of their own, `<name>@<offsets>`.
 
-A load reads only the chunks that hold bytes it needs, straight into the tensors that it is given, and verifies them:
-damage is a DamagedError that names the file, and the tensors are then not to be used. Only a bad manifest is moved
-aside, and the next older commit used.
+A load reads only the chunks, or slices of them, that hold bytes it needs, straight into the tensors that it is given,
+and verifies them: damage is a DamagedError that names the file, and the tensors are then not to be used. Only a bad
+manifest is moved aside, and the next older commit used.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,12 +36,14 @@ from torch.futures import Future
 from holdfast.checkpoint import commit, tier
 from holdfast.checkpoint.files import Buffer, sync_folder, write_file
 from holdfast.checkpoint.manifest import Chunk, FileRecord, Manifest, TensorRecord, check
-from holdfast.checkpoint.names import CLAIMS, CommitName, parse_commit, tensors_file
+from holdfast.checkpoint.names import CLAIMS, CommitName, parse_commit, slices_file, tensors_file
 from holdfast.checkpoint.numerics import fingerprint
 from holdfast.checkpoint.reader import Where, as_stores, newest
 from holdfast.checkpoint.reading import Copies, Extent, extent, read_into
 from holdfast.checkpoint.shard import TensorSpec, plan_shard, whole
+from holdfast.checkpoint.slices import LEAST_BYTES, Slicer
 from holdfast.checkpoint.state import Flat, empty, flatten_values, unflatten
+from holdfast.checkpoint.stores import open_file
 from holdfast.errors import CheckpointError, StateError
 from holdfast.worlds import Pair
 
@@ -148,12 +151,18 @@ def _write_tensors(
         metadata={"format": "pt", "commit": place["commit"], "rank": str(place["rank"])},
     )
 
+    slicer = Slicer(plan.nbytes)
+
     def parts() -> Iterator[Buffer]:
-        yield plan.header
-        yield from (flat.read(piece) for piece in plan.pieces)
+        for data in chain([plan.header], map(flat.read, plan.pieces)):
+            slicer.update(data)
+            yield data
 
     file = tensors_file(place["rank"])
-    record = write_file(folder / file, parts()).to_json()
+    written = write_file(folder / file, parts())
+    record = written.to_json()
+    if plan.nbytes >= LEAST_BYTES:
+        write_file(folder / slices_file(file), [slicer.encode(written)])
     sync_folder(folder)
     return [
         WriteResult(
@@ -341,7 +350,7 @@ class StorageReader(storage.StorageReader):
                 planner.load_bytes(item, _pickled(unflatten(values[item.storage_index.fqn], _no_tensor)))
             else:
                 wanted.append(_Wanted.of(item, self._manifest, planner))
-        openers = [partial(store.open, self._name) for store in as_stores(self._where)]
+        openers = [partial(open_file, store, self._name) for store in as_stores(self._where)]
         with closing(Copies(openers=openers, records=self._manifest.files)) as copies:
             read_into(copies, _by_file(wanted))
         for one in wanted:

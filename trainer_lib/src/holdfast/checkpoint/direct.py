@@ -1,30 +1,37 @@
 """Writing what lies in memory to a new file as fast as the disk takes it, with its digests. No torch.
 
-Threads write 8 MiB each, past the page cache where the file system lets them, while the caller's thread digests the
-same memory. Where it does not (a tmpfs, some network file systems: EINVAL when it is asked for, or at the first
-write), the same file goes on through the page cache. Either way it is fsynced before its record is returned.
+Threads write 8 MiB each, past the page cache where the file system lets them, as soon as they are filled; the thread
+of the caller digests the same memory once all of it is there: to read it earlier would slow down the copy for which
+training waits. Where the file system has no O_DIRECT (a tmpfs, some network file systems: EINVAL when it is asked
+for, or at the first write), the same file goes on through the page cache. Either way it is fsynced before its record
+is returned.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import xxhash
 
+from holdfast.checkpoint.filling import Filling
 from holdfast.checkpoint.manifest import CHUNK_BYTES, FileRecord
+from holdfast.checkpoint.pool import Pool
+from holdfast.errors import CheckpointError
 
 # Of file offsets, lengths and memory, for O_DIRECT: the page, which is at least every disk's block.
 ALIGNMENT: Final = 4096
 # Two keep the disk busy; more were no faster.
 WRITERS: Final = 2
+# Of what is digested at a time, for the chunk and then for the file: the second time it comes from the core's cache.
+BLOCK_BYTES: Final = 1 << 20
 # Threads that write and digest leave the processors to those that train.
 _NICE: Final = 10
 _FILE_MODE: Final = 0o644
@@ -36,18 +43,28 @@ def aligned(nbytes: int) -> int:
 
 
 def step_back() -> None:
-    """Let this thread run when no other wants to."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+    """Let this thread run when no other wants to; what it waited for does not interrupt one that runs."""
+    with contextlib.suppress(OSError):  # a sandbox may not know of it
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        os.sched_setscheduler(threading.get_native_id(), os.SCHED_BATCH, os.sched_param(0))
 
 
 def write_image(
-    path: Path, image: memoryview, nbytes: int, *, check: Callable[[], None] = lambda: None
+    path: Path,
+    image: memoryview,
+    nbytes: int,
+    *,
+    filling: Filling | None = None,
+    check: Callable[[], None] = lambda: None,
+    seen: Callable[[memoryview], None] = lambda _: None,
 ) -> FileRecord:
     """Write the first `nbytes` of `image`, which begins at a page and is whole pages long, to a new file.
 
-    OSError names the file. `check` is called now and then, and may raise to give the file up.
+    Each byte is touched once `filling` has reached it. OSError names the file; CheckpointError if it will never be
+    filled. `check` is called now and then, and may raise to give the file up; `seen` gets all of it, part by part,
+    while it is digested.
     """
-    writer = _Writer(path, image, nbytes, check)
+    writer = _Writer(path, image, nbytes, filling=filling or Filling.complete(), check=check, seen=seen)
     try:
         return writer.run()
     finally:
@@ -55,11 +72,22 @@ def write_image(
 
 
 class _Writer:
-    def __init__(self, path: Path, image: memoryview, nbytes: int, check: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        image: memoryview,
+        nbytes: int,
+        *,
+        filling: Filling,
+        check: Callable[[], None],
+        seen: Callable[[memoryview], None],
+    ) -> None:
         self._path = path
         self._image = image
         self._nbytes = nbytes
+        self._filling = filling
         self._check = check
+        self._seen = seen
         self._stopped = False
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
         self._direct = self._past_the_cache(True)
@@ -82,7 +110,7 @@ class _Writer:
         os.close(self._fd)
 
     def _side_by_side(self, begins: range) -> FileRecord:
-        with ThreadPoolExecutor(WRITERS, "holdfast-writer", initializer=step_back) as pool:
+        with Pool(WRITERS, "holdfast-writer", step_back) as pool:
             writes = [pool.submit(self._write, begin) for begin in begins]
             try:
                 record = self._digest(begins)
@@ -95,15 +123,31 @@ class _Writer:
 
     def _digest(self, begins: range) -> FileRecord:
         whole, chunks = xxhash.xxh3_128(), []
+        self._filled(begins[-1])
         for begin in begins:
-            self._check()
-            chunk = self._image[begin : min(begin + CHUNK_BYTES, self._nbytes)]
-            chunks.append(xxhash.xxh3_128_hexdigest(chunk))
-            whole.update(chunk)
+            chunk = self._filled(begin)
+            own = xxhash.xxh3_128()
+            for at in range(0, chunk.nbytes, BLOCK_BYTES):
+                block = chunk[at : at + BLOCK_BYTES]
+                own.update(block)
+                whole.update(block)
+                self._seen(block)
+            chunks.append(own.hexdigest())
         return FileRecord(nbytes=self._nbytes, digest=whole.hexdigest(), chunks=tuple(chunks))
 
+    def _filled(self, begin: int) -> memoryview:
+        """The chunk that begins there, once it is filled."""
+        end = min(begin + CHUNK_BYTES, self._nbytes)
+        self._filling.wait(end, self._leave)
+        return self._image[begin:end]
+
+    def _leave(self) -> None:
+        self._check()
+        if self._stopped:
+            raise CheckpointError("the file was given up")
+
     def _write(self, begin: int) -> None:
-        end = aligned(min(begin + CHUNK_BYTES, self._nbytes))
+        end = begin + aligned(self._filled(begin).nbytes)
         while begin < end and not self._stopped:
             self._check()
             begin += self._named(partial(self._write_some, begin, end))

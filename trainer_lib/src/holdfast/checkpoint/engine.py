@@ -7,28 +7,35 @@ that an older attempt commits beyond that point is ever read.
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from uuid import uuid4
 
 from holdfast.checkpoint import fencing, retention, tier
 from holdfast.checkpoint.aging import Ages
 from holdfast.checkpoint.arena import Arena
-from holdfast.checkpoint.claims import list_claims, write_claim
+from holdfast.checkpoint.claims import list_claims, remove_claims, write_claim
+from holdfast.checkpoint.commit import exists
+from holdfast.checkpoint.deltas import Chain
 from holdfast.checkpoint.exchange import Alone, Exchange, lead
 from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.near import MemorySettings, MemoryTier, Terms, tier_of
+from holdfast.checkpoint.planning import Planner
 from holdfast.checkpoint.reader import Restored, Select, newest, restore
 from holdfast.checkpoint.saving import Saving
 from holdfast.checkpoint.shard import DATA_ALIGNMENT, Holding, TensorSpec
 from holdfast.checkpoint.stores import Store
 from holdfast.checkpoint.stores.fallback import FallbackStore
 from holdfast.checkpoint.stores.folder import FolderStore
-from holdfast.checkpoint.writer import Planner, SaveResult, Snapshot, commit, stage
-from holdfast.errors import CheckpointError, ClaimError, ForeignClaimError
+from holdfast.checkpoint.stores.peer import Neighbour
+from holdfast.checkpoint.writer import SaveResult, Snapshot, Staged, commit, plan
+from holdfast.constants import OBJECT_TIER, SHARED_TIER
+from holdfast.errors import CheckpointError, ClaimError, ForeignClaimError, UnavailableError
 from holdfast.worlds import Claim, Pair
 
 _log = logging.getLogger("holdfast.checkpoint")
@@ -82,6 +89,37 @@ def _listed(root: Path) -> list[dict[str, object]]:
     return [claim.to_json() for claim in list_claims(root)]
 
 
+class _Save:
+    """One save: a thread copies, and perhaps another commits."""
+
+    def __init__(
+        self,
+        staged: Staged,
+        commits: Callable[[], SaveResult],
+        ended: Callable[[SaveResult], None],
+        *,
+        called: float,
+    ) -> None:
+        self._staged = staged
+        self._commits = commits
+        self._ended = ended
+        self._called = called
+        self._copied = math.inf
+
+    def copy(self) -> None:
+        """All for which training waits."""
+        self._staged.copy()
+        self._copied = time.monotonic()
+
+    def commit(self) -> SaveResult:
+        """The rest, and say how it ended."""
+        result, now = self._commits(), time.monotonic()
+        copied = min(self._copied, now)
+        result = replace(result, stalled=copied - self._called, seconds=now - copied)
+        self._ended(result)
+        return result
+
+
 class Engine:
     """A job's commits in one shared folder, attempt after attempt."""
 
@@ -96,6 +134,7 @@ class Engine:
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         arena: Arena | None = None,
         copies: str = "",
+        full_every: int = 1,
     ) -> None:
         self._root = root
         shared = FolderStore(root)
@@ -116,6 +155,9 @@ class Engine:
         self._saves = 0  # of the attempt
         self._aside: Callable[[int], Exchange] | None = None
         self._check = _nothing
+        self._full_every = full_every
+        self._chain: Chain | None = None  # of the attempt: an older one's save may still be on its way
+        self._memory: MemoryTier | None = None
 
     def enter(
         self,
@@ -133,25 +175,86 @@ class Engine:
         self._attempt, self._exchange = attempt, exchange
         self._aside, self._check, self._saves = aside, check, 0
         self._fence = fencing.union(self._fence, attempt.known)
+        self._chain = Chain(every=self._full_every) if self._full_every > 1 else None
+
+    def enter_memory(
+        self,
+        said: Mapping[str, Any] | None,
+        members: Sequence[Mapping[str, Any] | None],
+        local_rank: int,
+        check: Callable[[], None],
+    ) -> None:
+        """Commit into memory too, if every rank's launcher keeps some; `members` says where, by rank."""
+        settings = MemorySettings.maybe(said)
+        neighbours = [Neighbour.from_json(one["me"]) for one in members if one is not None]
+        if settings is None or len(neighbours) < len(members):
+            if neighbours and self._exchange.rank == 0:
+                _log.warning("some launchers have no memory tier: nothing is committed there (--memory-tier)")
+            if self._memory is not None:
+                self._memory.close()
+            self._memory = None
+            return
+        first = members[0] or {}  # pods of before and after a change of the intervals do as rank 0 does
+        settings = replace(settings, interval=int(first["interval"]), peer_interval=first["peerInterval"])
+        if self._memory is None:
+            self._memory = MemoryTier(settings)
+        self._memory.enter(settings, frozenset(neighbours), local_rank, self._exchange, check)
+
+    @property
+    def saves(self) -> int:
+        """How many were begun in this attempt."""
+        return self._saves
+
+    def memory_due_at(self, step: int) -> bool:
+        """Whether every rank commits this step into memory."""
+        return self._memory is not None and self._memory.due_at(step)
+
+    def save_in_memory(self, snapshot: Snapshot) -> SaveResult:
+        """Commit into memory, and with copies into that of other nodes."""
+        if self._memory is None:
+            raise CheckpointError("there is no memory tier")
+        return self._memory.save(self._owned(snapshot), self._terms())
+
+    def is_durable(self, name: CommitName) -> bool:
+        """Whether the shared tier has this commit. Every rank calls it."""
+        return bool(lead(self._exchange, lambda: exists(self._root, name)))
 
     def newest(self) -> CommitName | None:
-        """The newest readable commit's name; nothing of it is read but the manifest. Every rank calls it."""
+        """The newest readable commit's name; nothing of it is read but the manifest. Every rank calls it.
+
+        Copies are asked only where nothing else is left: who goes on from memory is in a hurry, and each of them was
+        on the shared tier first.
+        """
 
         def look() -> list[int]:
             self._look()
-            found = newest(self._root, claims=self._fence, job_uid=self._attempt.job_uid, resume=self._resume)
+            found = self._newest_in((*self._near(), self._where[0])) or self._newest_copy()
             return [] if found is None else [found.step, found.pair.generation, found.pair.attempt]
 
         answer = lead(self._exchange, look)
         return CommitName(step=answer[0], pair=Pair(answer[1], answer[2])) if answer else None
 
+    def _newest_in(self, where: Sequence[Store]) -> CommitName | None:
+        return newest(where, claims=self._fence, job_uid=self._attempt.job_uid, resume=self._resume)
+
+    def _newest_copy(self) -> CommitName | None:
+        if len(self._where) == 1:
+            return None
+        try:
+            self._look_everywhere()
+            return self._newest_in(self._where)
+        except UnavailableError as error:
+            _log.warning("whether copies hold a newer commit cannot be seen: %s", error)
+            return None
+
     def restore(self, select: Select | None = None) -> Restored:
         """The newest commit of this job's line of which every rank can read all that it wants."""
         if self._saving is not None:
             self._saving.settle(self._check)  # it may be what is looked for
-        lead(self._exchange, self._look_everywhere)
+        claims = lead(self._exchange, self._look_everywhere)
+        self._fence = tuple(map(Claim.from_json, claims))
         found = restore(
-            self._where,
+            (*self._near(), *self._where),
             self._exchange,
             claims=self._fence,
             job_uid=self._attempt.job_uid,
@@ -160,6 +263,8 @@ class Engine:
         )
         if found.loaded is not None:
             self._verified.add((found.loaded.name.step, found.loaded.name.pair))
+            if self._memory is not None:
+                self._memory.restored(found.loaded.name)
         elif found.quarantined:
             _log.error(
                 "no commit in %s is whole: training starts from the beginning; all that was there is in %s",
@@ -167,6 +272,11 @@ class Engine:
                 self._root / "quarantine",
             )
         return found
+
+    def tiers(self, found: Restored) -> list[str]:
+        """Which tiers a commit was read from."""
+        known = {store.url: word for store, word in zip(self._where, (SHARED_TIER, OBJECT_TIER), strict=False)}
+        return list(dict.fromkeys(known.get(url) or tier_of(url) for url in found.stores))
 
     def claim(self, *, step: int, pair: Pair | None) -> Claim:
         """Make this attempt's claim durable; after it, look again whether another has claimed meanwhile.
@@ -187,58 +297,76 @@ class Engine:
         """Have memory ready for a save of these, so that the first one takes no longer than others."""
         if self._saving is None or self._saving.ended:
             exchange = self._exchange
-            layout = self._planner.layout(specs, holding, rank=exchange.rank, size=exchange.size)
+            layout = self._planner.layouts(specs, holding, exchange.size).of(exchange.rank)
             self._arena.prepare(layout.headed({}).nbytes + HEADER_SPARE)
 
     def save(self, snapshot: Snapshot) -> SaveResult:
         """Commit on this thread."""
-        return self._staged(snapshot, _untold)()
+        saves = self._planned(snapshot, _untold)
+        saves.copy()
+        return saves.commit()
 
-    def begin(self, snapshot: Snapshot, told: Callable[[SaveResult], None] = _untold) -> Saving:
-        """Copy what is to be committed; the rest goes on beside the caller, and `told` hears there how it ended.
+    def begin(
+        self, snapshot: Snapshot, told: Callable[[SaveResult], None] = _untold, *, spare: bool = False
+    ) -> Saving:
+        """Copy what is to be committed; it is written meanwhile and beside the caller afterwards, and `told` hears
+        there how it ended.
 
-        One at a time: it waits for the last one.
+        One at a time: it waits for the last one. `spare`: nothing older is let go for it.
         """
-        self._saving = Saving(self._staged(snapshot, told))
+        saves = self._planned(snapshot, told, spare=spare)
+        self._saving = Saving(saves.commit)
+        saves.copy()
         return self._saving
 
-    def _staged(self, snapshot: Snapshot, told: Callable[[SaveResult], None]) -> Callable[[], SaveResult]:
-        """The copy is made; what is left to do."""
+    def _planned(self, snapshot: Snapshot, told: Callable[[SaveResult], None], *, spare: bool = False) -> _Save:
         called = time.monotonic()
         if self._saving is not None:
             self._saving.settle(self._check)
-        owned = replace(
+        owned = replace(self._owned(snapshot), created=datetime.now(UTC))
+        self._saves += 1
+        exchange = self._exchange if self._aside is None else self._aside(self._saves)
+        staged = plan(owned, self._arena, self._planner, rank=exchange.rank, size=exchange.size)
+        chain, attempt, check = self._chain, self._attempt, self._check
+
+        def ended(result: SaveResult) -> None:
+            if result.committed:
+                self._verified.add((owned.name.step, owned.name.pair))
+            told(result)
+            if result.committed and exchange.rank == 0:
+                if chain is None:  # else the manifest says on what it stands
+                    self._ages.learn(owned)
+                if not spare:
+                    self._expire(attempt)
+
+        def commits() -> SaveResult:
+            return commit(self._root, staged, exchange, check=check, chain=chain)
+
+        return _Save(staged, commits, ended, called=called)
+
+    def _owned(self, snapshot: Snapshot) -> Snapshot:
+        return replace(
             snapshot,
             job_uid=self._attempt.job_uid,
             publication=self._attempt.publication,
             run_id=self._attempt.run_id,
         )
-        self._saves += 1
-        exchange = self._exchange if self._aside is None else self._aside(self._saves)
-        staged = stage(owned, self._arena, self._planner, rank=exchange.rank, size=exchange.size)
-        attempt, check, copied = self._attempt, self._check, time.monotonic()
 
-        def work() -> SaveResult:
-            result = commit(self._root, staged, exchange, check=check)
-            seconds = time.monotonic() - copied
-            result = replace(result, nbytes=staged.plan.nbytes, stalled=copied - called, seconds=seconds)
-            if result.committed:
-                self._verified.add((snapshot.name.step, snapshot.name.pair))
-            told(result)
-            if result.committed and exchange.rank == 0:
-                self._expire(attempt)
-            return result
+    def _near(self) -> tuple[Store, ...]:
+        return () if self._memory is None else tuple(self._memory.stores(self._terms()))
 
-        return work
+    def _terms(self) -> Terms:
+        return Terms(claims=self._fence, job_uid=self._attempt.job_uid, resume=self._resume)
 
     def _look(self) -> None:
         self._root.mkdir(parents=True, exist_ok=True)
         self._heed(list_claims(self._root))
 
-    def _look_everywhere(self) -> None:
+    def _look_everywhere(self) -> list[dict[str, object]]:
         """Copies may be all that is left, claims included. Asking for them is nothing for an attempt in a hurry."""
         self._look()
         self._heed(fencing.union(*(store.claims() for store in self._where)))
+        return [claim.to_json() for claim in self._fence]
 
     def _heed(self, on_tier: Sequence[Claim]) -> None:
         self._refuse_foreign(on_tier)
@@ -254,6 +382,7 @@ class Engine:
         self._refuse_foreign([other for other in on_tier if other != claim])
         self._fence = fencing.union(on_tier, self._fence)
         tier.clean(self._root, own=claim.pair)
+        remove_claims(self._root, fencing.superfluous(on_tier, claim))
 
     def _refuse_foreign(self, on_tier: Sequence[Claim]) -> None:
         found = fencing.foreign(

@@ -68,6 +68,31 @@ def cuts(claim: Claim, commit: Commit) -> bool:
     return commit.step > claim.from_step or claim.from_pair is None or commit.pair > claim.from_pair
 
 
+def covers(later: Claim, earlier: Claim) -> bool:
+    """Whether a claim cuts off all that an earlier one does, whatever lands when."""
+    if later.pair <= earlier.pair:
+        return False
+    if later.from_pair is None or earlier.from_pair is None:
+        return later.from_pair is None
+    return later.from_step <= earlier.from_step and later.from_pair <= earlier.from_pair
+
+
+def superfluous(claims: Iterable[Claim], own: Claim) -> tuple[Claim, ...]:
+    """Claims of the job without which the same commits are read for ever, now that `own` is durable.
+
+    They are those of attempts that went on from no earlier than `own` does, and are cut off themselves: a job that
+    fails again and again after the same commit leaves one each time. A claim from which training went on is needed
+    for ever: what a process writes that it cut off may land at any time, at steps that later claims do not cut off.
+    The job's first one stays: it says what is void of others. While another job claims above that one, all stay: for
+    it, ours are void above its own first.
+    """
+    claims = tuple(claims)
+    first = first_own(claims, own.job_uid)
+    if any(claim.job_uid != own.job_uid and first is not None and claim.pair >= first for claim in claims):
+        return ()
+    return tuple(c for c in claims if c.job_uid == own.job_uid and c.pair != first and covers(own, c))
+
+
 def readable(commit: Commit, claims: Iterable[Claim], *, job_uid: str, resume: Resume = Resume.ALWAYS) -> Verdict:
     """Whether the job may restore the commit; `claims` is the union over all tiers and the membership."""
     claims = tuple(claims)

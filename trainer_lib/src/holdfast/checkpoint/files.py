@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import mmap
 import os
 import stat
 from collections.abc import Iterable
@@ -25,7 +26,7 @@ class DigestingFile:
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
-        self._window = bytearray(CHUNK_BYTES)
+        self._window = memoryview(mmap.mmap(-1, CHUNK_BYTES))  # there where it is used, as most files are small
         self._filled = 0
         self._written = 0
         self._whole = xxhash.xxh3_128()
@@ -58,7 +59,7 @@ class DigestingFile:
             self._fd = -1
 
     def _flush(self) -> None:
-        chunk = memoryview(self._window)[: self._filled]
+        chunk = self._window[: self._filled]
         if not chunk.nbytes:
             return
         self._chunks.append(xxhash.xxh3_128_hexdigest(chunk))

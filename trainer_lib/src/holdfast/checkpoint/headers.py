@@ -10,11 +10,12 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
-from holdfast.checkpoint.manifest import Manifest, whole_numbers
+from holdfast.checkpoint.manifest import Manifest, TensorRecord, whole_numbers
+from holdfast.checkpoint.names import inherited
 from holdfast.checkpoint.shard import ITEM_BYTES
 from holdfast.errors import DamagedError
 
@@ -106,15 +107,27 @@ def check_header(file: str, start: bytes | bytearray | memoryview, manifest: Man
     except DamagedError as error:
         raise DamagedError(f"{file}: {error}") from error
     expected = Counter(
-        (_tensor(name), Entry(dtype=tensor.dtype, shape=chunk.shape, offset=chunk.offset, nbytes=chunk.nbytes))
+        (_tensor(name), entry)
         for name, tensor in manifest.tensors.items()
-        for chunk in tensor.chunks
-        if chunk.file == file
+        for entry in _entries(tensor, file, stacked=manifest.parent is not None)
     )
     found = Counter((_tensor(name), entry) for name, entry in entries.items())
     if found != expected:
         names = sorted(name for name, _ in (found - expected) + (expected - found))
         raise DamagedError(f"{file}: its header and MANIFEST.json disagree about {names[0][:80]!r}")
+
+
+def _entries(tensor: TensorRecord, file: str, *, stacked: bool) -> Iterator[Entry]:
+    """What a file has of a tensor. Of a delta the rows that changed are `stacked`: one entry, without gaps."""
+    here = sorted((chunk for chunk in tensor.chunks if chunk.file == file), key=lambda chunk: chunk.offset)
+    entries = [
+        Entry(dtype=tensor.dtype, shape=chunk.shape, offset=chunk.offset, nbytes=chunk.nbytes) for chunk in here
+    ]
+    if stacked and len(entries) > 1:
+        rows = sum(entry.shape[0] for entry in entries)
+        total = sum(entry.nbytes for entry in entries)
+        entries = [replace(entries[0], shape=(rows, *entries[0].shape[1:]), nbytes=total)]
+    yield from entries
 
 
 def _tensor(name: str) -> str:
@@ -123,9 +136,18 @@ def _tensor(name: str) -> str:
     return _BOX.sub("", name)
 
 
+def check_json(file: str, data: bytes | bytearray) -> None:
+    """What is a rank's alone is JSON."""
+    try:
+        json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"{file} is not JSON: {error}") from error
+
+
 def check_source(source: Source, *, file: str, manifest: Manifest) -> None:
-    """The same for an open file, of which no more is read than its header; of any other file nothing."""
-    if not file.endswith(".safetensors"):
+    """The same for an open file, of which no more is read than its header; of any other file nothing. One of an
+    earlier commit may hold more than this manifest names: what counts of it is covered by digests."""
+    if not file.endswith(".safetensors") or inherited(file) is not None:
         return
     nbytes = manifest.files[file].nbytes
     start = bytearray(min(LENGTH_BYTES, nbytes))

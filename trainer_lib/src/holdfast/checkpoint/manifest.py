@@ -11,22 +11,26 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import xxhash
 
-from holdfast.checkpoint.names import is_shard, parse_commit, shard_rank
+from holdfast.checkpoint.names import inherited, is_shard, parse_commit, shard_rank
 from holdfast.checkpoint.shard import ITEM_BYTES, Piece, TensorSpec
 from holdfast.errors import DamagedError, UnknownFormatError
 from holdfast.worlds import Pair
 
 FORMAT: Final = "holdfast-checkpoint"
 VERSION: Final = 1
+DELTA_VERSION: Final = 2
+"""Of a commit of which some bytes lie in earlier ones: who knows only version 1 would not find them."""
 DIGEST: Final = "xxh3_128"
 CHUNK_BYTES: Final = 8 << 20
 LARGEST: Final = 256 << 20
 """Bytes of a manifest: ten times what a thousand ranks with ten terabytes need."""
 _SEAL: Final = "manifestDigest"
+_TENSORS: Final = "tensors"
 _MOST: Final = 1 << 62  # of any number of bytes, so that no sum or product of a few leaves what torch can count
 _MOST_DIMENSIONS: Final = 64
 
@@ -134,6 +138,19 @@ class TensorRecord:
         )
 
 
+class Records(dict[str, TensorRecord]):
+    """Tensors' records, never changed: those of one commit are mostly those of the next, and their text is made once,
+    and once it is seen that they fit their files."""
+
+    fit: Mapping[str, int] | None = None
+    """Bytes of the files of tensors that they were checked against."""
+
+    @cached_property
+    def text(self) -> str:
+        """As the manifest has them."""
+        return _text_of({name: record.to_json() for name, record in self.items()})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
     """One commit. `state` and `data` are JSON trees whose meaning belongs to others."""
@@ -159,11 +176,26 @@ class Manifest:
         objects: Mapping[str, Any] = self.state.get("objects", {})
         return objects
 
-    def body(self) -> dict[str, Any]:
-        """Everything but the seal."""
+    @property
+    def own(self) -> Mapping[str, FileRecord]:
+        """The files in the commit's own folder."""
+        return {file: record for file, record in self.files.items() if inherited(file) is None}
+
+    @property
+    def stands_on(self) -> frozenset[str]:
+        """The earlier commits that hold bytes of this one."""
+        return frozenset(str(home) for home in map(inherited, self.files) if home is not None)
+
+    @property
+    def version(self) -> int:
+        """Of the format that it takes to say this."""
+        return DELTA_VERSION if self.stands_on else VERSION
+
+    def head(self) -> dict[str, Any]:
+        """Everything but the tensors and the seal."""
         return {
             "format": FORMAT,
-            "version": VERSION,
+            "version": self.version,
             "step": self.step,
             **self.pair.to_json(),
             "jobUID": self.job_uid,
@@ -171,7 +203,6 @@ class Manifest:
             "runID": self.run_id,
             "created": self.created,
             "world": {"size": self.world_size, "mesh": dict(self.mesh)},
-            "tensors": {name: record.to_json() for name, record in self.tensors.items()},
             "files": {name: record.to_json() for name, record in self.files.items()},
             "digest": {"algorithm": DIGEST, "chunkBytes": CHUNK_BYTES},
             "state": self.state,
@@ -183,7 +214,10 @@ class Manifest:
 
 def encode(manifest: Manifest) -> bytes:
     """The bytes of `MANIFEST.json`."""
-    return _sealed(manifest.body())
+    tensors = manifest.tensors if isinstance(manifest.tensors, Records) else Records(manifest.tensors)
+    texts = {name: _text_of(value) for name, value in manifest.head().items()} | {_TENSORS: tensors.text}
+    body = ",".join(f"{_text_of(name)}:{text}" for name, text in sorted(texts.items()))
+    return _sealed(f"{{{body}}}".encode())
 
 
 def decode(raw: bytes) -> Manifest:
@@ -195,13 +229,17 @@ def decode(raw: bytes) -> Manifest:
     if _resealed(document) != raw:
         raise DamagedError("MANIFEST.json: its own digest differs")
     version, digest = document.get("version"), document.get("digest")
-    if document.get("format") != FORMAT or version != VERSION or digest != _digest_in_use():
+    known = type(version) is int and version in (VERSION, DELTA_VERSION)
+    if document.get("format") != FORMAT or not known or digest != _digest_in_use():
         raise UnknownFormatError(
             f"MANIFEST.json is of format {document.get('format')!r}, version {version!r}, digest {digest!r}; "
-            f"this release reads {FORMAT!r}, version {VERSION}, digest {_digest_in_use()!r}: use a newer holdfast"
+            f"this release reads {FORMAT!r}, version {VERSION} and {DELTA_VERSION}, "
+            f"digest {_digest_in_use()!r}: use a newer holdfast"
         )
     manifest = _read(document)
     check(manifest)
+    if manifest.version != version:
+        raise DamagedError(f"MANIFEST.json is of version {version}, and says what version {manifest.version} is for")
     return manifest
 
 
@@ -209,18 +247,17 @@ def _digest_in_use() -> dict[str, Any]:
     return {"algorithm": DIGEST, "chunkBytes": CHUNK_BYTES}
 
 
-def _canonical(document: Mapping[str, Any]) -> bytes:
-    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+def _text_of(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def _sealed(document: Mapping[str, Any]) -> bytes:
-    body = _canonical(document)
+def _sealed(body: bytes) -> bytes:
     return body[:-1] + f',"{_SEAL}":"{xxhash.xxh3_128_hexdigest(body)}"}}\n'.encode()
 
 
 def _resealed(document: Mapping[str, Any]) -> bytes:
     try:
-        return _sealed(document)
+        return _sealed(_text_of(document).encode())
     except (ValueError, RecursionError) as error:
         raise DamagedError(f"MANIFEST.json holds what no manifest does: {error}") from error
 
@@ -254,7 +291,7 @@ def _read(document: Mapping[str, Any]) -> Manifest:
             parent=_commit(document["parent"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DamagedError(f"MANIFEST.json lacks what version {VERSION} must have: {error!r}") from error
+        raise DamagedError(f"MANIFEST.json lacks what version {document['version']} must have: {error!r}") from error
 
 
 def _with_objects(state: Any) -> Any:
@@ -271,17 +308,34 @@ def _commit(value: Any) -> str | None:
 
 
 def check(manifest: Manifest) -> None:
-    """Every tensor is covered, each of its bytes once, by files of this folder; else DamagedError."""
+    """Every tensor is covered, each of its bytes once, by files of this folder, or of earlier commits' if it has a
+    parent; else DamagedError."""
     for name, record in manifest.files.items():
-        if not is_shard(name):
+        if not is_shard(name) and not _earlier(manifest, name):
             raise DamagedError(f"MANIFEST.json names a file that no commit has: {name!r}")
-        if shard_rank(name) >= manifest.world_size:
+        if is_shard(name) and shard_rank(name) >= manifest.world_size:
             raise DamagedError(f"MANIFEST.json: {name} is of no rank of a world of {manifest.world_size}")
         if len(record.chunks) != -(-record.nbytes // CHUNK_BYTES):
             raise DamagedError(f"MANIFEST.json: {name} has {record.nbytes} bytes and {len(record.chunks)} digests")
-    for name, tensor in manifest.tensors.items():
-        _check_tensor(name, tensor, manifest.files)
-    _check_apart(manifest.tensors.values())
+    _check_tensors(manifest.tensors, manifest.files)
+
+
+def _check_tensors(tensors: Mapping[str, TensorRecord], files: Mapping[str, FileRecord]) -> None:
+    sizes = {name: record.nbytes for name, record in files.items() if name.endswith(".safetensors")}
+    known = tensors if isinstance(tensors, Records) else Records()
+    if known.fit == sizes:
+        return
+    for name, tensor in tensors.items():
+        _check_tensor(name, tensor, files)
+    _check_apart(tensors.values())
+    known.fit = sizes
+
+
+def _earlier(manifest: Manifest, file: str) -> bool:
+    """Whether it may lie in another commit: one that was there before, in a file of tensors."""
+    home = inherited(file)
+    before = home is not None and home.step < manifest.step and file.endswith(".safetensors")
+    return before and manifest.parent is not None
 
 
 def _check_apart(tensors: Iterable[TensorRecord]) -> None:

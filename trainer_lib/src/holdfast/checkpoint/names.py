@@ -21,6 +21,7 @@ LATEST: Final = "LATEST"
 
 _COMMIT: Final = re.compile(r"step-(\d{1,18})\.g(\d{1,18})\.a(\d{1,18})(\.tmp-[0-9a-f]{32})?", re.ASCII)
 _CLAIM: Final = re.compile(r"(\d{1,18})\.(\d{1,18})\.json(\.tmp-[0-9a-f]{32})?", re.ASCII)
+_SLICES: Final = ".slices"
 _SHARD: Final = re.compile(r"rank-(0|[1-9]\d{0,8})\.(safetensors|json)", re.ASCII)
 
 
@@ -66,9 +67,27 @@ def rank_file(rank: int) -> str:
     return f"rank-{rank}.json"
 
 
+def slices_file(file: str) -> str:
+    """The file with the digests of a file's slices, beside it."""
+    return f"{file.rpartition('.')[0]}{_SLICES}"
+
+
 def is_shard(name: str) -> bool:
     """Whether a manifest may name this file: it lies in the commit's own folder."""
     return _SHARD.fullmatch(name) is not None
+
+
+def inherited(file: str) -> CommitName | None:
+    """The earlier commit in whose folder a file lies that a manifest names; None for all other names."""
+    folder, slash, shard = file.partition("/")
+    name = parse_commit(folder) if slash and is_shard(shard) else None
+    return name if name is not None and not name.staging and str(name) == folder else None
+
+
+def located(name: CommitName, file: str) -> tuple[CommitName, str]:
+    """Where a file lies that the manifest of this commit names: in which commit's folder, under which name."""
+    home = inherited(f"{file.removesuffix(_SLICES)}.safetensors" if file.endswith(_SLICES) else file)
+    return (name, file) if home is None else (home, file.partition("/")[2])
 
 
 def shard_rank(name: str) -> int:

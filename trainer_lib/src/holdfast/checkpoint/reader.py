@@ -4,6 +4,9 @@ All ranks look through the same names, newest first, and take a commit only when
 it needs of it, chunk by chunk from the first store whose copy is good. What one rank finds bad is bad for all: the
 copy is moved to its store's quarantine and named; where no good copy of something is left, the next older commit is
 tried. A bad copy stays where it is if something of a commit that was restored is nowhere else: it will be needed.
+
+A step may lie in memory whole, and in the durable stores as what changed since an earlier one. The files have the
+same names and other bytes, so these are two editions: each is read by its own manifest, the one in memory first.
 """
 
 from __future__ import annotations
@@ -14,17 +17,28 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import xxhash
 
 from holdfast.checkpoint import fencing, tier
 from holdfast.checkpoint.exchange import Alone, Exchange, each
-from holdfast.checkpoint.headers import check_source
+from holdfast.checkpoint.headers import check_json, check_source
 from holdfast.checkpoint.manifest import Manifest, decode, encode
 from holdfast.checkpoint.names import CommitName, parse_commit, rank_file
-from holdfast.checkpoint.reading import Copies, Rows, chunks_of, lay_out, needed, read_into, read_small, spare
-from holdfast.checkpoint.stores import Store
+from holdfast.checkpoint.reading import (
+    READERS,
+    Copies,
+    Rows,
+    Span,
+    lay_out,
+    needed,
+    read_into,
+    read_small,
+    spare,
+    whole_file,
+)
+from holdfast.checkpoint.stores import Store, open_file
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.errors import CheckpointError, DamagedError, UnknownFormatError
 from holdfast.worlds import Claim, Pair
@@ -120,9 +134,10 @@ def restore(
         with _Reading(name, manifest, search.holding(name), exchange) as reading:
             reading.read(select)
             outcomes = [_Outcome.from_json(value) for value in exchange.gather(reading.outcome().to_json())]
-            _raise_first(outcomes)
+            if not search.another:
+                _raise_first(outcomes)
             faulty = search.judge(name, outcomes)
-            if any(one.damage for one in outcomes):
+            if any(one.damage or one.error for one in outcomes):
                 search.condemn(name, reading.faults, faulty)
                 continue
             if faulty and all(exchange.gather(reading.spare(faulty))):
@@ -140,6 +155,8 @@ def as_stores(where: Where) -> tuple[Store, ...]:
 
 
 # Choosing
+
+_BOTH: Final = frozenset({True, False})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,17 +203,39 @@ class _Search:
     held: list[frozenset[str]] = field(default_factory=list)
     doubted: tuple[_Fault, ...] = ()
     """What is wrong with manifests of the commit at hand, of which another store has a good one."""
+    edition: frozenset[bool] = _BOTH
+    """Whether stores that all share, each node's own, or both have the files that the manifest at hand is of."""
+    another: bool = False
+    """Whether another edition of the commit at hand is tried next."""
 
     def commits(self) -> Iterator[tuple[CommitName, Manifest]]:
         """The readable commits with a good manifest, newest first, the same on every rank."""
         for name in self._names():
+            self.edition = _BOTH
             manifest = self._manifest(name)
-            if manifest is not None:
-                yield name, manifest
+            if manifest is None:
+                continue
+            if manifest.stands_on and not all(store.shared for store in self.stores):
+                yield from self._whole(name)
+            yield name, manifest
+
+    def _whole(self, name: CommitName) -> Iterator[tuple[CommitName, Manifest]]:
+        """The commit as it lies in memory, if it does; after it, only the durable stores count."""
+        durable, self.edition = self.doubted, frozenset({False})
+        manifest, view = self._view(name)
+        views = [_View.from_json(value) for value in self.exchange.gather(view.to_json())]
+        leader = next((rank for rank, one in enumerate(views) if one.seal), None)
+        self.doubted = tuple(fault for one in views for fault in one.faults)
+        if leader is not None:
+            self.another = True
+            yield name, self._agreed(manifest, views, leader)
+            self.another = False
+        self.doubted, self.edition = durable, frozenset({True})
 
     def holding(self, name: CommitName) -> list[Store]:
         """This rank's stores that have the commit, those with a bad manifest last."""
-        found = [store for store, held in zip(self.stores, self.held, strict=True) if str(name) in held]
+        held = zip(self.stores, self.held, strict=True)
+        found = [store for store, names in held if str(name) in names and store.shared in self.edition]
         doubted = {fault.url for fault in self.doubted}
         return sorted(found, key=lambda store: store.url in doubted)
 
@@ -232,16 +271,21 @@ class _Search:
         if leader is None:
             self._without_manifest(name, views)
             return None
-        seal, self.doubted = views[leader].seal, tuple(fault for one in views for fault in one.faults)
-        if any(one.seal != seal for one in views):
-            text = encode(manifest).decode() if manifest is not None and leader == self.exchange.rank else None
-            manifest = decode(self.exchange.gather(text)[leader].encode())
-        return manifest
+        self.doubted = tuple(fault for one in views for fault in one.faults)
+        return self._agreed(manifest, views, leader)
+
+    def _agreed(self, manifest: Manifest | None, views: Sequence[_View], leader: int) -> Manifest:
+        """The leader's manifest, on every rank."""
+        if manifest is not None and all(one.seal == views[leader].seal for one in views):
+            return manifest
+        text = encode(manifest).decode() if manifest is not None and leader == self.exchange.rank else None
+        return decode(self.exchange.gather(text)[leader].encode())
 
     def _view(self, name: CommitName) -> tuple[Manifest | None, _View]:
         faults: list[_Fault] = []
         foreign = error = ""
-        for store in self.holding(name):
+        # The durable one decides: a step may be committed in memory first, and again with what changed since.
+        for store in sorted(self.holding(name), key=lambda store: not store.shared):
             try:
                 manifest = store.manifest(name)
             except DamagedError as damage:
@@ -287,8 +331,10 @@ class _Search:
         """Which stores have a bad copy, and why."""
         faults = [*self.doubted, *(fault for one in outcomes for fault in one.faults)]
         faulty = {fault.url: fault.reason for fault in reversed(faults)}
-        damage = [one.damage for one in outcomes if one.damage]
-        if damage:
+        damage = [one.damage or one.error for one in outcomes if one.damage or one.error]
+        if damage and self.another:
+            _log.warning("%s is not whole in memory (%s): the durable one is read", name, damage[0])
+        elif damage:
             self._lose(name, damage[0])
         elif self.exchange.rank == 0:
             used = ", ".join(dict.fromkeys(url for one in outcomes for url in one.used))
@@ -350,7 +396,7 @@ class _Reading:
         self._manifest = manifest
         self._stores = stores
         self._exchange = exchange
-        self._copies = Copies(openers=[partial(store.open, name) for store in stores], records=manifest.files)
+        self._copies = Copies(openers=[partial(open_file, store, name) for store in stores], records=manifest.files)
         self._damage = self._error = ""
         self.loaded: Loaded | None = None
 
@@ -398,32 +444,33 @@ class _Reading:
         # Of the ranks' own files each rank reads its own; together they verify all.
         turns = [file for index, file in enumerate(small) if file == own or index % exchange.size == exchange.rank]
         beside = self._turns(rows)
-        for file in {*turns, *needed(manifest, rows), *(file for file, _ in beside)}:
+        for file in {*turns, *needed(manifest, rows), *(span.file for span in beside)}:
             # Before room is made for what they claim to hold.
             copies.fetch(file, partial(check_source, file=file, manifest=manifest))
         read = {file: read_small(copies, file) for file in turns}
         layout = lay_out(manifest, rows)
-        read_into(copies, layout.extents, also=beside)
+        readers = max([READERS, *(getattr(store, "readers", 0) for store in self._stores[:1])])
+        read_into(copies, layout.extents, also=beside, threads=readers, fresh=True)
         if own in read:
-            copies.fetch(own, lambda _: _check_json(own, read[own]))
+            copies.fetch(own, lambda _: check_json(own, read[own]))
         alone = json.loads(read[own]) if own in read else None
         return Loaded(name=self._name, manifest=manifest, tensors=layout.tensors, alone=alone)
 
-    def _turns(self, rows: Rows) -> list[tuple[str, int]]:
-        """Chunks that are verified beside what is wanted, so that together the ranks verify all: who wants everything
+    def _turns(self, rows: Rows) -> list[Span]:
+        """What is verified beside what is wanted, so that together the ranks verify all: who wants everything
         verifies everything; of files of which only rows are wanted, the ranks in turn verify the headers."""
-        files = [file for file in sorted(self._manifest.files) if file.endswith(".safetensors")]
+        files = [file for file in sorted(self._manifest.own) if file.endswith(".safetensors")]
         if not rows:
-            return [chunk for file in files for chunk in chunks_of(file, self._manifest.files[file])]
+            return [whole_file(file, self._manifest.files[file]) for file in files]
         rank, size = self._exchange.rank, self._exchange.size
-        return [(file, 0) for index, file in enumerate(files) if index % size == rank]
+        own = [file for index, file in enumerate(files) if index % size == rank]
+        return [Span(file=file, begin=0, end=self._data_begin(file)) for file in own]
 
-
-def _check_json(file: str, data: bytearray) -> None:
-    try:
-        json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise DamagedError(f"{file} is not JSON: {error}") from error
+    def _data_begin(self, file: str) -> int:
+        offsets = [
+            chunk.offset for one in self._manifest.tensors.values() for chunk in one.chunks if chunk.file == file
+        ]
+        return min(offsets, default=self._manifest.files[file].nbytes)
 
 
 def _raise_first(outcomes: Sequence[_Outcome]) -> None:

@@ -1,9 +1,11 @@
 """Reading a commit's tensors: several threads, each chunk checked against its digest, few copies. No torch.
 
 What is wanted is laid out in memory first, in runs that mirror the files, so that whole pages of a file can be read
-straight to where they stay; the rest of a chunk goes through a buffer of its thread. Where a commit has several
-copies, each chunk comes from the first copy that verifies. Every byte that is read is covered by the digest of its
-chunk, and those stand in the sealed manifest: the digest of the whole file would say nothing more.
+straight to where they stay; the rest of a chunk, and all that comes from a disk, goes through a buffer of its thread,
+which is of huge pages: a disk fills those in few pieces. Where a commit has several copies, each chunk comes from the
+first copy that verifies. Every byte that is read is covered by the digest of its chunk, and those stand in the sealed
+manifest: the digest of the whole file would say nothing more. Of a chunk of which only a part is wanted, only the
+slices in which it lies are read, if their digests are known (`slices`).
 """
 
 from __future__ import annotations
@@ -13,23 +15,30 @@ import mmap
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final
+from typing import Final, Protocol
 
 import xxhash
 
+from holdfast.checkpoint.arena import fault_in
 from holdfast.checkpoint.manifest import CHUNK_BYTES, FileRecord, Manifest, TensorRecord
+from holdfast.checkpoint.names import slices_file
+from holdfast.checkpoint.pool import Pool
+from holdfast.checkpoint.slices import LARGEST, Slicer, Slices, decode, file_bytes, slice_bytes
 from holdfast.checkpoint.stores import Source
 from holdfast.errors import CheckpointError, DamagedError
 
-# More threads than CPUs, that all wait for fresh huge pages, cost several times the CPU time of as many.
-READERS: Final = max(2, min(8, len(os.sched_getaffinity(0))))
+# One more than there are CPUs: it waits for the disk while the others verify and copy.
+READERS: Final = 1 + max(2, min(8, len(os.sched_getaffinity(0))))
 PAGE: Final = 4096
+_HUGE_PAGE: Final = 2 << 20
 # Runs are cut here, so that memory of which nothing is used any more can go while a neighbour stays.
 _RUN_BYTES: Final = 64 << 20
 _LEAST_MAPPED: Final = 1 << 20
+# What comes from memory is read and digested in turns of so much: the second finds it in the core's cache.
+_BLOCK_BYTES: Final = 256 << 10
 # Less than this is not worth a read of its own.
 _LEAST_DIRECT: Final = 64 << 10
 
@@ -147,9 +156,17 @@ def _memory(nbytes: int, offset: int) -> memoryview:
         return memoryview(bytearray(nbytes + offset % 16))[offset % 16 :]
     pad = offset % PAGE
     mapped = mmap.mmap(-1, pad + nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return memoryview(mapped)[pad : pad + nbytes]
+
+
+def contiguous(nbytes: int) -> memoryview:
+    """Fresh memory of huge pages, if the system has them: a disk fills it in a few pieces."""
+    mapped = mmap.mmap(-1, nbytes + _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         mapped.madvise(mmap.MADV_HUGEPAGE)
-    return memoryview(mapped)[pad : pad + nbytes]
+    view = memoryview(mapped)
+    pad = -address(view) % _HUGE_PAGE
+    return view[pad : pad + nbytes]
 
 
 def extent(offset: int, target: memoryview) -> Extent:
@@ -186,11 +203,12 @@ class Copies:
     openers: Sequence[Callable[[str], Source]]
     records: Mapping[str, FileRecord]
     faults: list[Fault] = field(default_factory=list)
-    given: dict[tuple[str, int], int] = field(default_factory=dict)
-    """Which copy gave which chunk."""
+    given: dict[Span, int] = field(default_factory=dict)
+    """Which copy gave what."""
     _open: dict[tuple[int, str], Source | Fault] = field(default_factory=dict)
     _ever: list[Source] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _slices: dict[str, Slices | None] = field(default_factory=dict)
 
     def close(self) -> None:
         """Let go of all files."""
@@ -212,8 +230,20 @@ class Copies:
                 else:
                     return copy
             failed.append(source)
-        reasons = "; ".join(dict.fromkeys(fault.reason for fault in failed))
+        reasons = "; ".join(dict.fromkeys(fault.reason for fault in failed)) or f"{file}: no store in reach has it"
         raise DamagedError(reasons) if all(fault.lost for fault in failed) else CheckpointError(reasons)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether all files that are open lie in memory."""
+        return all(map(_in_memory, self._ever))
+
+    def slices(self, file: str) -> Slices | None:
+        """The digests of its slices, from any copy that has good ones."""
+        if file not in self._slices:
+            found = (decode(read_slices(opener, file), self.records[file]) for opener in self.openers)
+            self._slices[file] = next((one for one in found if one is not None), None)
+        return self._slices[file]
 
     def _source(self, copy: int, file: str) -> Source | Fault:
         with self._lock:
@@ -244,45 +274,86 @@ class Copies:
         return fault
 
 
+def read_slices(opener: Callable[[str], Source], file: str) -> bytes:
+    """The digests of a file's slices as they lie beside it; nothing where they are missing or out of reach."""
+    try:
+        with opener(slices_file(file)) as source:
+            raw = bytearray(source.nbytes if source.nbytes <= LARGEST else 0)
+            source.read_into(0, memoryview(raw))
+    except CheckpointError:
+        return b""
+    return bytes(raw)
+
+
 def _fault(copy: int, file: str, error: CheckpointError, *, absent: bool = False) -> Fault:
     lost = isinstance(error, DamagedError)
     return Fault(copy=copy, file=file, reason=str(error), lost=lost, absent=lost and absent)
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Span:
+    """Bytes [begin, end) of a file."""
+
+    file: str
+    begin: int
+    end: int
 
 
 def read_into(
     copies: Copies,
     extents: Mapping[str, Sequence[Extent]],
     *,
-    also: Iterable[tuple[str, int]] = (),
+    also: Iterable[Span] = (),
     threads: int = READERS,
+    fresh: bool = False,
 ) -> None:
-    """Fill all extents, from verified chunks only; the chunks in `also` are verified whoever wants them.
+    """Fill all extents, from verified bytes only; what is in `also` is verified whoever wants it.
 
-    DamagedError if no copy of some chunk is good. Memory beside the extents: a chunk for each thread.
+    DamagedError if no copy of some of it is good. Memory beside the extents: a chunk for each thread. `fresh`: the
+    extents' own was never touched.
     """
-    reader = _Reader(copies, extents)
-    chunks = sorted({*also, *_wanted_chunks(extents)})
-    if len(chunks) == 1 or threads == 1:
-        for file, index in chunks:
-            reader.chunk(file, index)
+    reader = _Reader(copies, extents, fresh=fresh)
+    ranges = _ranges(extents, also)
+    spans = [span for file in sorted(ranges) for span in _spans(copies, file, ranges[file])]
+    if len(spans) == 1 or threads == 1:
+        for span in spans:
+            reader.read(span)
         return
-    with ThreadPoolExecutor(threads, thread_name_prefix="holdfast-read") as pool:
-        tasks = [pool.submit(reader.chunk, file, index) for file, index in chunks]
-        try:
-            for task in tasks:
-                task.result()
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+    with _ready(extents if fresh and not copies.in_memory else {}), Pool(threads, "holdfast-read") as pool:
+        tasks = [pool.submit(reader.read, span) for span in spans]
+        for task in tasks:
+            task.result()
+
+
+@contextmanager
+def _ready(extents: Mapping[str, Sequence[Extent]]) -> Iterator[None]:
+    """Meanwhile a thread fetches the memory that is to be filled, in the order in which it will be: a read that finds
+    its pages missing holds the disk up."""
+    over = threading.Event()
+
+    def fetch() -> None:
+        for one in (one for file in sorted(extents) for one in extents[file]):
+            for begin in range(0, one.target.nbytes, CHUNK_BYTES):
+                if over.is_set():
+                    return
+                fault_in(one.target[begin : begin + CHUNK_BYTES])
+
+    thread = threading.Thread(target=fetch, name="holdfast-ready", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def spare(copies: Copies, beside: Collection[int]) -> bool:
     """Whether all that was read can be had without these copies; what only they gave is read again elsewhere."""
     reader = _Reader(copies, {})
     try:
-        for (file, index), copy in sorted(copies.given.items()):
+        for span, copy in sorted(copies.given.items()):
             if copy in beside:
-                reader.chunk(file, index, beside)
+                reader.read(span, beside)
     except CheckpointError:
         return False
     return True
@@ -292,19 +363,55 @@ def read_small(copies: Copies, file: str) -> bytearray:
     """A whole file, every byte verified."""
     data = bytearray(copies.records[file].nbytes)
     extents = {file: [extent(0, memoryview(data))]} if data else {}
-    read_into(copies, extents, also=chunks_of(file, copies.records[file]), threads=1)
+    read_into(copies, extents, also=[whole_file(file, copies.records[file])], threads=1)
     return data
 
 
-def chunks_of(file: str, record: FileRecord) -> list[tuple[str, int]]:
-    """All of a file's. An empty file has none, but must be there all the same, which its first tells."""
-    return [(file, index) for index in range(max(1, len(record.chunks)))]
+def whole_file(file: str, record: FileRecord) -> Span:
+    """All of it. An empty one has no bytes to verify, but must be there all the same."""
+    return Span(file=file, begin=0, end=record.nbytes)
 
 
-def _wanted_chunks(extents: Mapping[str, Sequence[Extent]]) -> Iterator[tuple[str, int]]:
-    for file, many in extents.items():
-        for one in many:
-            yield from ((file, index) for index in range(one.offset // CHUNK_BYTES, -(-one.end // CHUNK_BYTES)))
+def _ranges(extents: Mapping[str, Sequence[Extent]], also: Iterable[Span]) -> dict[str, list[tuple[int, int]]]:
+    """What is wanted of each file."""
+    found = {file: [(one.offset, one.end) for one in many] for file, many in extents.items()}
+    for span in also:
+        found.setdefault(span.file, []).append((span.begin, span.end))
+    return found
+
+
+def _spans(copies: Copies, file: str, ranges: Sequence[tuple[int, int]]) -> list[Span]:
+    """What is read of a file, each span by itself: the chunks that hold what is wanted, or only slices of them if
+    that saves more than it takes to learn their digests."""
+    nbytes = copies.records[file].nbytes
+    found = cover(ranges, CHUNK_BYTES, nbytes)
+    size = slice_bytes(nbytes)
+    finer = cover(ranges, size, nbytes)
+    saved = sum(end - begin for begin, end in found) - sum(end - begin for begin, end in finer)
+    if saved > file_bytes(nbytes) and copies.slices(file) is not None:
+        found = finer
+    return [Span(file=file, begin=begin, end=end) for begin, end in found]
+
+
+def cover(ranges: Sequence[tuple[int, int]], size: int, nbytes: int) -> list[tuple[int, int]]:
+    """Whole pieces of `size` that cover the ranges of a file: put together, but never over the end of a chunk."""
+    if not nbytes:
+        return [(0, 0)]
+    found: list[tuple[int, int]] = []
+    for begin, end in sorted(ranges):
+        low, high = begin // size * size, min(nbytes, -(-end // size) * size)
+        if found and low <= found[-1][1]:
+            before = found.pop()
+            low, high = before[0], max(high, before[1])
+        found.append((low, high))
+    return [piece for low, high in found for piece in _in_chunks(low, high)]
+
+
+def _in_chunks(low: int, high: int) -> Iterator[tuple[int, int]]:
+    while low < high:
+        end = min(high, (low // CHUNK_BYTES + 1) * CHUNK_BYTES)
+        yield low, end
+        low = end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,41 +444,100 @@ def segments(begin: int, end: int, extents: Sequence[Extent], grain: int) -> lis
     return found
 
 
-class _Reader:
-    """Reads chunks, with a buffer for each thread."""
+def _in_memory(source: Source) -> bool:
+    """Whether parts of it can be had apart at no cost, and go straight to where they stay."""
+    return bool(getattr(source, "grain", 0)) and not getattr(source, "staged", False)
 
-    def __init__(self, copies: Copies, extents: Mapping[str, Sequence[Extent]]) -> None:
+
+class _Reader:
+    """Reads spans, with a buffer for each thread."""
+
+    def __init__(self, copies: Copies, extents: Mapping[str, Sequence[Extent]], *, fresh: bool = False) -> None:
         self._copies = copies
         self._extents = extents
+        self._fresh = fresh
         self._local = threading.local()
 
-    def chunk(self, file: str, index: int, beside: Collection[int] = ()) -> None:
-        """Read and verify one chunk, from the first copy that has it right."""
-        copy = self._copies.fetch(file, lambda source: self._read(source, file, index), beside)
-        self._copies.given[file, index] = copy
+    def read(self, span: Span, beside: Collection[int] = ()) -> None:
+        """Read and verify, from the first copy that has it right."""
+        copy = self._copies.fetch(span.file, lambda source: self._read(source, span), beside)
+        self._copies.given[span] = copy
 
-    def _read(self, source: Source, file: str, index: int) -> None:
-        record = self._copies.records[file]
-        begin, end = index * CHUNK_BYTES, min((index + 1) * CHUNK_BYTES, record.nbytes)
-        if begin == end:
+    def _read(self, source: Source, span: Span) -> None:
+        if span.begin == span.end:
             return
-        here = [extent for extent in self._extents.get(file, ()) if extent.offset < end and extent.end > begin]
-        buffer, digest = self._buffer(), xxhash.xxh3_128()
-        plan = segments(begin, end, here, getattr(source, "grain", 0))
-        for segment in plan:
-            target = buffer[segment.begin - begin : segment.end - begin] if segment.target is None else segment.target
-            source.read_into(segment.begin, target)
-            digest.update(target)
-        if digest.hexdigest() != record.chunks[index]:
-            raise DamagedError(f"{file}: digest of chunk {index} differs")
-        for segment in plan:
+        here = [one for one in self._extents.get(span.file, ()) if one.offset < span.end and one.end > span.begin]
+        buffer = self._buffer()
+        staged = getattr(source, "staged", False)
+        extents = () if staged else here
+        plan = segments(span.begin, span.end, extents, getattr(source, "grain", 0))
+        parts = [
+            buffer[one.begin - span.begin : one.end - span.begin] if one.target is None else one.target
+            for one in plan
+        ]
+        check = self._check(span)
+        for segment, part in zip(plan, parts, strict=True):
+            self._fill(source, segment, part, check)
+        check.end()
+        for segment, part in zip(plan, parts, strict=True):
             if segment.target is None:
-                _spread(segment, buffer[segment.begin - begin :], here)
+                _spread(segment, part, here)
+
+    def _fill(self, source: Source, segment: Segment, part: memoryview, check: _Check) -> None:
+        apart = _in_memory(source)
+        step = _BLOCK_BYTES if apart else part.nbytes
+        for at in range(0, part.nbytes, step):
+            block = part[at : at + step]
+            if apart and self._fresh and segment.target is not None:
+                fault_in(block)
+            source.read_into(segment.begin + at, block)
+            check.update(block)
+
+    def _check(self, span: Span) -> _Check:
+        record = self._copies.records[span.file]
+        whole = not span.begin % CHUNK_BYTES and span.end == min(record.nbytes, span.begin + CHUNK_BYTES)
+        return _WholeChunk(span, record) if whole else _SomeSlices(span, record, self._copies.slices(span.file))
 
     def _buffer(self) -> memoryview:
         if not hasattr(self._local, "buffer"):
-            self._local.buffer = memoryview(mmap.mmap(-1, CHUNK_BYTES))
+            self._local.buffer = contiguous(CHUNK_BYTES)
         return self._local.buffer  # type: ignore[no-any-return]
+
+
+class _Check(Protocol):
+    """Whether the bytes of a span are those that were written."""
+
+    def update(self, data: memoryview, /) -> None:
+        """The next of them."""
+
+    def end(self) -> None:
+        """DamagedError if they are not."""
+
+
+class _WholeChunk:
+    def __init__(self, span: Span, record: FileRecord) -> None:
+        self._span, self._record = span, record
+        self._digest = xxhash.xxh3_128()
+        self.update = self._digest.update
+
+    def end(self) -> None:
+        index = self._span.begin // CHUNK_BYTES
+        if self._digest.hexdigest() != self._record.chunks[index]:
+            raise DamagedError(f"{self._span.file}: digest of chunk {index} differs")
+
+
+class _SomeSlices:
+    def __init__(self, span: Span, record: FileRecord, known: Slices | None) -> None:
+        self._span, self._known = span, known
+        self._slicer = Slicer(record.nbytes)
+        self.update = self._slicer.update
+
+    def end(self) -> None:
+        span, known = self._span, self._known
+        if known is None or list(known.within(span.begin, span.end)) != self._slicer.digests():
+            index = span.begin // CHUNK_BYTES
+            where = f"in bytes {span.begin} to {span.end}"
+            raise DamagedError(f"{span.file}: digest of chunk {index} differs, {where}")
 
 
 def _spread(segment: Segment, data: memoryview, extents: Sequence[Extent]) -> None:

@@ -73,6 +73,8 @@ class Entry:
     commit: Commit
     created: datetime | None = None
     parent: str | None = None
+    stands_on: frozenset[str] = frozenset()
+    """The commits that hold bytes of it: they are named here too, as a parent's own manifest may be damaged."""
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -179,12 +181,13 @@ def _day(moment: datetime) -> int:
 
 def _keep_parents(entries: Iterable[Entry], kept: dict[str, str]) -> None:
     """What a commit that stays stands on stays as well."""
-    parents = {str(entry.name): entry.parent for entry in entries}
-    for name in list(kept):
-        above, parent = name, parents.get(name)
-        while parent is not None and parent not in kept:
-            kept[parent] = f"{above} stands on it"
-            above, parent = parent, parents.get(parent)
+    below = {str(entry.name): {*filter(None, [entry.parent]), *entry.stands_on} for entry in entries}
+    waiting = list(kept)
+    while waiting:
+        name = waiting.pop()
+        for parent in sorted(below.get(name, set()) - kept.keys()):
+            kept[parent] = f"{name} stands on it"
+            waiting.append(parent)
 
 
 def _key(commit: Commit) -> tuple[int, Pair]:

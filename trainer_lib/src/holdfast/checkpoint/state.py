@@ -17,8 +17,10 @@ from typing import Any, Final, Protocol, runtime_checkable
 import numpy as np
 import torch
 
+from holdfast.checkpoint.arena import address_of
 from holdfast.checkpoint.files import Buffer
 from holdfast.checkpoint.manifest import TensorRecord
+from holdfast.checkpoint.moving import Move, copiers, move
 from holdfast.checkpoint.naming import parameter_names, saved_state
 from holdfast.checkpoint.optimizers import labelled, rehearse
 from holdfast.checkpoint.shard import ITEM_BYTES, Piece, TensorSpec
@@ -94,11 +96,20 @@ class Flat:
 
     def fill(self, places: Sequence[tuple[Piece, memoryview]]) -> None:
         """Copy pieces to where they belong, without a copy between; from devices all at once."""
+        busy: set[torch.device] = set()
+        moves: list[Move] = []
         for piece, target in places:
-            if target.nbytes:
-                source = self._piece(piece)
-                torch.frombuffer(target, dtype=source.dtype).view(source.shape).copy_(source, non_blocking=True)
-        for device in {tensor.device for tensor in self.tensors.values() if tensor.is_cuda}:
+            source = self._piece(piece)
+            if not target.nbytes:
+                continue
+            if _is_plain_memory(source) and source.nbytes == target.nbytes:
+                moves.append(Move(address_of(target), source.data_ptr(), target.nbytes))
+                continue
+            torch.frombuffer(target, dtype=source.dtype).view(source.shape).copy_(source, non_blocking=True)
+            if source.is_cuda:
+                busy.add(source.device)
+        move(moves, copiers(torch.get_num_threads()))
+        for device in busy:
             torch.cuda.synchronize(device)
 
     def _piece(self, piece: Piece) -> torch.Tensor:
@@ -106,6 +117,12 @@ class Flat:
         if piece.whole or piece.spec.name in self.sharded:
             return tensor
         return tensor.narrow(0, piece.start[0], piece.shape[0])
+
+
+def _is_plain_memory(tensor: torch.Tensor) -> bool:
+    """Whether its bytes lie in this process's memory as they are saved."""
+    plain = type(tensor) is torch.Tensor and tensor.device.type == "cpu"
+    return plain and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def flatten(objects: Mapping[str, Stateful]) -> Flat:

@@ -11,12 +11,15 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
 from holdfast.checkpoint import retention
 from holdfast.checkpoint.aging import Ages
-from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.names import CommitName, parse_commit, slices_file
+from holdfast.checkpoint.reading import read_slices
+from holdfast.checkpoint.slices import decode
 from holdfast.checkpoint.stores import Source, Store
 from holdfast.errors import CheckpointError, DamagedError, UnavailableError, UsageError
 from holdfast.worlds import Claim, Pair
@@ -215,15 +218,19 @@ class Uploader:
         manifest = self.source.manifest(name)
         if name in self.target.commits():
             return 0
+        before = sum(map(self._copy, sorted(filter(None, map(parse_commit, manifest.stands_on)), key=_age)))
         incoming = self.target.receive(name)
-        for file, record in sorted(manifest.files.items()):
+        for file, record in sorted(manifest.own.items()):
             with self.source.open(name, file) as opened:
                 written = incoming.write(file, self._pieces(opened))
             if written != record:
                 incoming.discard()
                 raise DamagedError(f"{file} of {name} on the shared tier is not what was written")
+            beside = read_slices(partial(self.source.open, name), file)
+            if decode(beside, record) is not None:
+                incoming.write(slices_file(file), [beside])
         incoming.publish(manifest)
-        return sum(record.nbytes for record in manifest.files.values())
+        return before + sum(record.nbytes for record in manifest.own.values())
 
     def _keep_claims(self) -> None:
         if self._kept is None:
@@ -240,6 +247,10 @@ class Uploader:
             self.pace.take(piece.nbytes)
             opened.read_into(offset, piece)
             yield piece
+
+
+def _age(name: CommitName) -> tuple[int, Pair]:
+    return name.step, name.pair
 
 
 def source_at(folder: Path) -> Store:

@@ -6,21 +6,30 @@ before untouched.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
+
+import xxhash
 
 from holdfast.checkpoint import tier
 from holdfast.checkpoint.arena import Arena
 from holdfast.checkpoint.commit import ShardRecord, begin, discard, exists, publish, write_shard
+from holdfast.checkpoint.deltas import Chain
 from holdfast.checkpoint.exchange import Exchange
-from holdfast.checkpoint.files import Buffer
-from holdfast.checkpoint.manifest import Chunk, Manifest, TensorRecord, check
-from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.shard import Holding, Layout, Piece, ShardPlan, TensorSpec, divide, held_by, lay_out
-from holdfast.errors import PeerLostError
+from holdfast.checkpoint.files import Buffer, sync_folder
+from holdfast.checkpoint.filling import Filling
+from holdfast.checkpoint.manifest import Chunk, FileRecord, Manifest, Records, check
+from holdfast.checkpoint.names import CommitName, inherited
+from holdfast.checkpoint.planning import Layouts, Planner, record_of
+from holdfast.checkpoint.shard import Holding, Piece, ShardPlan, TensorSpec
+from holdfast.errors import CheckpointError, PeerLostError
+
+# So often at most is told how far an image is filled, and not for less than this.
+_PARTS: Final = 32
+_PART_BYTES: Final = 32 << 20
 
 Fill = Callable[[Sequence[tuple[Piece, memoryview]]], None]
 
@@ -41,6 +50,8 @@ class Snapshot:
     run_id: str = ""
     holding: Holding | None = None
     mesh: Mapping[str, int] | None = None
+    created: datetime | None = None
+    """When, if not when its manifest is made."""
     fill: Fill | None = None
     """Copies many pieces at once, where that is faster than to read each."""
 
@@ -69,47 +80,62 @@ class SaveResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Staged:
-    """A snapshot that no longer needs the live objects: this rank's file as it will be, in an arena.
+    """A snapshot, and this rank's file as it will be, in an arena; after `copy` the live objects are not needed.
 
-    With an `error` it could not be made, and the save of all ranks fails by it.
+    With an `error` it cannot be made, and the save of all ranks fails by it.
     """
 
     snapshot: Snapshot
+    layouts: Layouts
     plan: ShardPlan
     image: memoryview
     error: str = ""
+    filling: Filling = field(default_factory=Filling)
+
+    def copy(self) -> None:
+        """Fill the image; who writes it may follow. This is all for which training waits."""
+        if self.error:
+            return
+        try:
+            self.image[: len(self.plan.header)] = self.plan.header
+            self.image[self.plan.nbytes :] = bytes(self.image.nbytes - self.plan.nbytes)
+            for part in self._parts():
+                self.snapshot.copy([(piece, self.image[offset:end]) for piece, offset, end in part])
+                self.filling.reach(part[-1][2])
+        except BaseException as error:
+            self.filling.fail(f"the state could not be copied: {error!r}")
+            raise
+        self.filling.reach(self.image.nbytes)
+
+    def _parts(self) -> Iterator[list[tuple[Piece, int, int]]]:
+        """Pieces with their places, some MB at a time."""
+        least = max(_PART_BYTES, self.plan.nbytes // _PARTS)
+        part: list[tuple[Piece, int, int]] = []
+        for piece, offset in zip(self.plan.pieces, self.plan.offsets, strict=True):
+            part.append((piece, offset, offset + piece.nbytes))
+            if part[-1][2] - part[0][1] >= least:
+                yield part
+                part = []
+        if part:
+            yield part
 
 
-class Planner:
-    """What each rank writes where: computed once while names, shapes and ranks stay the same."""
-
-    def __init__(self) -> None:
-        self._key: Any = None
-        self._layout: Layout | None = None
-
-    def layout(self, specs: Sequence[TensorSpec], holding: Holding | None, *, rank: int, size: int) -> Layout:
-        """One rank's share, and its place in the rank's file."""
-        key = (tuple(specs), holding, rank, size)
-        if self._layout is None or key != self._key:
-            self._key, self._layout = key, lay_out(_share(specs, holding, rank, size))
-        return self._layout
+def plan(snapshot: Snapshot, arena: Arena, planner: Planner, *, rank: int, size: int) -> Staged:
+    """Find room for this rank's share; nothing is copied yet."""
+    layouts = planner.layouts(snapshot.specs, snapshot.holding, size)
+    own, image, error = layouts.plan(snapshot.name, rank), memoryview(b""), ""
+    try:
+        image = arena.image(own.nbytes)
+    except (OSError, MemoryError) as trouble:
+        error = f"rank {rank}: no memory for a copy of {own.nbytes} bytes: {trouble}"
+    return Staged(snapshot=snapshot, layouts=layouts, plan=own, image=image, error=error)
 
 
 def stage(snapshot: Snapshot, arena: Arena, planner: Planner, *, rank: int, size: int) -> Staged:
-    """Copy this rank's share out of the live objects; this is all for which training waits."""
-    layout = planner.layout(snapshot.specs, snapshot.holding, rank=rank, size=size)
-    plan = layout.headed({"format": "pt", "commit": str(snapshot.name), "rank": str(rank)})
-    try:
-        image = arena.image(plan.nbytes)
-    except (OSError, MemoryError) as error:
-        message = f"rank {rank}: no memory for a copy of {plan.nbytes} bytes: {error}"
-        return Staged(snapshot=snapshot, plan=plan, image=memoryview(b""), error=message)
-    head = len(plan.header)
-    image[:head] = plan.header
-    image[plan.nbytes :] = bytes(image.nbytes - plan.nbytes)
-    places = zip(plan.pieces, plan.offsets, strict=True)
-    snapshot.copy([(piece, image[offset : offset + piece.nbytes]) for piece, offset in places])
-    return Staged(snapshot=snapshot, plan=plan, image=image)
+    """Copy this rank's share out of the live objects."""
+    staged = plan(snapshot, arena, planner, rank=rank, size=size)
+    staged.copy()
+    return staged
 
 
 def save(root: Path, snapshot: Snapshot, exchange: Exchange) -> SaveResult:
@@ -118,90 +144,170 @@ def save(root: Path, snapshot: Snapshot, exchange: Exchange) -> SaveResult:
     return commit(root, staged, exchange)
 
 
-def commit(root: Path, staged: Staged, exchange: Exchange, *, check: Callable[[], None] = lambda: None) -> SaveResult:
-    """Commit what was staged; every rank gets the same answer. `check` may raise to give this rank's part up."""
-    begun = exchange.share(_begin(root, staged.snapshot.name) if exchange.rank == 0 else None)
+def commit(
+    root: Path,
+    staged: Staged,
+    exchange: Exchange,
+    *,
+    check: Callable[[], None] = lambda: None,
+    chain: Chain | None = None,
+) -> SaveResult:
+    """Commit what is staged; every rank gets the same answer. `check` may raise to give this rank's part up.
+
+    With a `chain`, which all ranks have or none, it may stand on the commits before it.
+    """
+    own_begun = _begin(root, staged.snapshot.name, chain) if exchange.rank == 0 else None
+    try:
+        begun = exchange.share(own_begun)
+    except PeerLostError:
+        if own_begun is not None and "staging" in own_begun:
+            discard(root, own_begun["staging"])
+        raise
     if begun.get("exists"):
         return SaveResult(committed=True, message="this attempt has committed this step already")
     if "error" in begun:
         return SaveResult(committed=False, message=begun["error"])
-    staging = begun["staging"]
+    staging, parent = begun["staging"], begun["parent"]
     try:
-        written = exchange.gather(_write(root / staging, staged, exchange, check))
+        own = _write(root / staging, staged, exchange, check, None if chain is None else _Links(chain, parent))
+        written = exchange.gather(own)
     except PeerLostError:
         if exchange.rank == 0:
             discard(root, staging)
         raise
-    ended = exchange.share(_finish(root, staging, staged.snapshot, written) if exchange.rank == 0 else None)
-    return SaveResult(committed="error" not in ended, message=ended.get("error", ""))
+    ended = exchange.share(_finish(root, staging, staged, written, parent) if exchange.rank == 0 else None)
+    if chain is not None and "error" not in ended:
+        chain.settled(staged.snapshot.name, stands=ended["stands"])
+    nbytes = sum(file["bytes"] for name, file in own.get("files", {}).items() if inherited(name) is None)
+    return SaveResult(committed="error" not in ended, message=ended.get("error", ""), nbytes=nbytes)
 
 
-def _begin(root: Path, name: CommitName) -> dict[str, Any]:
+def _begin(root: Path, name: CommitName, chain: Chain | None) -> dict[str, Any]:
     try:
         root.mkdir(parents=True, exist_ok=True)
         if exists(root, name):
+            sync_folder(root)  # this may have failed after the rename
             return {"exists": True}
         if (root / str(name)).exists():
             tier.quarantine(root, name, "MANIFEST.json is missing")
-        return {"staging": begin(root, name)}
+        parent = None if chain is None else chain.parent(lambda link: exists(root, link))
+        return {"staging": begin(root, name), "parent": parent and str(parent)}
     except OSError as error:
         return {"error": f"rank 0: {error}"}
 
 
-def _write(folder: Path, staged: Staged, exchange: Exchange, check: Callable[[], None]) -> dict[str, Any]:
+class _Links(NamedTuple):
+    chain: Chain
+    parent: str | None
+
+
+def _write(
+    folder: Path, staged: Staged, exchange: Exchange, check: Callable[[], None], links: _Links | None
+) -> dict[str, Any]:
+    """What rank 0 must know of this rank's share. Of all of it: its files, and the layout that says the rest."""
     if staged.error:
         return {"error": staged.error}
-    alone = staged.snapshot.alone
+    rank, own, alone = exchange.rank, staged.plan, staged.snapshot.alone
     try:
-        return write_shard(folder, exchange.rank, staged.plan, staged.image, alone, check=check).to_json()
-    except OSError as error:
-        return {"error": f"rank {exchange.rank}: {error}"}
+        if links is not None:
+            return _write_links(folder, staged, rank, check, links).to_json()
+        files = write_shard(folder, rank, own, staged.image, alone, filling=staged.filling, check=check)
+    except MemoryError:
+        return {"error": f"rank {rank}: no memory for what changed since {links and links.parent}"}
+    except (OSError, CheckpointError) as error:
+        return {"error": f"rank {rank}: {error}"}
+    return {
+        "layout": _layout(own),
+        "files": {name: record.to_json() for name, record in files.items()},
+    }
 
 
-def _share(specs: Sequence[TensorSpec], holding: Holding | None, rank: int, size: int) -> tuple[Piece, ...]:
-    if holding is None:
-        return divide(specs, size)[rank]
-    whole = [spec for spec in specs if spec.name not in holding.names]
-    parts = [spec for spec in specs if spec.name in holding.names]
-    return (*divide(whole, size)[rank], *held_by(parts, holding, rank))
+def _write_links(folder: Path, staged: Staged, rank: int, check: Callable[[], None], links: _Links) -> ShardRecord:
+    staged.filling.wait(staged.plan.nbytes, check)
+    name, alone = staged.snapshot.name, staged.snapshot.alone
+    share = links.chain.share(name, rank, staged.plan, staged.image, alone=links.parent is None)
+    written = write_shard(folder, rank, share.plan, share.image, alone, check=check)
+    return links.chain.record(name, share, written)
 
 
-def _finish(root: Path, staging: str, snapshot: Snapshot, written: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _finish(
+    root: Path, staging: str, staged: Staged, written: Sequence[dict[str, Any]], parent: str | None
+) -> dict[str, Any]:
     failed = [part["error"] for part in written if "error" in part]
     try:
         if not failed:
-            publish(root, staging, _manifest(snapshot, [ShardRecord.from_json(part) for part in written]))
-            return {}
-    except OSError as error:
+            manifest = _manifest(staged, written, parent)
+            publish(root, staging, manifest)
+            return {"stands": bool(manifest.stands_on)}
+    except (OSError, CheckpointError) as error:
         failed = [f"rank 0: {error}"]
     discard(root, staging)
     return {"error": "; ".join(failed)}
 
 
-def _manifest(snapshot: Snapshot, shards: Sequence[ShardRecord]) -> Manifest:
+def _manifest(staged: Staged, written: Sequence[dict[str, Any]], parent: str | None) -> Manifest:
+    snapshot = staged.snapshot
+    if not all("layout" in part for part in written):
+        return manifest_of(snapshot, [ShardRecord.from_json(part) for part in written], parent)
+    plans = [staged.layouts.plan(snapshot.name, rank) for rank in range(len(written))]
+    for rank, (own, part) in enumerate(zip(plans, written, strict=True)):
+        if part["layout"] != _layout(own):
+            raise CheckpointError(f"rank {rank} saves tensors of other names or shapes than rank 0 expects of it")
+    files = {name: FileRecord.from_json(record) for part in written for name, record in part["files"].items()}
+    return _sealed(snapshot, len(written), files, staged.layouts.records(own.header for own in plans), None)
+
+
+def _layout(own: ShardPlan) -> str:
+    """Which rows of which tensors a file holds where: headers of different rows may be the same."""
+    return xxhash.xxh3_128_hexdigest(own.header + repr([piece.start for piece in own.pieces]).encode())
+
+
+def manifest_of(snapshot: Snapshot, shards: Sequence[ShardRecord], parent: str | None = None) -> Manifest:
+    """What a commit of these shards says of itself."""
+    records = records_of(snapshot.specs, [shard.chunks for shard in shards])
+    return manifest_with(records, snapshot, [shard.files for shard in shards], parent)
+
+
+def records_of(specs: Sequence[TensorSpec], shards: Sequence[Mapping[str, Sequence[Chunk]]]) -> Records:
+    """Where each tensor lies, by what each rank says of its own."""
+    return Records(
+        (spec.name, record_of(spec, [chunk for chunks in shards for chunk in chunks.get(spec.name, ())]))
+        for spec in specs
+    )
+
+
+def manifest_with(
+    records: Records, snapshot: Snapshot, shards: Sequence[Mapping[str, FileRecord]], parent: str | None = None
+) -> Manifest:
+    """What a commit of these files of each rank says of itself, whose tensors lie so."""
+    files = {name: record for shard in shards for name, record in shard.items()}
+    return _sealed(snapshot, len(shards), files, records, parent)
+
+
+def _sealed(
+    snapshot: Snapshot,
+    size: int,
+    files: Mapping[str, FileRecord],
+    tensors: Records,
+    parent: str | None,
+) -> Manifest:
     manifest = Manifest(
         step=snapshot.name.step,
         pair=snapshot.name.pair,
         job_uid=snapshot.job_uid,
         publication=snapshot.publication,
         run_id=snapshot.run_id,
-        created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-        world_size=len(shards),
-        mesh=snapshot.mesh or {"data": len(shards)},
-        tensors={spec.name: _record(spec, shards) for spec in snapshot.specs},
-        files={name: record for shard in shards for name, record in shard.files.items()},
+        created=(snapshot.created or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        world_size=size,
+        mesh=snapshot.mesh or {"data": size},
+        tensors=tensors,
+        files=files,
         state=snapshot.state,
         data=snapshot.data,
         numerics=snapshot.numerics,
+        parent=parent,
     )
+    if not manifest.stands_on:
+        manifest = replace(manifest, parent=None)  # all has changed: it is a full one
     check(manifest)
     return manifest
-
-
-def _record(spec: TensorSpec, shards: Sequence[ShardRecord]) -> TensorRecord:
-    chunks = [shard.chunks[spec.name] for shard in shards if spec.name in shard.chunks]
-    return TensorRecord(dtype=spec.dtype, shape=spec.shape, chunks=tuple(sorted(chunks, key=_begin_of)))
-
-
-def _begin_of(chunk: Chunk) -> tuple[int, ...]:
-    return chunk.start

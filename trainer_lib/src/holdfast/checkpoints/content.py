@@ -15,7 +15,7 @@ import xxhash
 from holdfast.checkpoint.manifest import CHUNK_BYTES, Chunk, FileRecord, Manifest, TensorRecord
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.shard import ITEM_BYTES
-from holdfast.checkpoint.stores import Source, Store
+from holdfast.checkpoint.stores import Source, Store, open_file
 from holdfast.checkpoints.places import read_manifest
 from holdfast.errors import DamagedError
 
@@ -29,8 +29,8 @@ def chunk_bytes(manifest: Manifest) -> int:
 
 
 def nbytes(manifest: Manifest) -> int:
-    """All that the commit's files hold."""
-    return sum(record.nbytes for record in manifest.files.values())
+    """All that the files in the commit's own folder hold."""
+    return sum(record.nbytes for record in manifest.own.values())
 
 
 def tensor_bytes(record: TensorRecord) -> int:
@@ -128,7 +128,7 @@ class Content:
 
     def _source(self, file: str) -> Source:
         if file not in self._sources:
-            source = self._open.enter_context(self._store.open(self.name, file))
+            source = self._open.enter_context(open_file(self._store, self.name, file))
             check_length(file, source, self.manifest.files[file])
             self._sources[file] = source
         return self._sources[file]

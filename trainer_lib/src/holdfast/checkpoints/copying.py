@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.checkpoint.names import CommitName, parse_commit
+from holdfast.checkpoint.names import CommitName, parse_commit, slices_file
+from holdfast.checkpoint.reading import read_slices
+from holdfast.checkpoint.slices import decode
 from holdfast.checkpoint.stores import Incoming, Store
-from holdfast.checkpoints.content import read_file
+from holdfast.checkpoints.content import nbytes, read_file
 from holdfast.checkpoints.places import read_manifest
 from holdfast.checkpoints.progress import Progress
 from holdfast.errors import CheckpointError, DamagedError
@@ -24,19 +27,15 @@ class Copied:
 
 def lineage(store: Store, name: CommitName) -> list[CommitName]:
     """A commit and all that it stands on, the oldest first."""
-    chain = [name]
-    while (parent := read_manifest(store, chain[-1]).parent) is not None:
-        parsed = parse_commit(parent)
-        if parsed is None or parsed in chain:
-            raise DamagedError(f"{chain[-1]} stands on {parent!r}, which is no commit")
-        chain.append(parsed)
-    return chain[::-1]
+    below = filter(None, map(parse_commit, read_manifest(store, name).stands_on))
+    oldest_first = sorted(below, key=lambda one: (one.step, one.pair))
+    return list(dict.fromkeys([*(one for each in oldest_first for one in lineage(store, each)), name]))
 
 
 def copy(source: Store, name: CommitName, target: Store, shown: Progress) -> Copied:
     """Copy one commit; its bytes are checked against its manifest, and against what the target says it has."""
     manifest = read_manifest(source, name)
-    total = sum(record.nbytes for record in manifest.files.values())
+    total = nbytes(manifest)
     if name in target.commits():
         if target.manifest(name) != manifest:
             raise CheckpointError(f"{target.url} has another commit under the name {name}: nothing was changed")
@@ -53,9 +52,12 @@ def copy(source: Store, name: CommitName, target: Store, shown: Progress) -> Cop
 
 
 def _fill(source: Store, name: CommitName, manifest: Manifest, incoming: Incoming, shown: Progress) -> None:
-    for file, record in sorted(manifest.files.items()):
+    for file, record in sorted(manifest.own.items()):
         with source.open(name, file) as opened:
             written = incoming.write(file, read_file(file, opened, record))
         if written != record:
             raise DamagedError(f"{file} did not arrive as it was sent")
+        beside = read_slices(partial(source.open, name), file)
+        if decode(beside, record) is not None:
+            incoming.write(slices_file(file), [beside])
         shown.add(record.nbytes)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
+from holdfast.checkpoint.headers import check_json, check_source
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.checkpoint.names import MANIFEST, CommitName
-from holdfast.checkpoint.stores import Source, Store
-from holdfast.checkpoints.content import check_length, chunk_bytes, memory, nbytes, read_chunk
+from holdfast.checkpoint.names import MANIFEST, CommitName, inherited
+from holdfast.checkpoint.stores import Source, Store, open_file
+from holdfast.checkpoints.content import check_length, chunk_bytes, memory, read_chunk, read_file
 from holdfast.checkpoints.progress import Progress, progress
 from holdfast.errors import DamagedError, UnknownFormatError
 
@@ -93,14 +94,30 @@ def _verify(store: Store, name: CommitName) -> Verdict:
     except UnknownFormatError as error:
         return Verdict(name=name, nbytes=0, unknown=str(error))
     damages: list[Damage] = []
-    with ExitStack() as opened, progress(f"verify {name}", nbytes(manifest)) as shown:
+    total = _read_bytes(manifest)
+    with ExitStack() as opened, progress(f"verify {name}", total) as shown:
         parts = _Shared(_parts(store, name, manifest, opened, damages))
         with ThreadPoolExecutor(READERS) as pool:
             tasks = [pool.submit(_read, parts, manifest, damages, shown) for _ in range(READERS)]
         for task in tasks:
             task.result()
+        damages += _meaning(store, name, manifest, {damage.file for damage in damages})
     found = sorted(damages, key=lambda damage: (damage.file, damage.reason))
-    return Verdict(name=name, nbytes=nbytes(manifest), damages=tuple(found))
+    return Verdict(name=name, nbytes=total, damages=tuple(found))
+
+
+def _meaning(store: Store, name: CommitName, manifest: Manifest, bad: Collection[str]) -> Iterator[Damage]:
+    """What a restore refuses in files whose bytes are all as they were written."""
+    for file, record in sorted(manifest.files.items()):
+        if file in bad:
+            continue
+        try:
+            with open_file(store, name, file) as source:
+                check_source(source, file=file, manifest=manifest)
+                if file.endswith(".json"):
+                    check_json(file, b"".join(read_file(file, source, record)))
+        except DamagedError as error:
+            yield Damage(file=file, reason=str(error))
 
 
 def _parts(
@@ -108,12 +125,32 @@ def _parts(
 ) -> Iterator[_Part]:
     for file, record in sorted(manifest.files.items()):
         try:
-            source = opened.enter_context(store.open(name, file))
+            source = opened.enter_context(open_file(store, name, file))
             check_length(file, source, record)
         except DamagedError as error:
             damages.append(_damage(manifest, file, str(error), 0, record.nbytes))
             continue
-        yield from (_Part(file=file, source=source, index=index) for index in range(len(record.chunks)))
+        yield from (_Part(file=file, source=source, index=index) for index in _indices(manifest, file))
+
+
+def _indices(manifest: Manifest, file: str) -> Sequence[int]:
+    """The parts of a file that this commit is made of: all of its own, of others those with bytes of it."""
+    if inherited(file) is None:
+        return range(len(manifest.files[file].chunks))
+    length = chunk_bytes(manifest)
+    chunks = (chunk for tensor in manifest.tensors.values() for chunk in tensor.chunks if chunk.file == file)
+    spans = (range(chunk.offset // length, -(-(chunk.offset + chunk.nbytes) // length)) for chunk in chunks)
+    return sorted({index for span in spans for index in span})
+
+
+def _read_bytes(manifest: Manifest) -> int:
+    """How much is read to verify it."""
+    length = chunk_bytes(manifest)
+    return sum(
+        min(length, record.nbytes - index * length)
+        for file, record in manifest.files.items()
+        for index in _indices(manifest, file)
+    )
 
 
 class _Shared:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from holdfast.chaos.trace import Mark, Trace, first_after, longest_pause, lost_steps, steps_of_all
 from holdfast.children import swept_folder
@@ -114,6 +115,8 @@ class _Demo:
             return Outcome(promise=promise, noticed=noticed)
         lost = lost_steps(self._trace.marks, moment)
         text = f"step {found.step} by {found.size} ranks, {found.time - moment:.2f} s later; {lost} steps lost"
+        origin = "" if promise is GROWN else self._origin(wall)
+        text += f"; state from: {origin}" if origin else ""
         if promise is GROWN:
             text += f"; the others paused for {longest_pause(self._trace.marks, moment, found.time):.2f} s"
         self._say("resumed", text)
@@ -197,9 +200,14 @@ class _Demo:
                 self._say("noticed", text)
 
     def _noticed(self, wall: float) -> float | None:
-        moments = [datetime.fromisoformat(one["detectedTime"]).timestamp() for one in self._launchers.incidents()]
+        moments = map(_moment, self._launchers.incidents())
         later = [moment - wall for moment in moments if moment >= wall]
         return min(later, default=None)
+
+    def _origin(self, wall: float) -> str:
+        """Where the state was with which the ranks went on."""
+        later = [one for one in self._launchers.incidents() if _moment(one) >= wall]
+        return next((str(one["restoredFrom"]) for one in later if one.get("restoredFrom")), "")
 
     def _checks(self) -> list[Check]:
         codes = self._launchers.exit_codes()
@@ -219,6 +227,10 @@ class _Demo:
 
     def _say(self, what: str, text: str) -> None:
         _print(f"{time.monotonic() - self._started:7.1f} s  {what:<9} {text}")
+
+
+def _moment(incident: Mapping[str, Any]) -> float:
+    return datetime.fromisoformat(incident["detectedTime"]).timestamp()
 
 
 def _print(text: str) -> None:

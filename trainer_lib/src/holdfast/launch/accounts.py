@@ -3,7 +3,8 @@
 A rank tells its own time in a world (`accounting.Ledger`); this module measures the rest by stopwatches of its own:
 from the launcher's start to a place's first world (`startup`), between worlds (`restart`), without the workers that a
 world needs (`idle`), and what a process that was killed could not tell any more. What the two do not add up to in the
-wall time, which is measured apart, is `unattributed`.
+wall time, which is measured apart, is `unattributed`. A message counts as of the moment at which it was made, however
+late this launcher reads it: all processes of a pod share `CLOCK_MONOTONIC`.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
+from uuid import uuid4
 
 from holdfast.accounting import ENTERING, MEASURED, Books, Clock, Histogram, Spent, Timer, mtbf
 from holdfast.activity import Activity
+from holdfast.cadence import Books as FailureBooks
 from holdfast.constants import Phase
 
 _WAITS_FOR_OTHERS: Final = frozenset({Phase.WAITING, Phase.AWAITING_FENCE})
@@ -69,19 +72,20 @@ class Seat:
         """What the process added to its books."""
         activity = Activity(report["activity"])
         self.books = self.books.plus(spent)
-        self._end_wait()
-        self._hear(float(report["open"]))
+        at = report.get("at")
+        self._end_wait(at)
+        self._hear(float(report["open"]), at)
         if activity is Activity.PARKED:
-            self.leave()
+            self.leave(at)
         elif activity is Activity.DONE:
             self._forget()
-            self.wall.stop()
+            self.wall.stop(at)
         elif activity not in ENTERING:
             self.trained = self._arrived = True
 
-    def stepped(self) -> None:
-        """The process committed a step."""
-        self._stepped_at = self._heard.stretch
+    def stepped(self, at: float | None) -> None:
+        """The process committed a step at this moment by its clock, which is ours."""
+        self._stepped_at = self._heard.until(at)
 
     def lost(self, *, hung: bool) -> None:
         """The process ended before it could tell its last stretch. All after its last step was for nothing."""
@@ -97,10 +101,10 @@ class Seat:
             self.books.book(Spent.DETECTION if hung else Spent.RECOMPUTE, wasted)
         self.leave()
 
-    def leave(self) -> None:
+    def leave(self, at: float | None = None) -> None:
         """Nobody of a world is here any more."""
         self._forget()
-        self._wait()
+        self._wait(at)
 
     # Inside
 
@@ -112,24 +116,24 @@ class Seat:
     def _waiting(self) -> bool:
         return any(timer.running for timer in self._outside.values())
 
-    def _hear(self, still_open: float) -> None:
+    def _hear(self, still_open: float, at: float | None) -> None:
         self._heard.stop()
-        self._heard.start()
+        self._heard.start(at)
         self._stepped_at, self.open = None, still_open
 
     def _forget(self) -> None:
         self._heard.stop()
         self.pid, self.open, self._stepped_at = None, 0.0, None
 
-    def _wait(self) -> None:
+    def _wait(self, at: float | None = None) -> None:
         spent = Spent.IDLE if self._idle else self._between
         if not self._outside[spent].running:
-            self._end_wait()
-            self._outside[spent].start()
+            self._end_wait(at)
+            self._outside[spent].start(at)
 
-    def _end_wait(self) -> None:
+    def _end_wait(self, at: float | None = None) -> None:
         for timer in self._outside.values():
-            timer.stop()
+            timer.stop(at)
 
 
 @dataclass(kw_only=True)
@@ -162,6 +166,7 @@ class Accounts:
     """The books of all ranks of one launcher."""
 
     def __init__(self, clock: Clock) -> None:
+        self._id = uuid4().hex
         self._clock = clock
         self._exposure = Timer(clock)
         self._exposure.start()
@@ -176,6 +181,7 @@ class Accounts:
         self._recoveries: dict[tuple[str, str], Histogram] = {}
         self._spoken = False
         self._step: int | None = None
+        self._lines_up = True  # nobody has said yet from where the attempt goes on
         self.highest = 0
         self.steps = 0
         self.lost_steps = 0
@@ -204,8 +210,9 @@ class Accounts:
             seat.lost(hung=False)
         self._processes.setdefault(pid, _Process(replaces=seat.trained))
         seat.take(pid)
+        self._lines_up = True
         if self._failed is not None:
-            self._failed.entered = self._clock()
+            self._failed.entered, self._failed.restored = self._clock(), None
 
     def account(self, pid: int, report: Mapping[str, Any]) -> None:
         """A process tells its books."""
@@ -220,18 +227,19 @@ class Accounts:
         seat.told(_again(added) if process.replaces else added, report)
 
     def restored(self, step: int) -> None:
-        """A rank has its state; steps that were committed beyond it are lost."""
-        if self._step is not None and step < self._step:
-            self.lost_steps += self._step - step
-        self._step = step
+        """A rank has its state; steps that were committed beyond it are lost, as the first rank to say so knows:
+        the others may be heard after the next step."""
+        if self._lines_up:
+            self.lost_steps += max(0, (self._step or 0) - step)
+            self._step, self._lines_up = step, False
         if self._failed is not None:
             self._failed.restored = self._clock()
 
-    def stepped(self, pid: int, step: int) -> Recovery | None:
+    def stepped(self, pid: int, step: int, at: float | None = None) -> Recovery | None:
         """A rank committed a step; the first one after a failure ends the recovery."""
         seat = self._seat(pid)
         if seat is not None:
-            seat.stepped()
+            seat.stepped(at)
         if step == self._step:
             return None
         self.steps += 1
@@ -255,6 +263,11 @@ class Accounts:
         self._processes.pop(pid, None)
 
     # What is known
+
+    @property
+    def books(self) -> FailureBooks:
+        """How often an attempt failed, and in how much time."""
+        return FailureBooks(id=self._id, failures=self.failures, seconds=self._exposure.seconds)
 
     def to_json(self) -> dict[str, Any] | None:
         """`accounting` of the status; None until a rank has told its books."""
@@ -293,10 +306,9 @@ class Accounts:
 
     def _recovered(self) -> Recovery | None:
         failed, now = self._failed, self._clock()
-        if failed is None or failed.entered is None:
-            return None
-        restored = max(failed.entered, failed.restored or failed.entered)
-        marks = (failed.progress, failed.detected, failed.entered, restored, now)
+        if failed is None or failed.entered is None or failed.restored is None:
+            return None  # a step from a doubt belongs to the attempt before: nobody trains yet
+        marks = (failed.progress, failed.detected, failed.entered, failed.restored, now)
         names = ("detection", "restart", "sync", "step")
         seconds = {name: marks[i + 1] - marks[i] for i, name in enumerate(names)}
         for name, value in seconds.items():

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.upload import UploadSettings
@@ -22,6 +22,7 @@ from holdfast.constants import (
     AGENT_SOCKET_FILE,
     CONTROL_PORT,
     OBJECT_TIER,
+    SHARED_TIER,
     STORE_PORT,
     TIMELINE_FILE,
     Cause,
@@ -35,10 +36,12 @@ from holdfast.launch.chronicle import Chronicle
 from holdfast.launch.control import Address, ControlChannel
 from holdfast.launch.files import clean
 from holdfast.launch.hang import HangWatch, Scene
+from holdfast.launch.hurry import Plan, plan
 from holdfast.launch.local import LocalRanks
 from holdfast.launch.membership import Membership, Rules
 from holdfast.launch.membership_file import MembershipFile
 from holdfast.launch.memory import remembered
+from holdfast.launch.memory_options import MemoryOptions
 from holdfast.launch.messages import Failure, Priority
 from holdfast.launch.pool import Pool
 from holdfast.launch.process import Reaper, is_child
@@ -54,6 +57,9 @@ from holdfast.launch.uploads import Uploads
 from holdfast.launch.watchdog import HangSettings
 from holdfast.logs import LogContext, rfc3339
 from holdfast.worlds import Pair
+
+if TYPE_CHECKING:
+    from holdfast.launch.memory_tier import MemoryHost
 
 _log = logging.getLogger("holdfast.launch")
 _TICK_SECONDS = 0.1
@@ -90,6 +96,7 @@ class AgentConfig:
     stand_by: bool = True  # start the script before its world is known
     checkpoint_dir: Path | None = None
     upload: UploadSettings | None = None
+    memory: MemoryOptions | None = None
 
 
 class Agent:
@@ -111,6 +118,7 @@ class Agent:
         self._exit: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._signals = 0
         self._terminated_at: float | None = None
+        self._plan: Plan | None = None  # while this worker leaves because it must
         self._stands_by = config.stand_by and script.speaks(argv) and not script.reads_place(argv)
         self._idle_since: float | None = None
         self.listening = asyncio.Event()
@@ -132,6 +140,9 @@ class Agent:
             command=config.command, run_dir=config.run_dir, me=self._me, listener=self._local, spawner=self._pool
         )
         self._local.supervisor = self._supervisor
+        self._memory = _memory_host(config)
+        if self._memory is not None:
+            self._local.memory = self._memory.describe
         self._hangs = HangWatch(config.run_dir, self._local.hung)
         self._control = ControlChannel(me=self._me, listener=self)
         self._store = StoreHost(self._store_lost)
@@ -171,6 +182,8 @@ class Agent:
         clean(self._config.run_dir)
         asyncio.get_running_loop().set_exception_handler(self._callback_failed)
         self._install_signals()
+        if self._memory is not None:
+            self._memory.start()
         await self._socket.start()
         port = await self._control.start(self._config.host or None, self._config.control_port)
         _log.info("launcher started", extra={"fields": {"control": port, "pid": os.getpid()}})
@@ -222,9 +235,11 @@ class Agent:
     def _look_for_hangs(self) -> None:
         """Of the ranks of the present world, and of those that left an earlier one."""
         pair = self._supervisor.pair or Pair(0, 0)
-        ranks = [rank for rank in self._supervisor.ranks if rank.greeted and rank.alive and not rank.parked]
+        now = time.monotonic()
+        trains = [rank for rank in self._supervisor.ranks if rank.greeted and rank.alive and not rank.parked]
+        ranks = [rank for rank in trains if not rank.ends(now)]
         strays = self._supervisor.strays
-        size = next((rank.place.world_size for rank in (*ranks, *strays) if rank.place), 0)
+        size = next((rank.place.world_size for rank in (*trains, *strays) if rank.place), 0)
         self._hangs.keep_boards(self._supervisor.slots)
         stalls = self._hangs.look(
             Scene(
@@ -266,10 +281,14 @@ class Agent:
         await self._socket.close()
         self._store.close()
         await self._uploads.finish(self._upload_seconds, self._status.alive)
+        if self._memory is not None:
+            self._memory.close(complete=ending.code == ExitCode.COMPLETE)
         self._status.flush()
 
     def _upload_seconds(self) -> float:
-        """What is left for the last upload: of the pod's grace period once that runs."""
+        """What is left for the last upload: of the pod's grace period once that runs; nothing if it would be late."""
+        if self._plan is not None and OBJECT_TIER not in self._plan.tiers:
+            return 0.0
         if self._terminated_at is None:
             return _UPLOAD_SECONDS
         return self._terminated_at + self._config.grace_seconds - _UPLOAD_MARGIN_SECONDS - self.now()
@@ -347,6 +366,18 @@ class Agent:
             self._connect()
         if self._trains(after) and not self._trains(before):
             self._make_ready()
+        if after.drain is not None and after.drain != before.drain and after.drain.cause is not None:
+            self._hurry(after.drain.until)
+
+    def _hurry(self, until: float) -> None:
+        """Choose where the last commit of this worker goes."""
+        copies = [self._uploads.speed.tier(OBJECT_TIER, source=SHARED_TIER)] if self._uploads.wanted else []
+        self._plan = made = plan([self._local.speed.tier(SHARED_TIER), *copies], until - self.now())
+        chosen = " and ".join(made.tiers)
+        if made.certain:
+            _log.info("the last commit goes to %s: %s", chosen, made.reason)
+        else:
+            _log.warning("the last commit may come too late, and is tried to %s: %s", chosen, made.reason)
 
     def _trains(self, state: State) -> bool:
         """A script without Holdfast's loop never shows a step."""
@@ -397,6 +428,8 @@ class Agent:
         membership = Membership.from_json(document)
         self._hangs.configure(HangSettings.from_settings(document.get("settings", {})))
         self._key = _key(document)
+        if self._memory is not None:
+            self._memory.admit(self._key)
         self.feed(e.MembershipSeen(membership=membership))
         self._connect()
 
@@ -516,6 +549,14 @@ class Agent:
             warm_processes=self._pool.ready,
             uploads=self._uploads.counts.to_json() if self._uploads.wanted else None,
         )
+
+
+def _memory_host(config: AgentConfig) -> MemoryHost | None:
+    if config.memory is None:
+        return None
+    from holdfast.launch import memory_tier  # most launchers have none, and need not load it
+
+    return memory_tier.MemoryHost(config.memory, identity=config.identity, host=config.host)
 
 
 def _transition(before: State, after: State) -> bool:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,7 @@ class Connection:
         self.pair: Pair | None = None
         self.rank: int | None = None
         self.over = asyncio.Event()  # everything that it said has been heard
+        self.over_at: float | None = None
 
     @property
     def open(self) -> bool:
@@ -111,6 +113,7 @@ class AgentSocket:
             _log.warning("a rank process sent what this launcher cannot read: %r; its connection is closed", error)
         finally:
             self._connections.discard(connection)
+            connection.over_at = time.monotonic()
             connection.over.set()
             connection.close()
 

@@ -66,13 +66,13 @@ class Place:
 
 def judge(end: RankEnd, place: Place) -> Failure | None:
     """The failure that this end is, or None if it is none."""
-    if end.ended_by_us or end.ended_well:
-        return None
     who = f"rank {end.rank} (pid {end.pid})"
-    if end.oom and end.returncode == -signal.SIGKILL:
+    if end.oom and end.returncode == -signal.SIGKILL:  # also where we were to end it a moment later
         return _failure(
             end, place, Cause.OOM, "OutOfMemory", Priority.OOM, f"{who} was ended by the kernel: out of memory"
         )
+    if end.ended_by_us or end.ended_well:
+        return None
     if end.returncode == -signal.SIGKILL:
         return _failure(
             end, place, Cause.INFRASTRUCTURE, "RankKilled", Priority.KILLED, f"{who} was ended by SIGKILL"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from holdfast.accounting import Clock
+from holdfast.constants import MEMORY_TIER
 from holdfast.launch.accounts import Accounts, Recovery
 from holdfast.launch.messages import World
 from holdfast.launch.state import State
@@ -25,6 +26,7 @@ class Chronicle:
         self._timeline = timeline
         self._workers: int | None = None
         self._saved: tuple[object, ...] = ()
+        self._told: tuple[object, ...] = ()
         self._made_at = float("-inf")
         self._stale = True
         self._document: dict[str, Any] | None = None
@@ -41,6 +43,7 @@ class Chronicle:
                 self.accounts.account(pid, body)
             case "restored":
                 self.accounts.restored(int(body["step"]))
+                self._restored(body)
             case "step":
                 self._stepped(pid, body)
             case "checkpoint":
@@ -100,11 +103,12 @@ class Chronicle:
         workers = len(world.members)
         known, self._workers = self._workers, workers
         change = "start" if known is None else "grow" if workers > known else "shrink" if workers < known else "same"
+        self._told = ()
         self._write("world", **world.pair.to_json(), workers=workers, change=change)
 
     def _stepped(self, pid: int, body: Mapping[str, Any]) -> None:
         step, loss = int(body["step"]), float(body["loss"])
-        recovery = self.accounts.stepped(pid, step)
+        recovery = self.accounts.stepped(pid, step, body.get("at"))
         if recovery is not None:
             self._recovered(recovery, step)
         if self._timeline is not None:
@@ -123,12 +127,23 @@ class Chronicle:
         self._write("recovery", cause=recovery.cause, step=step, phases=phases)
 
     def _committed(self, body: Mapping[str, Any]) -> None:
-        """Every rank tells of the same commit; one line will do."""
+        """Every rank tells of the same commit; one line will do, and none for each step's in memory."""
         saved = (int(body["step"]), str(body["tier"]), str(body["result"]))
-        if saved != self._saved:
+        if saved != self._saved and saved[1:] != (MEMORY_TIER, "Committed"):
             self._saved = saved
             step, tier, result = saved
             self._write("checkpoint", step=step, tier=tier, result=result, seconds=float(body["seconds"]))
+
+    def _restored(self, body: Mapping[str, Any]) -> None:
+        """Every rank tells of the same commit. What comes from memory is no restore."""
+        stores, lost = (
+            [str(url) for url in body.get("stores", ())],
+            [str(one["path"]) for one in body.get("lost", ())],
+        )
+        told = (int(body["step"]), *stores, *lost)
+        if (stores or lost) and told != self._told:
+            self._told = told
+            self._write("restore", step=told[0], stores=stores, lost=lost)
 
     def _write(self, kind: str, **fields: Any) -> None:
         if self._timeline is not None:

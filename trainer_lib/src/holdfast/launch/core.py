@@ -206,8 +206,11 @@ def _step_made(turn: Turn, event: events.StepMade) -> None:
 
 
 def _rank_failed(turn: Turn, event: events.RankFailed) -> None:
+    failure = event.failure if event.failure.at else replace(event.failure, at=turn.now)
     if _is_present(turn, event.pair):
-        turn.fail(event.failure if event.failure.at else replace(event.failure, at=turn.now))
+        turn.fail(failure)
+    else:
+        ending.know_better(turn, event.pair, failure)
 
 
 def _stalled(turn: Turn, event: events.Stalled) -> None:
@@ -331,6 +334,8 @@ def _share(turn: Turn, sender: str, hello: Hello) -> None:
 def _compare(turn: Turn, sender: str, hello: Hello) -> None:
     """What a member says of our attempt: it failed there, or was left for a higher one."""
     attempt = turn.attempt
+    if hello.failed is not None and hello.failure is not None and not hello.draining:
+        ending.know_better(turn, hello.failed, hello.failure)
     if attempt is None or sender not in attempt.world.uids:
         return
     pair = attempt.world.pair

@@ -13,6 +13,7 @@ from holdfast.constants import Cause, ExitCode
 from holdfast.worlds import Claim, Pair
 
 from .events import DrainAsked, Exit, How, QuiesceRanks, StepMade
+from .exhaustion import better, noted
 from .membership import Budget, Member
 from .messages import (
     Complete,
@@ -124,21 +125,50 @@ def close_attempt(turn: Turn, reason: str) -> None:
 
 
 def adopt_incident(turn: Turn, incident: Incident) -> None:
-    """Record an incident under its pair; the proposer's word replaces our own first view of it."""
-    state = turn.state
-    acknowledged = turn.membership.acknowledged if turn.membership else frozenset()
-    if incident.pair not in state.counted:
-        counts = () if turn.rules.restart.ignores(incident.failure) else ((incident.failure.cause, turn.now),)
-        turn.set(counted=state.counted | {incident.pair}, history=(*state.history, *counts)[-REMEMBERED:])
-    if state.failed is None or incident.pair >= state.failed:
+    """Record an incident under its pair; the proposer's word replaces our own first view, unless that knew better.
+
+    What is one more end of an exhaustion of memory is told as part of it, and counts nothing by itself.
+    """
+    before = next((known for known in turn.state.incidents if known.pair == incident.pair), None)
+    incident = replace(incident, failure=better(before.failure if before else None, incident.failure))
+    exhausted = noted(turn.state.exhausted, incident)
+    turn.set(exhausted=exhausted)
+    incident = replace(incident, part_of=exhausted.whole(incident.pair) if exhausted is not None else None)
+    _count(turn, incident)
+    if turn.state.failed is None or incident.pair >= turn.state.failed:
         turn.set(failed=incident.pair, failure=incident.failure)
-    if incident.pair in acknowledged:
+    if turn.membership is not None and incident.pair in turn.membership.acknowledged:
         return
-    before = next((known for known in state.incidents if known.pair == incident.pair), None)
     if before is not None:
-        incident = replace(incident, resumed=before.resumed, lost_steps=before.lost_steps)
-    others = tuple(known for known in state.incidents if known.pair != incident.pair)
+        incident = replace(
+            incident, resumed=before.resumed, lost_steps=before.lost_steps, restored_from=before.restored_from
+        )
+    others = tuple(known for known in turn.state.incidents if known.pair != incident.pair)
     turn.set(incidents=(*others, incident))
+
+
+def _count(turn: Turn, incident: Incident) -> None:
+    """Once, under the cause that is known best."""
+    state, pair, cause = turn.state, incident.pair, incident.failure.cause
+    if pair in state.counted:
+        turn.set(history=tuple((known, cause if known == pair else c, at) for known, c, at in state.history))
+        return
+    counts = incident.part_of is None and not turn.rules.restart.ignores(incident.failure)
+    new = ((pair, cause, turn.now),) if counts else ()
+    turn.set(counted=state.counted | {pair}, history=(*state.history, *new)[-REMEMBERED:])
+
+
+def know_better(turn: Turn, pair: Pair, failure: Failure) -> None:
+    """Why the last attempt ended was not known when it ended: memory was exhausted, and those who miss a peer spoke
+    first."""
+    state = turn.state
+    blind = state.failure is not None and state.failure.priority is Priority.PEER_LOST
+    if state.failed != pair or not blind or failure.priority is not Priority.OOM:
+        return
+    known = next((incident for incident in state.incidents if incident.pair == pair), None)
+    if known is not None:
+        judged = turn.rules.restart.judged(failure)
+        adopt_incident(turn, replace(known, failure=replace(judged, step=known.failure.step)))
 
 
 def resumed(turn: Turn, event: StepMade) -> None:
@@ -159,7 +189,7 @@ def _closed(incident: Incident, event: StepMade, now: float) -> Incident:
         return incident
     reached = incident.failure.step
     lost_steps = None if reached is None else max(reached - event.restored, 0)
-    return replace(incident, resumed=now, lost_steps=lost_steps)
+    return replace(incident, resumed=now, lost_steps=lost_steps, restored_from=event.origin or None)
 
 
 # Budgets
@@ -197,10 +227,11 @@ def _spent(turn: Turn, cause: Cause) -> str:
 def count(turn: Turn, budget: Budget) -> int:
     """Incidents of a cause in its window: as seen here, or as the operator counts, whichever is more."""
     state, membership = turn.state, turn.membership
-    own = sum(1 for cause, at in state.history if cause is budget.cause and at > turn.now - budget.window)
+    own = sum(1 for _, cause, at in state.history if cause is budget.cause and at > turn.now - budget.window)
     counted = membership.restarts.get(budget.cause, 0) if membership else 0
     ignores = turn.rules.restart.ignores
-    told = (incident.failure for incident in state.incidents if not ignores(incident.failure))
+    apart = (incident.failure for incident in state.incidents if incident.part_of is None)
+    told = (failure for failure in apart if not ignores(failure))
     fresh = sum(1 for failure in told if failure.cause is budget.cause)
     return max(own, counted + fresh)
 

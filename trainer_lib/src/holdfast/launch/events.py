@@ -97,12 +97,13 @@ class Entered:
 
 @dataclass(frozen=True, kw_only=True)
 class StepMade:
-    """A committed step of the attempt; `restored` is the step from which it went on (0: fresh start). One a pass of
-    the shell's loop is enough."""
+    """A committed step of the attempt; `restored` is the step from which it went on (0: fresh start), `origin` where
+    that was. One a pass of the shell's loop is enough."""
 
     pair: Pair
     step: int
     restored: int = 0
+    origin: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

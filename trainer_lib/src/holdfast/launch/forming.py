@@ -113,6 +113,8 @@ def _grow(turn: Turn, membership: Membership, running: World) -> Waiting:
 def _form(turn: Turn, membership: Membership) -> Waiting:
     """Nothing trains: form the largest world of those who live."""
     usable = turn.usable_members()
+    if _may_start(turn, membership):
+        return Phase.FORMING, f"waits for the start of {turn.state.accepted}"
     if turn.now < turn.state.not_before:
         return Phase.FORMING, f"backs off for {turn.state.not_before - turn.now:.0f} s after {turn.state.failed}"
     chosen = rules.largest_world(membership.rules, usable)
@@ -128,6 +130,17 @@ def _form(turn: Turn, membership: Membership) -> Waiting:
         return Phase.FORMING, f"waits for a proposal of {usable[0].pod or usable[0].pod_uid}"
     refused = _try(turn, membership, chosen, _what_ended_it(turn), 0.0)
     return refused or (Phase.FORMING, f"proposes a world of {len(chosen)}")
+
+
+def _may_start(turn: Turn, membership: Membership) -> bool:
+    """Whether what was accepted here of another may start any moment, or has: a rival world would break it up, and
+    that is a failure which nobody had."""
+    state, world = turn.state, turn.state.accepted_world
+    if world is None or world.coordinator == state.me or turn.on_its_way_out(world.coordinator):
+        return False
+    if world.pair != _highest_accepted(turn) or _known_to_have_failed(turn, world.pair):
+        return False
+    return state.idle_since is not None and turn.now < state.idle_since + membership.rules.accept_deadline
 
 
 def _my_turn(turn: Turn, membership: Membership, usable: tuple[Member, ...]) -> bool:

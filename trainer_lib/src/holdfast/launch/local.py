@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.checkpoint.names import CommitName
-from holdfast.constants import Cause
+from holdfast.constants import SHARED_TIER, SURVIVOR, Cause
 from holdfast.errors import DocumentError
 from holdfast.launch import causes
 from holdfast.launch.agent_socket import RankMessage
@@ -27,6 +27,7 @@ from holdfast.launch.events import (
     RanksEnded,
     StepMade,
 )
+from holdfast.launch.hurry import Speed
 from holdfast.launch.membership import Membership
 from holdfast.launch.messages import Failure, Master, Priority, World
 from holdfast.launch.rank import Rank
@@ -89,7 +90,9 @@ class LocalRanks:
         self._touch = touch
         self._chronicle = chronicle
         self._committed = committed
-        self._restored = 0
+        self._restored: int | None = None  # from where the attempt goes on, once a rank has said it
+        self._origin = ""
+        self._untold: int | None = None  # a step of the attempt that the core has not heard of
         self._reported: set[int] = set()  # slots whose failure in this attempt was told
         self._quiesced = False
         self._stopping = False
@@ -100,14 +103,16 @@ class LocalRanks:
         self._timers: list[asyncio.TimerHandle] = []
         self._membership: Membership | None = None
         self._trained: Pair | None = None
+        self.memory: Callable[[], dict[str, Any] | None] = lambda: None
         self.progress = Progress()
+        self.speed = Speed()  # of commits to the shared tier
         self.supervisor: Supervisor
 
     # What the core wants
 
     def start(self, world: World, master: Master, membership: Membership, trained: Pair | None) -> None:
         """Start this launcher's ranks of a world; `trained` is the highest attempt that had ranks here before."""
-        self._restored = 0
+        self._restored, self._origin, self._untold = None, "", None
         self._reported = set()
         self._quiesced = self._stopping = False
         self._may_stand_by = True
@@ -202,8 +207,9 @@ class LocalRanks:
             case "hello":
                 self._greet(rank)
             case "restored":
-                self._restored = int(body["step"])
-                self.progress.quarantined = list(body["quarantined"])
+                self._restored, self._origin = int(body["step"]), _origin(body)
+                self.progress.quarantined = [_set_aside(bad, body) for bad in body["quarantined"]]
+                self._tell_step(pair)
             case "claim":
                 claim = Claim.from_json(body["claim"])
                 self.progress.claims[claim.pair] = claim
@@ -213,7 +219,7 @@ class LocalRanks:
                 self._stepped(pair, body)
             case "checkpoint":
                 self._saved(pair, body)
-                if rank.number == 0 and body["result"] == "Committed":
+                if rank.number == 0 and (body["tier"], body["result"]) == (SHARED_TIER, "Committed"):
                     self._committed(CommitName(step=int(body["step"]), pair=pair))
             case "peerLost":
                 text = str(body["message"])
@@ -242,6 +248,8 @@ class LocalRanks:
             "settings": membership.document.get("settings", {}),
             "reached": self._chronicle.accounts.highest,
             "trained": None if self._trained is None else self._trained.to_json(),
+            "books": self._chronicle.accounts.books.to_json(),
+            "memory": self.memory(),
         }
         rank.send(welcome)
         for wish in self._wishes:
@@ -263,7 +271,14 @@ class LocalRanks:
             self.progress.step_seconds = _smoothed(self.progress.step_seconds, seconds)
         if step != self.progress.committed_step:
             self.progress.committed_step, self.progress.committed_at = step, self._now()
-            self._feed(StepMade(pair=pair, step=step, restored=self._restored))
+            self._untold = step
+            self._tell_step(pair)
+
+    def _tell_step(self, pair: Pair) -> None:
+        """A step that is applied from a doubt is said before the state that it belongs to."""
+        if self._untold is not None and self._restored is not None:
+            made, self._untold = self._untold, None
+            self._feed(StepMade(pair=pair, step=made, restored=self._restored, origin=self._origin))
 
     def _saved(self, pair: Pair, body: Mapping[str, Any]) -> None:
         if body["result"] == "Committed":
@@ -272,6 +287,8 @@ class LocalRanks:
                 **pair.to_json(),
                 "time": self._now(),
             }
+            if body["tier"] == SHARED_TIER:
+                self.speed.took(int(body.get("bytes", 0)), float(body["seconds"]))
         else:
             _log.error("checkpoint of step %s failed: %s", body["step"], body["message"])
         self._answer(body["ids"], body)
@@ -292,10 +309,12 @@ class LocalRanks:
 
     def rank_ended(self, rank: Rank, end: RankEnd) -> None:
         """A process ended while it was in an attempt."""
-        pair = rank.pair
+        pair, failure = rank.pair, causes.judge(end, self._place())
+        if pair is not None and failure is not None and failure.priority is Priority.OOM:
+            self._tell(rank, pair, failure)  # also of an attempt that is over: who ended it may not know why
+            return
         if pair is None or pair != self.supervisor.pair:
             return
-        failure = causes.judge(end, self._place())
         if failure is not None:
             if rank.slot not in self._reported or failure.priority < Priority.EXCEPTION:
                 self._tell(rank, pair, failure)
@@ -381,3 +400,17 @@ class LocalRanks:
 
 def _smoothed(known: float | None, value: float) -> float:
     return value if known is None else 0.8 * known + 0.2 * value
+
+
+def _origin(body: Mapping[str, Any]) -> str:
+    """Where the state that goes on was, in a word for each tier; nothing for a fresh start."""
+    return SURVIVOR if body.get("source") == "memory" else ", ".join(map(str, body.get("tiers", ())))
+
+
+def _set_aside(bad: Mapping[str, str], body: Mapping[str, Any]) -> dict[str, str]:
+    """A damaged commit, why, and what became of its step."""
+    stores = ", ".join(map(str, body.get("stores", ())))
+    lost = any(gone["path"] == bad["path"] for gone in body.get("lost", ()))
+    since = f"training went on from step {body['step']}{stores and f' of {stores}'}"
+    instead = f"no good copy of it was left, {since}" if lost else "another copy was good"
+    return {"path": str(bad["path"]), "reason": f"{bad['reason']}; {instead}"}

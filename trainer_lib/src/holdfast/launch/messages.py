@@ -97,14 +97,19 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Incident:
-    """One failure from detection to resumption, identified by the pair that it ended."""
+    """One failure from detection to resumption, identified by the pair that it ended.
+
+    `part_of`: the pair of the incident that it is counted with (`exhaustion`), as each launcher finds out by itself.
+    """
 
     pair: Pair
     failure: Failure
     action: Remedy
     detected: float
+    part_of: Pair | None = None
     resumed: float | None = None
     lost_steps: int | None = None
+    restored_from: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Wire form between launchers (the status has its own)."""

@@ -1,28 +1,34 @@
-"""Is the checkpoint volume fit for training? Tried beside the launcher's start, and told to the sidecar in a file.
+"""Are checkpoint volume and object store fit for training? Tried beside the launcher's start, and told in a file.
 
-The launcher tries it and not the sidecar, as it has the trainer's user, mounts and rights. A volume that hangs keeps
-only the thread here waiting; the sidecar sees that no answer comes, and says so. What was found unfit is tried again.
+The launcher tries them and not the sidecar, as it has the trainer's user, mounts, variables and rights. A volume that
+hangs keeps only its thread here waiting; the sidecar sees that no answer comes, and says so. The store is tried by a
+process of its own, so that its client stays out of the launcher. What was found unfit is tried again.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from holdfast.constants import PREFLIGHT_FILE, PROTOCOL_VERSION
-from holdfast.environment import Environment
+from holdfast.environment import Environment, process_environment
 from holdfast.launch.files import write_json
 
 _log = logging.getLogger("holdfast.launch.preflight")
 STORAGE: Final = "Storage"
+OBJECT_STORE: Final = "ObjectStore"
 TRIAL_BYTES: Final = 8 << 20
 PIECE_BYTES: Final = 1 << 20
 _RETRY_SECONDS: Final = 20.0
@@ -44,11 +50,13 @@ class Check:
 
     result: Result
     message: str
+    of_the_job: bool = False
+    """It failed by what the job says, such as wrong credentials: no node is to blame."""
 
-    def document(self) -> dict[str, Any]:
-        """`preflight.json`."""
-        found = {"name": STORAGE, "result": str(self.result), "message": self.message}
-        return {"version": PROTOCOL_VERSION, "checks": [found]}
+    def document(self, name: str) -> dict[str, Any]:
+        """One of the checks in `preflight.json`."""
+        found = {"name": name, "result": str(self.result), "message": self.message}
+        return {**found, "blame": "Job"} if self.of_the_job else found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,60 +171,130 @@ def _size(count: float) -> str:
     return f"{count / 1024:.0f}Ki"
 
 
+def try_store(command: Sequence[str], seconds: float) -> Check:
+    """Ask a process of its own (`object_probe`) whether the store answers."""
+    environ = {**process_environment(), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    try:
+        ended = subprocess.run(
+            command,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=seconds,
+            start_new_session=True,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return _failed(f"the object store has not answered within {seconds:.0f} s")
+    except OSError as error:
+        return _failed(f"the object store cannot be tried: {error.strerror}")
+    return _told_by(ended)
+
+
+def _told_by(ended: subprocess.CompletedProcess[bytes]) -> Check:
+    """Its last line. The exit code says nothing: as PID 1 the launcher may have reaped it already."""
+    try:
+        told = json.loads(ended.stdout.decode().splitlines()[-1])
+        result = Result(told["result"])
+        return Check(result=result, message=str(told["message"]), of_the_job=bool(told["ofTheJob"]))
+    except (ValueError, LookupError, TypeError):
+        said = (ended.stderr.decode(errors="replace").splitlines() or ["it said nothing"])[-1]
+        return _failed(f"the object store cannot be tried: {said}")
+
+
+class Board:
+    """`preflight.json`: how all trials stand. Any thread may tell."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / PREFLIGHT_FILE
+        self._lock = threading.Lock()
+        self._checks: dict[str, Check] = {}
+
+    def tell(self, name: str, check: Check) -> None:
+        """Write it, if it is news."""
+        with self._lock:
+            if check == self._checks.get(name):
+                return
+            level = logging.WARNING if check.result is Result.FAILED else logging.INFO
+            _log.log(level, "preflight: %s: %s: %s", name, check.result, check.message)
+            checks = {**self._checks, name: check}
+            try:
+                write_json(self._path, document(checks))
+            except OSError as error:
+                _log.error("cannot write %s: %s; the operator waits for it in vain", self._path, error.strerror)
+                return
+            self._checks = checks
+
+
+def document(checks: Mapping[str, Check]) -> dict[str, Any]:
+    """`preflight.json`."""
+    return {"version": PROTOCOL_VERSION, "checks": [check.document(name) for name, check in checks.items()]}
+
+
 class Trial:
-    """Tries until the volume is fit, and tells what it found each time that it changes."""
+    """Tries until all is well, and tells what it found."""
 
     def __init__(
         self,
-        run_dir: Path,
-        needs: Needs,
-        volume: Volume | None,
+        board: Board,
+        name: str,
+        attempt: Callable[[], Check],
         *,
-        monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
-        self._path = run_dir / PREFLIGHT_FILE
-        self._needs, self._volume = needs, volume
-        self._monotonic, self._sleep = monotonic, sleep
-        self._told: Check | None = None
+        self._board, self._name, self._attempt = board, name, attempt
+        self._sleep = sleep
 
-    def begin(self) -> None:
+    def begin(self, words: str) -> None:
         """Say that it runs, then run on a thread of its own."""
-        if self._volume is None:
-            self._tell(Check(result=Result.SKIPPED, message="there is no checkpoint volume"))
-            return
-        self._tell(Check(result=Result.RUNNING, message="the checkpoint volume is tried"))
-        threading.Thread(target=self.run, args=(self._volume,), name="preflight", daemon=True).start()
+        self._board.tell(self._name, Check(result=Result.RUNNING, message=words))
+        threading.Thread(target=self.run, name=f"preflight-{self._name}", daemon=True).start()
 
-    def run(self, volume: Volume) -> None:
+    def run(self) -> None:
         """Until it is fit."""
         while True:
-            check = try_volume(volume, self._needs, self._monotonic)
-            self._tell(check)
+            check = self._attempt()
+            self._board.tell(self._name, check)
             if check.result is not Result.FAILED:
                 return
             self._sleep(_RETRY_SECONDS)
 
-    def _tell(self, check: Check) -> None:
-        if check == self._told:
-            return
-        level = logging.WARNING if check.result is Result.FAILED else logging.INFO
-        _log.log(level, "preflight: %s: %s", check.result, check.message)
-        try:
-            write_json(self._path, check.document())
-        except OSError as error:
-            _log.error("cannot write %s: %s; the operator waits for it in vain", self._path, error.strerror)
-            return
-        self._told = check
 
-
-def start(environment: Environment) -> None:
-    """Begin, if the job asks for it."""
-    free, pace = environment.preflight_free_bytes, environment.preflight_write_bytes
-    if free is None or pace is None or environment.run_dir is None:
+def start(environment: Environment, object_url: str) -> None:
+    """Begin what the job asks for."""
+    if environment.run_dir is None:
+        return
+    needs = _needs(environment)
+    if needs is None and not environment.preflight_object:
         return
     environment.run_dir.mkdir(parents=True, exist_ok=True)
-    folder = environment.checkpoint_dir
-    volume = None if folder is None else Folder(folder, environment.pod_name or environment.pod_uid)
-    needs = Needs(free_bytes=free, write_bytes=pace, seconds=environment.preflight_seconds)
-    Trial(environment.run_dir, needs, volume).begin()
+    board = Board(environment.run_dir)
+    if needs is not None:
+        _start_volume(board, environment, needs)
+    if environment.preflight_object:
+        _start_store(board, environment, object_url)
+
+
+def _needs(environment: Environment) -> Needs | None:
+    free, pace = environment.preflight_free_bytes, environment.preflight_write_bytes
+    if free is None or pace is None:
+        return None
+    return Needs(free_bytes=free, write_bytes=pace, seconds=environment.preflight_seconds)
+
+
+def _start_volume(board: Board, environment: Environment, needs: Needs) -> None:
+    if environment.checkpoint_dir is None:
+        board.tell(STORAGE, Check(result=Result.SKIPPED, message="there is no checkpoint volume"))
+        return
+    volume = Folder(environment.checkpoint_dir, environment.pod_name or environment.pod_uid)
+    Trial(board, STORAGE, lambda: try_volume(volume, needs, time.monotonic)).begin("the checkpoint volume is tried")
+
+
+def _start_store(board: Board, environment: Environment, url: str) -> None:
+    if not url:
+        board.tell(OBJECT_STORE, Check(result=Result.SKIPPED, message="there is no object store"))
+        return
+    name = environment.pod_name or environment.pod_uid
+    command = [sys.executable, "-m", "holdfast.launch.object_probe", url, name]
+    attempt = partial(try_store, command, environment.preflight_seconds)
+    Trial(board, OBJECT_STORE, attempt).begin("the object store is tried")

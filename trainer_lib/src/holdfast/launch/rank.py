@@ -18,6 +18,9 @@ from holdfast.launch.rank_env import RankPlace
 from holdfast.launch.termination import last_lines
 from holdfast.worlds import Pair, highest
 
+# A loaded host takes seconds to take an interpreter with torch down.
+ENDING_SECONDS = 20.0
+
 
 class Spawner(Protocol):
     """Starts rank processes."""
@@ -53,6 +56,7 @@ class Rank:
     peer_lost: str = ""
     exception: str = ""
     traceback: tuple[str, ...] = ()
+    commits: bool = False  # its last step, since every rank failed
     ended: bool = False
     ended_well: bool = False
 
@@ -75,6 +79,14 @@ class Rank:
     def speaks(self) -> bool:
         """Whether it has Holdfast's loop."""
         return self.connection is not None
+
+    def ends(self, now: float) -> bool:
+        """Whether it hung up a moment ago: its interpreter comes to its end, and its exit code will say why.
+
+        For so long it keeps nobody waiting in vain; a process that never ends is taken for hung after all.
+        """
+        over_at = None if self.connection is None else self.connection.over_at
+        return over_at is not None and now - over_at < ENDING_SECONDS
 
     @property
     def can_leave(self) -> bool:
@@ -111,7 +123,7 @@ class Rank:
         """Begin anew in this attempt."""
         self.place, self.local_rank, self.pair, self.error_file = place, place.local_rank, pair, error_file
         self.phase, self.peer_lost, self.exception, self.traceback = RankPhase.STARTUP, "", "", ()
-        self.greeted = self.done = self.quiesced = False
+        self.greeted = self.done = self.quiesced = self.commits = False
 
     def send(self, message: Mapping[str, Any]) -> bool:
         """Tell it something; says whether it may be heard."""
@@ -157,6 +169,8 @@ class Rank:
             case "exception":
                 self.exception = f"{body['name']}: {body['message']}"
                 self.traceback = last_lines([str(line) for line in body["traceback"]])
+            case "lastCommit":
+                self.commits = True
             case "done":
                 self.done, self.phase, self.step = True, RankPhase.DONE, int(body["step"])
             case _:

@@ -132,6 +132,8 @@ def _incident(incident: Incident) -> dict[str, Any]:
         "detectedTime": _time(incident.detected),
         "resumedTime": _time(incident.resumed),
         "lostSteps": incident.lost_steps,
+        "restoredFrom": incident.restored_from,
+        "partOf": _pair(incident.part_of),
     }
 
 

@@ -10,15 +10,23 @@ import secrets
 import shutil
 import socket
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.constants import CONTROL_PORT, ENV_CHECKPOINT_DIR, ENV_JOB_KEY_FILE, ENV_OBJECT_URL, STORE_PORT
+from holdfast.constants import (
+    CONTROL_PORT,
+    ENV_CHECKPOINT_DIR,
+    ENV_JOB_KEY_FILE,
+    ENV_MEMORY_TIER,
+    ENV_OBJECT_URL,
+    STORE_PORT,
+)
 from holdfast.environment import Environment
 from holdfast.errors import UsageError
 from holdfast.launch import gpus, preflight, rendezvous
 from holdfast.launch.agent import Agent, AgentConfig
+from holdfast.launch.memory_options import MemoryOptions
 from holdfast.launch.report import Identity
 from holdfast.launch.standalone import Joined, Record, Roster, Terms
 from holdfast.launch.supervisor import Command, resolve_command
@@ -64,7 +72,7 @@ async def _under_operator(options: RunOptions, environment: Environment, context
     """The membership comes from the file that the sidecar keeps."""
     pod = environment.pod_name or environment.pod_uid
     context.update(pod=pod, job=environment.job_name)
-    preflight.start(environment)
+    preflight.start(environment, environment.object_url or options.object_url)
     if options.endpoint is not None or options.max_nodes > 1:
         _log.warning("under the operator --nnodes and --rdzv-endpoint do nothing: the resource says who trains")
     config = AgentConfig(
@@ -79,6 +87,7 @@ async def _under_operator(options: RunOptions, environment: Environment, context
         timeline=options.timeline,
         checkpoint_dir=environment.checkpoint_dir,
         upload=_upload(options, environment),
+        memory=_memory(options, environment),
     )
     return await Agent(config, context).run()
 
@@ -122,11 +131,31 @@ async def _alone(options: RunOptions, environment: Environment, context: LogCont
             timeline=options.timeline,
             checkpoint_dir=environment.checkpoint_dir,
             upload=_upload(options, environment),
+            memory=_memory(options, environment),
         )
         return await _Standalone(config, context, place, _terms(options, environment)).run()
     finally:
         if made:
             shutil.rmtree(run_dir, ignore_errors=True)
+
+
+def _memory(options: RunOptions, environment: Environment) -> MemoryOptions | None:
+    """The command line wins over the environment, which the operator fills."""
+    given = options.memory_tier or environment.memory_tier
+    if not given:
+        return None
+    try:
+        parsed = MemoryOptions.parse(given)
+    except ValueError as error:
+        raise UsageError(f"{ENV_MEMORY_TIER}: {error}") from error
+    interval = options.memory_interval or environment.memory_interval or 1
+    copies = options.peer_interval or environment.peer_interval
+    if copies is not None and copies % interval:
+        raise UsageError(
+            f"--peer-interval {copies} is not a multiple of --memory-interval {interval}: only what is committed in "
+            "memory is copied; use a multiple"
+        )
+    return replace(parsed, interval=interval, peer_interval=copies, per_second=environment.peer_bytes)
 
 
 def _temporary_dir() -> Path:
@@ -146,6 +175,7 @@ def _terms(options: RunOptions, environment: Environment) -> Terms:
         named=bool(options.run_id),
         checkpoint_interval=options.checkpoint_interval or environment.checkpoint_interval or "50",
         checkpoint_keep=options.checkpoint_keep,
+        checkpoint_full_every=options.checkpoint_full_every,
         checkpoint_retention=options.checkpoint_retention,
         resume=options.resume,
         hang_timeout=options.hang_timeout,

@@ -33,6 +33,7 @@ class Terms:
     named: bool = False  # --rdzv-id was given
     checkpoint_interval: str = "50"
     checkpoint_keep: int = 3
+    checkpoint_full_every: int = 1
     checkpoint_retention: str = ""
     resume: str = "Always"
     hang_timeout: str = "Auto"
@@ -56,6 +57,7 @@ class Terms:
             "checkpoint": {
                 "interval": self.checkpoint_interval,
                 "keepLast": self.checkpoint_keep,
+                **({"fullEvery": self.checkpoint_full_every} if self.checkpoint_full_every > 1 else {}),
                 **({"retention": self.checkpoint_retention} if self.checkpoint_retention else {}),
                 "resume": self.resume,
                 "deadlineSeconds": 25.0,

@@ -9,6 +9,7 @@ from holdfast.constants import Cause, Phase
 from holdfast.worlds import Claim, Pair
 
 from .events import Exit, How
+from .exhaustion import Exhaustion
 from .membership import Membership
 from .messages import Failure, Hello, Incident, Master, World
 from .stalls import Stall
@@ -118,8 +119,9 @@ class State:
     failed: Pair | None = None
     failure: Failure | None = None
     incidents: tuple[Incident, ...] = ()
-    history: tuple[tuple[Cause, float], ...] = ()
+    history: tuple[tuple[Pair, Cause, float], ...] = ()
     counted: frozenset[Pair] = frozenset()
+    exhausted: Exhaustion | None = None
     fruitless: int = 0
     not_before: float = 0.0
     foreign: tuple[Claim, ...] = ()

@@ -305,6 +305,10 @@ class Supervisor:
             await asyncio.sleep(_LOOK_SECONDS)  # it may take longer, and counts as that much
             before, waited = waited, cpu_wait(rank.pid)
             left -= max(0.0, _LOOK_SECONDS - (waited - before))
+        if rank.commits and self._world is not None:
+            last = loop.time() + self._world[2].rules.checkpoint_deadline
+            while rank.may_vote(pair) and loop.time() < last:
+                await asyncio.sleep(_LOOK_SECONDS)
         if rank.may_vote(pair):
             if rank.speaks:
                 _log.warning("rank %d did not leave %s in time and is killed", rank.number, rank.pair)

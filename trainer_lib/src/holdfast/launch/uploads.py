@@ -22,6 +22,7 @@ from typing import Any
 from holdfast.checkpoint.names import CommitName, parse_commit
 from holdfast.checkpoint.upload import UploadSettings
 from holdfast.errors import SpawnError
+from holdfast.launch.hurry import Speed
 from holdfast.launch.process import ChildProcess, ProcessExit
 
 _log = logging.getLogger("holdfast.launch.uploads")
@@ -65,6 +66,7 @@ class Uploads:
         self._troubled = ""
         self._ends = 0
         self.counts = UploadCounts()
+        self.speed = Speed()
 
     @property
     def wanted(self) -> bool:
@@ -148,6 +150,7 @@ class Uploads:
         self.counts.commits += 1
         self.counts.nbytes += nbytes
         self.counts.seconds += seconds
+        self.speed.took(nbytes, seconds)
         fields = {"step": name.step, "bytes": nbytes, "seconds": seconds}
         _log.info("%s is in %s%s", name, self._url, " again" if self._troubled else "", extra={"fields": fields})
         self._done, self._troubled, self._ends = name, "", 0

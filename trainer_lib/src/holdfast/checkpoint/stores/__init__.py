@@ -5,7 +5,9 @@ copy is needed. Any other `CheckpointError`: this process cannot get at them now
 nothing may be concluded about the commit. A commit is there when its manifest is; what has none is nobody's.
 
 A source is read a chunk at a time. One that can give parts of a chunk apart at no cost says so with a property
-`grain: int`: offsets and addresses of such parts are multiples of it (1: any). They then need no second copy.
+`grain: int`: offsets and addresses of such parts are multiples of it (1: any). They then need no second copy. One
+that is read fastest into contiguous memory, and copied from there, says so with a property `staged: bool`. A store
+whose answers take their time, but which gives many at once, says with a property `readers: int` how many to ask for.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from typing import Protocol, Self
 
 from holdfast.checkpoint.files import Buffer
 from holdfast.checkpoint.manifest import FileRecord, Manifest
-from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.names import CommitName, located
+from holdfast.errors import DamagedError
 from holdfast.worlds import Claim
 
 
@@ -84,3 +87,14 @@ class Store(Protocol):
 
     def delete(self, name: CommitName) -> None:
         """Delete a commit, its manifest first. One that this release cannot read is left alone."""
+
+
+def open_file(store: Store, name: CommitName, file: str) -> Source:
+    """A file that a commit's manifest names: one of its own, or one of an earlier commit on which it stands."""
+    home, own = located(name, file)
+    try:
+        return store.open(home, own)
+    except DamagedError as error:
+        if home == name:
+            raise
+        raise DamagedError(f"{home}, on which {name} stands: {error}") from error

@@ -44,6 +44,11 @@ class FallbackStore:
     def _inner(self) -> Store:
         return open_store(self._url)
 
+    @property
+    def readers(self) -> int:
+        """As the store says."""
+        return int(getattr(self._inner, "readers", 0))
+
     def commits(self) -> tuple[CommitName, ...]:
         """What is there; nothing if it cannot be asked and the first has commits."""
         return self._asked(lambda store: store.commits())

@@ -43,6 +43,11 @@ class FolderSource:
         """Parts of a file may be read apart, whole pages straight from the disk."""
         return PAGE
 
+    @property
+    def staged(self) -> bool:
+        """What comes straight from a disk comes faster in few pieces, and is then copied."""
+        return self._direct >= 0
+
     def read_into(self, offset: int, target: memoryview) -> None:
         """Fill all of `target`."""
         with tier.reading(self._path):

@@ -15,7 +15,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
 from holdfast.checkpoint.manifest import CHUNK_BYTES
-from holdfast.checkpoint.stores.objects import ObjectStore, Stat
+from holdfast.checkpoint.stores.objects import ObjectStore, Stat, check_small
 from holdfast.checkpoint.stores.s3_errors import ADVICE, Kind
 from holdfast.errors import CheckpointError, DamagedError, UnavailableError, UsageError
 
@@ -69,8 +69,9 @@ class FsspecBucket:
         tag = next((found[name] for name in ("ETag", "etag", "mtime", "created") if name in found), "")
         return Stat(nbytes=int(found["size"]), tag=str(tag))
 
-    def read(self, key: str) -> bytes:
+    def read(self, key: str, most: int) -> bytes:
         """All of it."""
+        check_small(key, self.stat(key).nbytes, most)
         with self._reaching(key):
             return bytes(self._fs.cat_file(self._path(key)))
 
@@ -85,10 +86,13 @@ class FsspecBucket:
     def create(self, key: str, data: bytes) -> bool:
         """Look, write, and read back what stayed."""
         try:
-            return self.read(key) == data
+            return self._holds(key, data)
         except DamagedError:
             self.put(key, data)
-        return self.read(key) == data
+        return self._holds(key, data)
+
+    def _holds(self, key: str, data: bytes) -> bool:
+        return self.stat(key).nbytes == len(data) and self.read(key, len(data)) == data
 
     def put(self, key: str, data: bytes) -> None:
         """Write a small file."""

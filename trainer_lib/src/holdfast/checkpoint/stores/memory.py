@@ -5,8 +5,9 @@ A slot has one rank's part of a commit, so a commit may be here in part only: it
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +16,7 @@ from typing import Final, Self
 from holdfast.checkpoint.files import Buffer
 from holdfast.checkpoint.manifest import FileRecord, Manifest, encode
 from holdfast.checkpoint.names import MANIFEST, CommitName
-from holdfast.checkpoint.stores.slots import PADDING, Content, Extent, Slot, SlotPair, fill, manifest_of, opened
+from holdfast.checkpoint.stores.slots import PADDING, Content, Extent, Place, Slot, SlotSet, fill, manifest_of, opened
 from holdfast.errors import CheckpointError, DamagedError
 from holdfast.worlds import Claim
 
@@ -51,12 +52,11 @@ class SlotSource:
         except DamagedError as error:
             raise DamagedError(f"{self._file}: {error}") from None
 
-    def view(self, offset: int, nbytes: int) -> memoryview:
-        """The bytes where they are; they count only if `verify` says so afterwards."""
+    def place(self, offset: int, nbytes: int) -> Place:
+        """Where the bytes are; they count only if `verify` says so afterwards."""
         if not 0 <= offset <= offset + nbytes <= self.nbytes:
             raise DamagedError(f"{self._file} ends before byte {offset + nbytes}")
-        begin = self._extent.offset + offset
-        return self._slot.view[begin : begin + nbytes]
+        return Place(fd=self._slot.fd, offset=self._extent.offset + offset, nbytes=nbytes)
 
     def verify(self) -> None:
         """DamagedError if the bytes may be others by now."""
@@ -88,9 +88,9 @@ class MemoryIncoming:
     def publish(self, manifest: Manifest) -> None:
         """Put all of it into a slot."""
         room = sum(len(data) + PADDING for data in self._files.values()) + len(encode(manifest)) + PADDING
-        pair = SlotPair(self._folder, _COPIES)
+        pair = SlotSet(self._folder, _COPIES)
         try:
-            writer = pair.begin(self._name, room, keep=None)
+            writer = pair.begin(self._name, room, keep=(), job=manifest.job_uid)
             for file, data in self._files.items():
                 writer.write(file, [data], len(data))
             writer.stage()
@@ -104,10 +104,12 @@ class MemoryIncoming:
 
 
 class MemoryStore:
-    """All slots in a folder of a memory volume."""
+    """All slots in a folder of a memory volume, or those of the commits of some jobs: an earlier one on the same host
+    may have left its own there."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, jobs: Collection[str] | None = None) -> None:
         self._folder = folder
+        self._jobs = jobs
 
     @property
     def url(self) -> str:
@@ -121,7 +123,7 @@ class MemoryStore:
 
     def commits(self) -> tuple[CommitName, ...]:
         """What has its manifest here."""
-        with opened(self._folder) as slots:
+        with self._opened() as slots:
             names = {content.name for _, content in slots if content.manifest is not None}
         return tuple(sorted(names, key=lambda name: (name.step, name.pair)))
 
@@ -132,7 +134,7 @@ class MemoryStore:
     def manifest(self, name: CommitName) -> Manifest:
         """The manifest, from any slot that has a good one."""
         trouble = f"{MANIFEST} is missing"
-        with opened(self._folder) as slots:
+        with self._opened() as slots:
             for slot, content in slots:
                 try:
                     found = manifest_of(slot, content) if content.name == name else None
@@ -145,13 +147,13 @@ class MemoryStore:
 
     def open(self, name: CommitName, file: str) -> SlotSource:
         """One of its files, if this node has it; also of a commit whose manifest is elsewhere."""
-        for path in sorted(self._folder.glob("*.slot-[01]")):
+        for path in sorted(self._folder.glob("*.slot-[0-9]")):
             try:
                 slot = Slot(path)
             except (FileNotFoundError, DamagedError):
                 continue
             content = slot.content()
-            if content is not None and not content.void and content.name == name and file in content.files:
+            if content is not None and self._counts(content) and content.name == name and file in content.files:
                 return SlotSource(slot, content, file)
             slot.close()
         raise DamagedError(f"{file} is missing in {self.url}")
@@ -172,9 +174,17 @@ class MemoryStore:
         """Void it: the slots stay for the next commit."""
         self._void(name)
 
+    @contextlib.contextmanager
+    def _opened(self, *, writable: bool = False) -> Iterator[list[tuple[Slot, Content]]]:
+        with opened(self._folder, writable=writable) as slots:
+            yield [(slot, content) for slot, content in slots if self._counts(content)]
+
+    def _counts(self, content: Content) -> bool:
+        return not content.void and (self._jobs is None or content.job in self._jobs)
+
     def _void(self, name: CommitName) -> bool:
         try:
-            with opened(self._folder, writable=True) as slots:
+            with self._opened(writable=True) as slots:
                 for slot, content in slots:
                     if content.name == name:
                         slot.amend(replace(content, void=True))

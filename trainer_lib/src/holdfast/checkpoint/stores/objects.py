@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import TracebackType
@@ -19,10 +19,12 @@ from uuid import uuid4
 
 import xxhash
 
+from holdfast.checkpoint import claims
 from holdfast.checkpoint.claims import parse_document
 from holdfast.checkpoint.files import Buffer, encode_json
-from holdfast.checkpoint.manifest import CHUNK_BYTES, FileRecord, Manifest, decode, encode
+from holdfast.checkpoint.manifest import CHUNK_BYTES, LARGEST, FileRecord, Manifest, decode, encode
 from holdfast.checkpoint.names import CLAIMS, MANIFEST, QUARANTINE, CommitName, claim_file, parse_claim, parse_commit
+from holdfast.checkpoint.pool import Pool
 from holdfast.errors import CheckpointError, ClaimError, DamagedError, UnknownFormatError
 from holdfast.worlds import Claim
 
@@ -31,6 +33,8 @@ _log = logging.getLogger("holdfast.checkpoint.objects")
 # Beside each commit's files, for whoever has no holdfast: `sha256sum --check` reads it.
 SHA256SUMS: Final = "SHA256SUMS"
 _LOOKS: Final = 8
+# Of what is digested several times, so that only the first time waits for the memory.
+_IN_CACHE: Final = 256 << 10
 
 Thing = TypeVar("Thing")
 Found = TypeVar("Found")
@@ -64,8 +68,8 @@ class Bucket(Protocol):
     def stat(self, key: str) -> Stat:
         """An object's length and tag."""
 
-    def read(self, key: str) -> bytes:
-        """All of a small object."""
+    def read(self, key: str, most: int) -> bytes:
+        """All of a small object; DamagedError if it is larger than `most`, and then nothing of it is read."""
 
     def read_into(self, key: str, stat: Stat, offset: int, target: memoryview) -> None:
         """A part of an object, which must still be the one that `stat` was taken of."""
@@ -92,6 +96,12 @@ class Bucket(Protocol):
         """Give up unfinished uploads below a prefix."""
 
 
+def check_small(key: str, nbytes: int, most: int) -> None:
+    """DamagedError for what claims to be larger than anything that was written there."""
+    if nbytes > most:
+        raise DamagedError(f"{key.rpartition('/')[2]}: {nbytes} bytes are more than it can have")
+
+
 class Digests:
     """Digests of a file that passes by in blocks."""
 
@@ -101,14 +111,15 @@ class Digests:
         self._chunks: list[str] = []
         self._nbytes = 0
 
-    def update(self, block: memoryview, pool: ThreadPoolExecutor) -> list[Future[None]]:
-        """The next block, beside what else is done with it; all but the last are multiples of a chunk."""
-        return [pool.submit(self._ours, block), pool.submit(self._sha256.update, block)]
-
-    def _ours(self, block: memoryview) -> None:
+    def update(self, block: memoryview) -> None:
+        """The next block; all but the last are multiples of a chunk."""
         for begin in range(0, block.nbytes, CHUNK_BYTES):
-            self._chunks.append(xxhash.xxh3_128_hexdigest(block[begin : begin + CHUNK_BYTES]))
-        self._whole.update(block)
+            chunk, own = block[begin : begin + CHUNK_BYTES], xxhash.xxh3_128()
+            for at in range(0, chunk.nbytes, _IN_CACHE):
+                piece = chunk[at : at + _IN_CACHE]
+                for digest in (own, self._whole, self._sha256):
+                    digest.update(piece)
+            self._chunks.append(own.hexdigest())
         self._nbytes += block.nbytes
 
     def record(self) -> FileRecord:
@@ -182,13 +193,13 @@ class ObjectIncoming:
         """Upload one file."""
         digests = Digests()
 
-        def passing(pool: ThreadPoolExecutor) -> Iterator[memoryview]:
+        def passing(pool: Pool) -> Iterator[memoryview]:
             for block in blocks_of(parts, self._bucket.part_bytes):
-                digesting = digests.update(block, pool)
+                digesting = pool.submit(digests.update, block)
                 yield block
-                wait(digesting)
+                digesting.result()
 
-        with ThreadPoolExecutor(2, thread_name_prefix="holdfast-digest") as pool:  # its end waits for the last block
+        with Pool(1, "holdfast-digest") as pool:  # its end waits for the last block
             self._bucket.upload(self._folder + file, passing(pool))
         self._sums[file] = digests.sha256()
         return digests.record()
@@ -237,6 +248,22 @@ class ObjectStore:
         """All ranks see the same."""
         return True
 
+    @property
+    def readers(self) -> int:
+        """How many parts to ask for at once."""
+        return _LOOKS
+
+    def rehearse(self, name: str) -> None:
+        """List, write, read back and delete, as an upload and a restore would: nothing of it stays."""
+        self._bucket.folders(self._prefix)
+        key, data = f"{self._prefix}.preflight-{name}", name.encode()
+        self._bucket.put(key, data)
+        try:
+            if self._bucket.read(key, len(data)) != data:
+                raise DamagedError(f"{self._bucket.url}/{key} holds other bytes than were written")
+        finally:
+            self._bucket.delete([key])
+
     def commits(self) -> tuple[CommitName, ...]:
         """The names that have a manifest."""
         parsed = [parse_commit(name) for name in self._bucket.folders(self._prefix)]
@@ -249,7 +276,7 @@ class ObjectStore:
         folder = f"{self._prefix}{CLAIMS}/"
         found = [(key, parse_claim(key.removeprefix(folder))) for key in self._bucket.keys(folder)]
         pairs = sorted((parsed[0], key) for key, parsed in found if parsed is not None and not parsed[1])
-        raw = _together(lambda entry: self._bucket.read(entry[1]), pairs)
+        raw = _together(lambda entry: self._bucket.read(entry[1], claims.LARGEST), pairs)
         return tuple(
             parse_document(data, pair, f"{self._bucket.url}/{key}")
             for (pair, key), data in zip(pairs, raw, strict=True)
@@ -266,7 +293,7 @@ class ObjectStore:
 
     def manifest(self, name: CommitName) -> Manifest:
         """The manifest of a commit."""
-        manifest = decode(self._bucket.read(self._key(name, MANIFEST)))
+        manifest = decode(self._bucket.read(self._key(name, MANIFEST), LARGEST))
         if (manifest.step, manifest.pair) != (name.step, name.pair):
             raise DamagedError(f"MANIFEST.json is that of step {manifest.step}, attempt {manifest.pair}")
         return manifest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -10,8 +11,11 @@ from holdfast.checkpoint.stores.objects import ObjectStore
 from holdfast.errors import UsageError
 
 
-def open_store(url: str) -> FolderStore | ObjectStore:
-    """A folder (a path, or `file://`), a bucket (`s3://bucket/prefix`), or what fsspec has a scheme for."""
+def open_store(url: str, *, attempts: int | None = None) -> FolderStore | ObjectStore:
+    """A folder (a path, or `file://`), a bucket (`s3://bucket/prefix`), or what fsspec has a scheme for.
+
+    `attempts` is how often a request to a bucket is made before it has failed.
+    """
     parts = urlsplit(url)
     if "://" not in url:
         return _folder(url)
@@ -22,7 +26,8 @@ def open_store(url: str) -> FolderStore | ObjectStore:
     if parts.scheme == "s3":
         from holdfast.checkpoint.stores.s3 import S3Settings, s3_store
 
-        return s3_store(S3Settings.of_url(url))
+        settings = S3Settings.of_url(url)
+        return s3_store(settings if attempts is None else replace(settings, attempts=attempts))
     from holdfast.checkpoint.stores.fsspec import fsspec_store
 
     return fsspec_store(url)

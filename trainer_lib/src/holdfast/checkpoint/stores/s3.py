@@ -23,8 +23,9 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from holdfast.checkpoint.manifest import CHUNK_BYTES
-from holdfast.checkpoint.stores.objects import ObjectStore, Stat
+from holdfast.checkpoint.stores.objects import ObjectStore, Stat, check_small
 from holdfast.checkpoint.stores.s3_errors import Kind, Trouble, pause, trouble_of
+from holdfast.checkpoint.stores.s3_ranges import LEAST_BYTES, SIGNED_SECONDS, Ranges, Timeouts
 from holdfast.errors import CheckpointError, DamagedError, UnavailableError, UsageError
 
 _log = logging.getLogger("holdfast.checkpoint.s3")
@@ -32,6 +33,8 @@ _log = logging.getLogger("holdfast.checkpoint.s3")
 _DELETED_AT_ONCE: Final = 1000
 _READ_AT_ONCE: Final = 1 << 20
 _COPIED_AT_ONCE: Final = 5 << 30
+# Of what is digested and copied, so that only the first of both waits for the memory.
+_IN_CACHE: Final = 256 << 10
 # S3 allows 10,000 parts: every 2,000 they double, which reaches 1 TB from 16 MiB.
 _PARTS_OF_A_SIZE: Final = 2000
 
@@ -80,7 +83,7 @@ class Checksum:
     """The checksum that the server compares: of each part, and of the whole object as the server then keeps it."""
 
     def __init__(self) -> None:
-        self._crc = _crc64nvme()
+        self._crc, self._combine = _crc64nvme(), _combine_crc64nvme()
         self._whole = 0
         self._parts: list[bytes] = []
 
@@ -103,11 +106,13 @@ class Checksum:
         """A block's own."""
         return base64.b64encode(self._raw(block)).decode()
 
-    def add(self, block: memoryview | bytes) -> str:
-        """A block's own; it counts as the next part of the object."""
-        raw = self._raw(block)
+    def add(self, block: memoryview, copy: bytearray | None = None) -> str:
+        """A block's own; it counts as the next part of the object. `copy` gets its bytes on the way."""
+        raw = self._raw(block, copy)
         self._parts.append(raw)
-        if self._crc is not None:
+        if self._crc is not None and self._combine is not None:
+            self._whole = self._combine(self._whole, int.from_bytes(raw, "big"), block.nbytes)
+        elif self._crc is not None:
             self._whole = self._crc(block, self._whole)
         return base64.b64encode(raw).decode()
 
@@ -118,8 +123,18 @@ class Checksum:
         joined = base64.b64encode(hashlib.sha256(b"".join(self._parts)).digest()).decode()
         return f"{joined}-{len(self._parts)}"
 
-    def _raw(self, block: memoryview | bytes) -> bytes:
-        return hashlib.sha256(block).digest() if self._crc is None else self._crc(block, 0).to_bytes(8, "big")
+    def _raw(self, block: memoryview | bytes, copy: bytearray | None = None) -> bytes:
+        sha256, crc = hashlib.sha256(), 0
+        source = memoryview(block)
+        for begin in range(0, source.nbytes, _IN_CACHE):
+            piece = source[begin : begin + _IN_CACHE]
+            if self._crc is None:
+                sha256.update(piece)
+            else:
+                crc = self._crc(piece, crc)
+            if copy is not None:
+                copy[begin : begin + piece.nbytes] = piece
+        return sha256.digest() if self._crc is None else crc.to_bytes(8, "big")
 
 
 def _crc64nvme() -> Callable[[Any, int], int] | None:
@@ -131,6 +146,15 @@ def _crc64nvme() -> Callable[[Any, int], int] | None:
     return crc
 
 
+def _combine_crc64nvme() -> Callable[[int, int, int], int] | None:
+    """That of two blocks from that of each; earlier releases lack it."""
+    try:
+        from awscrt import checksums
+    except ImportError:
+        return None
+    return getattr(checksums, "combine_crc64nvme", None)
+
+
 class S3Bucket:
     """A bucket; any thread may use it."""
 
@@ -139,6 +163,8 @@ class S3Bucket:
         self._sleep = sleep
         self._lock = Lock()
         self._client = _client(settings)
+        timeouts = Timeouts(connect=settings.connect_seconds, read=settings.read_seconds)
+        self._ranges = Ranges(sign=self._sign, timeouts=timeouts, authorities=_authorities())
         self._pool = ThreadPoolExecutor(settings.in_flight, thread_name_prefix="holdfast-s3")
 
     @property
@@ -167,9 +193,10 @@ class S3Bucket:
         found = self._head(key)
         return Stat(nbytes=int(found["ContentLength"]), tag=str(found["ETag"]))
 
-    def read(self, key: str) -> bytes:
+    def read(self, key: str, most: int) -> bytes:
         """All of a small object."""
         stat = self.stat(key)
+        check_small(key, stat.nbytes, most)
         data = bytearray(stat.nbytes)
         if data:
             self.read_into(key, stat, 0, memoryview(data))
@@ -189,8 +216,11 @@ class S3Bucket:
         try:
             self._put(key, data, IfNoneMatch="*")
         except _TakenError:
-            return self.read(key) == data
+            return self._holds(key, data)
         return True
+
+    def _holds(self, key: str, data: bytes) -> bool:
+        return self.stat(key).nbytes == len(data) and self.read(key, len(data)) == data
 
     def put(self, key: str, data: bytes) -> None:
         """Write a small object."""
@@ -348,9 +378,21 @@ class S3Bucket:
                 return
             marker = {given: page[told]}
 
+    def _sign(self, key: str) -> str:
+        from botocore.exceptions import BotoCoreError
+
+        named = {"Bucket": self._settings.bucket, "Key": key}
+        try:
+            return str(self._client.generate_presigned_url("get_object", Params=named, ExpiresIn=SIGNED_SECONDS))
+        except BotoCoreError as error:
+            _log.debug("%s cannot be given a signed address: %s", key, error)
+            return ""
+
     def _read_range(self, key: str, tag: str, offset: int, target: memoryview) -> None:
         """Fill `target`; after a break go on where it broke off."""
-        filled = 0
+        filled = self._ranges.read(key, tag, offset, target) if target.nbytes >= LEAST_BYTES else 0
+        if filled == target.nbytes:
+            return
 
         def read(client: Any) -> None:
             nonlocal filled
@@ -391,12 +433,12 @@ class _Upload:
         try:
             for number, block in enumerate(parts, start=1):
                 nbytes += block.nbytes
-                checksum = self._checksum.add(block)
-                if before and before[1]:
-                    continue
                 if self._broken:
                     break
-                running.append(self._send(upload, number, block, checksum, there.get(number)))
+                if before and before[1]:
+                    self._checksum.add(block)
+                    continue
+                running.append(self._send(upload, number, block, there.get(number)))
             if before and before[1]:
                 return self._compare(before, nbytes)
             self._complete(upload, _finish(running), nbytes)
@@ -440,25 +482,24 @@ class _Upload:
             marker = {"PartNumberMarker": int(page["NextPartNumberMarker"])}
 
     def _send(
-        self, upload: str, number: int, block: memoryview, checksum: str, there: Mapping[str, Any] | None
+        self, upload: str, number: int, block: memoryview, there: Mapping[str, Any] | None
     ) -> Future[dict[str, Any]]:
+        body = self._buffer(block.nbytes)
+        checksum = self._checksum.add(block, body)
         if there and (int(there["Size"]), there[self._checksum.field]) == (block.nbytes, checksum):
             done: Future[dict[str, Any]] = Future()
             done.set_result(self._named(number, there["ETag"], checksum))
+            self._free.put(body)
             return done
-        body = self._buffer(block)
         return self._pool.submit(self._send_part, upload, number, body, checksum)
 
-    def _buffer(self, block: memoryview) -> bytearray:
-        """A copy in a buffer that an earlier part has left: fresh pages cost more than the copy."""
+    def _buffer(self, nbytes: int) -> bytearray:
+        """One that an earlier part has left, if it can be: fresh pages cost more than to copy into them."""
         if self._made > self._settings.in_flight:
             body = self._free.get()
         else:
             body, self._made = bytearray(), self._made + 1
-        if len(body) == block.nbytes:
-            body[:] = block
-            return body
-        return bytearray(block)
+        return body if len(body) == nbytes else bytearray(nbytes)
 
     def _send_part(self, upload: str, number: int, body: bytearray, checksum: str) -> dict[str, Any]:
         try:
@@ -562,3 +603,13 @@ def _client(settings: S3Settings) -> Any:
         )
     except (BotoCoreError, ValueError) as error:
         raise UsageError(f"{settings.bucket}: boto3 cannot be set up: {error}") from error
+
+
+def _authorities() -> str | None:
+    """The certificates that boto3 would trust."""
+    import botocore.session
+    from botocore.httpsession import get_cert_path
+
+    named = botocore.session.get_session().get_config_variable("ca_bundle")
+    path = named or get_cert_path(True)
+    return str(path) if path else None

@@ -32,6 +32,9 @@ class Kind(StrEnum):
 
 RETRIED: Final = frozenset({Kind.NETWORK, Kind.SERVER, Kind.THROTTLED, Kind.CORRUPTED})
 
+# What a store that was reached answers to the job itself, whatever node asks.
+OF_THE_JOB: Final = frozenset({Kind.CREDENTIALS, Kind.DENIED, Kind.NO_BUCKET, Kind.FULL})
+
 ADVICE: Final[Mapping[Kind, str]] = {
     Kind.NETWORK: "the store cannot be reached: look at the network and at AWS_ENDPOINT_URL_S3",
     Kind.SERVER: "the store answers with its own error: try later, or look at the store",

@@ -1,4 +1,4 @@
-"""Two slots in shared memory for each rank, of which one is always whole. No torch.
+"""Two or three slots in shared memory for each rank, of which one is always whole. No torch.
 
 A slot is a file on a memory volume: a page with the sequence and two places for the table of contents, then the
 bytes. The sequence is one aligned word, so it changes at once or not at all:
@@ -6,9 +6,9 @@ bytes. The sequence is one aligned word, so it changes at once or not at all:
     odd     the bytes are being written, and nothing of the slot counts
     even    the bytes are whole, and the table in place (sequence / 2) mod 2 says what they are
 
-Invariant: a writer that is killed at any instruction leaves the other slot as it was, and its own slot either as it
-was after the last change of the sequence, or odd. A table ends in the digest of itself and of its sequence, and the
-manifest in it has the digests of the bytes: what is torn is never taken for whole. Adding the manifest to a slot
+Invariant: a writer that is killed at any instruction leaves the other slots as they were, and its own slot either as
+it was after the last change of the sequence, or odd. A table ends in the digest of itself and of its sequence, and
+the manifest in it has the digests of the bytes: what is torn is never taken for whole. Adding the manifest to a slot
 whose bytes are whole writes the other table and moves the sequence on by two; it never goes through odd.
 """
 
@@ -21,19 +21,19 @@ import json
 import mmap
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import xxhash
 
+from holdfast.checkpoint.direct import BLOCK_BYTES
 from holdfast.checkpoint.files import Buffer
 from holdfast.checkpoint.manifest import CHUNK_BYTES, FileRecord, Manifest, decode, encode
 from holdfast.checkpoint.names import MANIFEST, CommitName, parse_commit
-from holdfast.errors import CheckpointError, DamagedError
+from holdfast.errors import CheckpointError, DamagedError, NoRoomError
 
-SLOTS: Final = 2
 _PAGE: Final = 4096
 _TABLE: Final = 1024
 _TABLES: Final = (_PAGE // 4, _PAGE // 2)
@@ -44,6 +44,7 @@ PADDING: Final = 4096
 # A slot is made a little larger than asked for: counters grow by digits, and a new file costs its page faults.
 _STEP: Final = 1 << 20
 _OTHER_WRITER_SECONDS: Final = 10.0
+_NUMBERS: Final = {2: "two", 3: "three"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +56,21 @@ class Extent:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Place:
+    """Bytes of an open file."""
+
+    fd: int
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Content:
-    """What a whole slot holds. `number` tells its bytes from all that were there before."""
+    """What a whole slot holds, and of whose commit. `number` tells its bytes from all that were there before."""
 
     name: CommitName
     number: int
+    job: str = ""
     files: Mapping[str, Extent] = field(default_factory=dict)
     manifest: Extent | None = None
     void: bool = False
@@ -74,6 +85,7 @@ class Content:
         return {
             "name": str(self.name),
             "number": self.number,
+            "job": self.job,
             "files": {name: [one.offset, one.nbytes] for name, one in self.files.items()},
             "manifest": [self.manifest.offset, self.manifest.nbytes] if self.manifest else None,
             "void": self.void,
@@ -88,6 +100,7 @@ class Content:
         return cls(
             name=name,
             number=value["number"],
+            job=value["job"],
             files={file: Extent(offset=offset, nbytes=nbytes) for file, (offset, nbytes) in value["files"].items()},
             manifest=Extent(offset=manifest[0], nbytes=manifest[1]) if manifest else None,
             void=value["void"],
@@ -100,19 +113,21 @@ class Slot:
     def __init__(self, path: Path, *, writable: bool = False, populate: bool = False) -> None:
         self.path = path
         flags = os.O_RDWR if writable else os.O_RDONLY
-        fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW)
+        self.fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            self.capacity = os.fstat(fd).st_size
+            self.capacity = os.fstat(self.fd).st_size
             if self.capacity < _PAGE:
                 raise DamagedError(f"{path.name} is no slot")
             # Mapped at once: a first touch of each page costs more than the copy into it.
             kind = mmap.MAP_SHARED | (mmap.MAP_POPULATE if populate else 0)
             access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-            self._map = mmap.mmap(fd, self.capacity, flags=kind, prot=access)
-        finally:
-            os.close(fd)
+            self._map = mmap.mmap(self.fd, self.capacity, flags=kind, prot=access)
+        except BaseException:
+            os.close(self.fd)
+            raise
         self.view = memoryview(self._map)
         self._sequence = self.view[:_WORD].cast("Q")
+        self._seen: tuple[int, Content | None] = (0, None)
 
     @classmethod
     def create(cls, path: Path, capacity: int, *, populate: bool = False) -> Slot:
@@ -140,8 +155,10 @@ class Slot:
             sequence = self.sequence
             if sequence % 2 or not sequence:
                 return None
-            table = self._table(sequence)
+            seen = self._seen  # a sequence comes once, and so does its table
+            table = seen[1] if seen[0] == sequence else self._table(sequence)
             if self.sequence == sequence:
+                self._seen = sequence, table
                 return table
         return None
 
@@ -149,8 +166,13 @@ class Slot:
         """Copy bytes out; DamagedError if they are another commit's by now."""
         if offset + target.nbytes > extent.nbytes:
             raise DamagedError(f"it ends before byte {offset + target.nbytes}")
-        begin = extent.offset + offset
-        target[:] = self.view[begin : begin + target.nbytes]
+        begin, done = extent.offset + offset, 0
+        while done < target.nbytes:
+            # Not out of the mapping: that would fault in each page, and keep other threads from running.
+            count = os.preadv(self.fd, [target[done:]], begin + done)
+            if not count:
+                raise DamagedError(f"it ends before byte {offset + target.nbytes}")
+            done += count
         self.verify(content)
 
     def verify(self, content: Content) -> None:
@@ -160,6 +182,13 @@ class Slot:
             raise DamagedError(f"{content.name} was overwritten in memory while it was read")
 
     # Writing
+
+    def empty(self) -> None:
+        """Nothing here counts any more, and its memory is free, whoever holds the file: a process that the script
+        forked has it open and mapped for as long as it lives. The first page stays: who reads it finds it void."""
+        self.begin()
+        with contextlib.suppress(OSError, ValueError):  # a file system without holes, or nothing behind the page
+            self._map.madvise(mmap.MADV_REMOVE, _PAGE, self.capacity - _PAGE)
 
     def begin(self) -> int:
         """From now on nothing here counts; the number of what comes."""
@@ -199,6 +228,7 @@ class Slot:
         """Unmap, as soon as nobody has a view of it any more."""
         self._sequence.release()
         self.view.release()
+        os.close(self.fd)
         with contextlib.suppress(BufferError):
             self._map.close()
 
@@ -211,15 +241,30 @@ def _padded(nbytes: int) -> int:
     return -(-(nbytes + nbytes // 64) // _STEP) * _STEP
 
 
+def remove(path: Path) -> None:
+    """Remove a slot, and what it takes."""
+    with contextlib.suppress(OSError, DamagedError):
+        slot = Slot(path, writable=True)
+        slot.empty()
+        slot.close()
+    path.unlink(missing_ok=True)
+
+
 def slot_path(folder: Path, owner: str, index: int) -> Path:
     """The file of one of an owner's slots."""
     return folder / f"{owner}.slot-{index}"
 
 
-class SlotPair:
-    """Both slots of one owner, as their only writer has them. `populate`: map them whole before they are used."""
+class SlotSet:
+    """The slots of one owner, as their only writer has them. `count` is how many there are to be from now on.
 
-    def __init__(self, folder: Path, owner: str, *, limit: int | None = None, populate: bool = True) -> None:
+    `populate`: map them whole before they are used.
+    """
+
+    def __init__(
+        self, folder: Path, owner: str, *, limit: int | None = None, populate: bool = True, count: int = 2
+    ) -> None:
+        self.count = count
         self._populate = populate
         self._folder = folder
         self._owner = owner
@@ -229,19 +274,19 @@ class SlotPair:
         for leftover in folder.glob(f"{owner}.slot-?.tmp-*"):
             leftover.unlink(missing_ok=True)
 
-    def contents(self) -> list[Content]:
-        """What is whole here."""
-        found = (self._open(index) for index in range(SLOTS))
-        return [one for slot in found if slot and (one := slot.content()) and not one.void]
+    def begin(
+        self, name: CommitName, nbytes: int, *, keep: Collection[CommitName], job: str = "", promised: int = 0
+    ) -> SlotWriter:
+        """Overwrite a slot that is none of `keep`. `nbytes` is for all files and the manifest.
 
-    def begin(self, name: CommitName, nbytes: int, *, keep: CommitName | None) -> SlotWriter:
-        """Overwrite the slot that is not of `keep`. `nbytes` is for all files and the manifest."""
+        `promised`: bytes that others hold until this commit stands. What fits only then is made only then.
+        """
         index = self._victim(keep)
         slot = self._open(index)
         need = _PAGE + nbytes
         if slot is None or slot.capacity < need:
-            slot = self._make(index, need)
-        return SlotWriter(slot, name)
+            slot = self._make(index, need, promised)
+        return SlotWriter(slot, name, job)
 
     def close(self) -> None:
         """Let another writer have them."""
@@ -249,47 +294,59 @@ class SlotPair:
             slot.close()
         os.close(self._lock)
 
-    def _victim(self, keep: CommitName | None) -> int:
-        contents = [slot.content() if (slot := self._open(index)) else None for index in range(SLOTS)]
+    def _indices(self) -> list[int]:
+        """Those of a time when there were more are used on: what they hold may be all that is left."""
+        there = (int(path.name[-1]) for path in self._folder.glob(f"{self._owner}.slot-[0-9]"))
+        return sorted({*range(self.count), *there})
+
+    def _victim(self, keep: Collection[CommitName]) -> int:
+        indices = self._indices()
+        contents = {index: slot.content() if (slot := self._open(index)) else None for index in indices}
 
         def worth(index: int) -> tuple[Any, ...]:
             content = contents[index]
             if content is None or content.void:
                 return (0,)
             sealed = content.manifest is not None
-            return (1, content.name == keep, content.name.pair, content.name.step, sealed, content.number)
+            return (1, content.name in keep, content.name.pair, content.name.step, sealed, content.number)
 
-        return min(range(SLOTS), key=worth)
+        return min(indices, key=worth)
 
-    def _make(self, index: int, need: int) -> Slot:
-        """Both at once, so that what does not fit is known before the first commit."""
+    def _make(self, index: int, need: int, promised: int) -> Slot:
+        """All at once, so that what does not fit is known before the first commit."""
         self._drop(index)
-        missing = [i for i in range(SLOTS) if i == index or self._open(i) is None]
-        self._refuse_beyond(_padded(need) * len(missing), need)
+        missing = [i for i in self._indices() if i == index or self._open(i) is None]
+        lacks = self._lacks(_padded(need) * len(missing))
+        if lacks and not self._lacks(_padded(need) * len(missing) - promised):
+            missing, lacks = [index], self._lacks(_padded(need))
+        if lacks:
+            raise self._too_small(need, lacks)
         try:
             for i in missing:
                 self._slots[i] = Slot.create(slot_path(self._folder, self._owner, i), need, populate=self._populate)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            raise CheckpointError(self._too_small(need, "the volume is full")) from error
+            raise self._too_small(need, "the volume is full") from error
         return self._slots[index]
 
-    def _refuse_beyond(self, more: int, need: int) -> None:
+    def _lacks(self, more: int) -> str:
+        """Why so much more does not fit; nothing if it does."""
         volume = os.statvfs(self._folder)
         if more > volume.f_bavail * volume.f_frsize:
-            raise CheckpointError(
-                self._too_small(need, f"{_mib(volume.f_bavail * volume.f_frsize)} are free on {self._folder}")
-            )
+            return f"{_mib(volume.f_bavail * volume.f_frsize)} are free on {self._folder}"
         used = sum(path.stat().st_size for path in self._folder.glob("*.slot-*"))
         if self._limit is not None and used + more > self._limit:
-            raise CheckpointError(self._too_small(need, f"{_mib(used)} of {_mib(self._limit)} are in use"))
+            return f"{_mib(used)} of {_mib(self._limit)} are in use"
+        return ""
 
-    def _too_small(self, need: int, why: str) -> str:
-        return (
-            f"the memory tier is too small: {self._owner} needs two slots of {_mib(_padded(need))}, "
-            f"{_mib(SLOTS * _padded(need))} in all, and {why}: raise checkpoint.memory.sizeLimit (or --memory-tier "
-            "PATH:SIZE, or the volume) to two slots for each rank of a worker, twice that with copies for a peer"
+    def _too_small(self, need: int, why: str) -> NoRoomError:
+        count = _NUMBERS.get(self.count, str(self.count))
+        return NoRoomError(
+            f"the memory tier is too small: {self._owner} needs {count} slots of {_mib(_padded(need))}, "
+            f"{_mib(self.count * _padded(need))} in all, and {why}: raise checkpoint.memory.sizeLimit (or "
+            "--memory-tier PATH:SIZE, or the volume) to two slots for each rank of a worker, two more with copies "
+            "for a peer, and one more where only some commits are copied"
         )
 
     def _open(self, index: int) -> Slot | None:
@@ -305,15 +362,15 @@ class SlotPair:
         slot = self._slots.pop(index, None)
         if slot is not None:
             slot.close()
-        slot_path(self._folder, self._owner, index).unlink(missing_ok=True)
+        remove(slot_path(self._folder, self._owner, index))
 
 
 class SlotWriter:
     """A commit's part on its way into a slot: a plain writable buffer for each file, then the seal."""
 
-    def __init__(self, slot: Slot, name: CommitName) -> None:
+    def __init__(self, slot: Slot, name: CommitName, job: str) -> None:
         self._slot = slot
-        self._content = Content(name=name, number=slot.begin())
+        self._content = Content(name=name, number=slot.begin(), job=job)
 
     def buffer(self, file: str, nbytes: int) -> memoryview:
         """Room for one file, to be filled before `stage`."""
@@ -327,10 +384,10 @@ class SlotWriter:
         """Copy one file in, digested on the way."""
         return fill(self.buffer(file, nbytes), parts)
 
-    def view(self, file: str) -> memoryview:
-        """One file's bytes as they are here."""
+    def place(self, file: str) -> Place:
+        """Where one file's bytes are."""
         extent = self._content.files[file]
-        return self._slot.view[extent.offset : extent.offset + extent.nbytes]
+        return Place(fd=self._slot.fd, offset=extent.offset, nbytes=extent.nbytes)
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -352,29 +409,45 @@ class SlotWriter:
         self._slot.amend(self._content)
 
 
+class Digests:
+    """The digests of a buffer that is filled from its beginning on, taken while what was filled is still warm."""
+
+    def __init__(self, target: memoryview) -> None:
+        self._target = target
+        self._whole = xxhash.xxh3_128()
+        self._chunks: list[str] = []
+        self._done = 0
+
+    def up_to(self, filled: int) -> None:
+        """So much is there by now."""
+        while self._done < filled:
+            end = min(self._done + CHUNK_BYTES, self._target.nbytes)
+            if end > filled:
+                return
+            chunk, own = self._target[self._done : end], xxhash.xxh3_128()
+            for at in range(0, chunk.nbytes, BLOCK_BYTES):
+                block = chunk[at : at + BLOCK_BYTES]
+                self._whole.update(block)
+                own.update(block)
+            self._chunks.append(own.hexdigest())
+            self._done = end
+
+    def record(self) -> FileRecord:
+        """Of all of it."""
+        if self._done != self._target.nbytes:
+            raise CheckpointError(f"{self._done} bytes came for a file of {self._target.nbytes}")
+        return FileRecord(nbytes=self._done, digest=self._whole.hexdigest(), chunks=tuple(self._chunks))
+
+
 def fill(target: memoryview, parts: Iterable[Buffer]) -> FileRecord:
-    """Copy parts into a buffer that they fill, and digest each chunk while it is warm."""
-    whole, digests = xxhash.xxh3_128(), list[str]()
-    filled = done = 0
+    """Copy parts into a buffer that they fill."""
+    digests, filled = Digests(target), 0
     for part in parts:
-        rest = memoryview(part).cast("B")
-        while rest.nbytes:
-            piece = rest[: CHUNK_BYTES - (filled - done)]
-            target[filled : filled + piece.nbytes] = piece
-            filled, rest = filled + piece.nbytes, rest[piece.nbytes :]
-            if filled - done == CHUNK_BYTES:
-                digests.append(_digest(target[done:filled], whole))
-                done = filled
-    if filled > done:
-        digests.append(_digest(target[done:filled], whole))
-    if filled != target.nbytes:
-        raise CheckpointError(f"{filled} bytes came for a file of {target.nbytes}")
-    return FileRecord(nbytes=filled, digest=whole.hexdigest(), chunks=tuple(digests))
-
-
-def _digest(chunk: memoryview, whole: xxhash.xxh3_128) -> str:
-    whole.update(chunk)
-    return xxhash.xxh3_128_hexdigest(chunk)
+        data = memoryview(part).cast("B")
+        target[filled : filled + data.nbytes] = data
+        filled += data.nbytes
+        digests.up_to(filled)
+    return digests.record()
 
 
 def manifest_of(slot: Slot, content: Content) -> Manifest | None:
@@ -394,7 +467,7 @@ def opened(folder: Path, *, writable: bool = False) -> Iterator[list[tuple[Slot,
     """Every slot of a folder that holds something whole, until the block ends."""
     slots: list[Slot] = []
     try:
-        for path in sorted(folder.glob("*.slot-[01]")):
+        for path in sorted(folder.glob("*.slot-[0-9]")):
             with contextlib.suppress(FileNotFoundError, DamagedError):
                 slots.append(Slot(path, writable=writable))
         yield [(slot, content) for slot in slots if (content := slot.content()) and not content.void]
@@ -410,9 +483,10 @@ def _locked(path: Path) -> int:
     deadline = time.monotonic() + _OTHER_WRITER_SECONDS
     while True:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Of this process, not of the descriptor: a child that the script forked must not hold it any longer.
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return fd
-        except BlockingIOError:
+        except (BlockingIOError, PermissionError):
             if time.monotonic() > deadline:
                 os.close(fd)
                 raise CheckpointError(

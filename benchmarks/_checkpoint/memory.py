@@ -1,0 +1,339 @@
+"""The memory tier: restore from it against a copy in memory; copies to a neighbour and back against raw TCP.
+
+`memory.py far BYTES ROUNDS` measures the neighbour, best on a link of its own (`unshare --net`), which it shapes;
+`memory.py neighbour FOLDER` is the neighbour: it serves a memory and, beside it, raw bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+HERE = Path(__file__).resolve()
+sys.path.insert(0, str(HERE.parent.parent))
+
+import _bench as bench  # noqa: E402
+
+from holdfast.checkpoint.exchange import Alone  # noqa: E402
+from holdfast.checkpoint.fencing import Resume  # noqa: E402
+from holdfast.checkpoint.manifest import CHUNK_BYTES, FileRecord  # noqa: E402
+from holdfast.checkpoint.names import CommitName, tensors_file  # noqa: E402
+from holdfast.checkpoint.near import MemorySettings, MemoryTier, Terms  # noqa: E402
+from holdfast.checkpoint.reader import Restored, restore  # noqa: E402
+from holdfast.checkpoint.reading import Copies, extent, read_into, whole_file  # noqa: E402
+from holdfast.checkpoint.shard import TensorSpec  # noqa: E402
+from holdfast.checkpoint.stores import Store  # noqa: E402
+from holdfast.checkpoint.stores.memory import MemoryStore  # noqa: E402
+from holdfast.checkpoint.stores.peer import (  # noqa: E402
+    Copy,
+    Neighbour,
+    Peer,
+    PeerServer,
+    PeerStore,
+    room_for,
+    send,
+)
+from holdfast.checkpoint.stores.slots import SlotSet, SlotWriter  # noqa: E402
+from holdfast.checkpoint.writer import Snapshot  # noqa: E402
+from holdfast.worlds import Pair  # noqa: E402
+
+KEY = b"k" * 32
+PAIR = Pair(1, 1)
+LARGE, SMALL, SMALL_BYTES = 157, 471, 4096
+LINK = "5gbit"
+MEMORY = "/dev/shm"  # noqa: S108 - memory, not a temporary file
+_LENGTH = 8
+Values = dict[str, list[float]]
+
+
+def rows(nbytes: int, rounds: int) -> list[bench.Row]:
+    """All of it, for one size of state."""
+    what = f"{nbytes / 1e9:.2g} GB in {LARGE + SMALL} tensors"
+    return [*near_rows(what, near(nbytes, rounds)), *far_rows(what, nbytes, rounds)]
+
+
+def near_rows(what: str, values: Values) -> list[bench.Row]:
+    """On one node."""
+    return [
+        *(
+            bench.row(
+                "checkpoint-4",
+                f"verified restore from memory of {what}, into {where}",
+                bench.ratios(values[whose], values["copy"]),
+                "x memcpy",
+                target="<= 1.8",
+                limit=1.0,
+            )
+            for whose, where in (("restore", "fresh memory"), ("in place", "memory that is there"))
+        ),
+        bench.row("", f"commit in memory of {what}", bench.ratios(values["save"], values["copy"]), "x memcpy"),
+    ]
+
+
+def near(nbytes: int, rounds: int) -> Values:
+    """Seconds on one node."""
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
+        state = State(Path(folder), nbytes, None)
+        state.save()
+        contestants = {
+            "restore": state.restore,
+            "in place": lambda: timed(state.restore_in_place),
+            "copy": state.copy,
+            "save": lambda: timed(state.save),
+        }
+        values = bench.interleaved(contestants, rounds)
+        state.close()
+    return values
+
+
+def far_rows(what: str, nbytes: int, rounds: int) -> list[bench.Row]:
+    """To another node and back: in a process of its own, as the link is its own."""
+    command = [sys.executable, str(HERE), "far", str(nbytes), str(rounds)]
+    for alone in (["unshare", "--net"], []):
+        ran = subprocess.run([*alone, *command], capture_output=True, text=True, check=False)
+        if ran.returncode == 0:
+            break
+    else:
+        return [bench.absent("checkpoint-peer", f"copies of {what}", ran.stderr[-200:])]
+    told = json.loads(ran.stdout.splitlines()[-1])
+    values, link = told["values"], told["link"]
+    return [
+        bench.row(
+            "checkpoint-peer",
+            f"verified {name} a neighbour's memory of {what}, {link}",
+            bench.ratios(values[whose], values[limit]),
+            "x raw TCP",
+            target="<= 1.3",
+            limit=1.0,
+        )
+        for name, whose, limit in (("copy to", "give", "send"), ("restore from", "restore", "receive"))
+    ]
+
+
+def far(nbytes: int, rounds: int) -> None:
+    """Seconds with a neighbour, as JSON."""
+    link = shaped()
+    with tempfile.TemporaryDirectory(dir=MEMORY) as work, neighbour(Path(work) / "there") as (port, raw):
+        here = Path(work) / "here"
+        here.mkdir()
+        state = State(here, nbytes, port)
+        state.save()
+        contestants = {
+            "give": state.give,
+            "restore": state.restore_from_peer,
+            "send": lambda: sent(raw, state.data, b"s"),
+            "receive": lambda: sent(raw, state.data, b"r"),
+        }
+        values = bench.interleaved(contestants, rounds)
+        state.close()
+    print(json.dumps({"values": values, "link": link}))
+
+
+def shaped() -> str:
+    """Make the loopback of this network namespace a slow link, if it is one of our own."""
+    if [name for _, name in socket.if_nameindex()] != ["lo"]:
+        return "by loopback"
+    for command in ("ip link set lo up", f"tc qdisc add dev lo root tbf rate {LINK} burst 4mb latency 20ms"):
+        subprocess.run(command.split(), check=True)
+    return f"by a link of {LINK}"
+
+
+class State:
+    """One rank with a memory tier, and a neighbour if there is a port of one."""
+
+    def __init__(self, folder: Path, nbytes: int, port: int | None) -> None:
+        large = (nbytes - SMALL * SMALL_BYTES) // LARGE
+        sizes = {f"state/layers.{n}.weight": large for n in range(LARGE)}
+        sizes |= {f"state/layers.{n}.bias": SMALL_BYTES for n in range(SMALL)}
+        self.data = memoryview(bytearray(os.urandom(1 << 20) * -(-nbytes // (1 << 20))))[: sum(sizes.values())]
+        self._room = memoryview(bytearray(self.data.nbytes))
+        self._specs = [TensorSpec(name=name, dtype="U8", shape=(size,)) for name, size in sizes.items()]
+        self._parts, at = dict[str, memoryview](), 0
+        for name, size in sizes.items():
+            self._parts[name], at = self.data[at : at + size], at + size
+        self._found: Restored | None = None
+        self._step = 0
+        self._folder = folder
+        self._here(port)
+
+    def _here(self, port: int | None) -> None:
+        me = Neighbour(node="a", pod="a", host="127.0.0.1", port=1)
+        there = Neighbour(node="b", pod="b", host="127.0.0.1", port=port or 1)
+        members = frozenset({me, there} if port else {me})
+        self._peer = Peer(there, KEY)
+        settings = MemorySettings(
+            folder=self._folder,
+            limit=None,
+            interval=1,
+            peer_interval=1 if port else None,
+            per_second=None,
+            me=me,
+            key=KEY,
+        )
+        self._tier = MemoryTier(settings)
+        self._tier.enter(settings, members, 0, Alone(), lambda: None)
+        self._lying: SlotWriter | None = None
+        self._record: FileRecord | None = None
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._tier.close()
+        self._peer.close()
+
+    def copy(self) -> float:
+        """A plain copy of all tensors, to memory that is there."""
+        return timed(lambda: self._room.__setitem__(slice(None), self.data))
+
+    def save(self) -> None:
+        """A commit, with a copy if there is a neighbour."""
+        self._step += 1
+        snapshot = Snapshot(
+            name=CommitName(step=self._step, pair=PAIR),
+            specs=self._specs,
+            read=lambda piece: self._parts[piece.spec.name],
+            state={},
+            data=None,
+            alone={},
+            numerics={},
+        )
+        if not self._tier.save(snapshot, Terms(claims=(), job_uid="", resume=Resume.ALWAYS)).committed:
+            raise AssertionError("it was not committed")
+
+    def restore(self) -> float:
+        """The newest from this node."""
+        return self._restore(MemoryStore(self._folder))
+
+    def restore_in_place(self) -> None:
+        """The same into memory that is there."""
+        store, file = MemoryStore(self._folder), tensors_file(0)
+        name = store.commits()[-1]
+        manifest = store.manifest(name)
+        begin = min(chunk.offset for tensor in manifest.tensors.values() for chunk in tensor.chunks)
+        with closing(Copies(openers=[partial(store.open, name)], records=manifest.files)) as copies:
+            everything = [whole_file(file, manifest.files[file])]
+            read_into(copies, {file: [extent(begin, self._room)]}, also=everything)
+
+    def restore_from_peer(self) -> float:
+        """The newest from the other."""
+        return self._restore(PeerStore(self._peer))
+
+    def give(self) -> float:
+        """What lies in a slot here, to the other's."""
+        file, nbytes = tensors_file(1), self.data.nbytes
+        name = CommitName(step=1, pair=PAIR)
+        if self._lying is None:
+            room = room_for([nbytes], 0)
+            self._lying = SlotSet(self._folder, "own-1", count=1).begin(name, room, keep=())
+            self._record = self._lying.write(file, [self.data], nbytes)
+        if self._record is None:
+            raise AssertionError("no record")
+        copy = Copy(
+            owner="other",
+            job="",
+            name=name,
+            keep=(),
+            files={file: self._record},
+            room=room_for([nbytes], 0),
+        )
+        lying = self._lying
+        return timed(lambda: send(self._peer, copy, [lying.place(file)]))
+
+    def _restore(self, store: Store) -> float:
+        self._found = None  # what was restored before is let go of first
+
+        def act() -> None:
+            self._found = restore([store], Alone())
+
+        seconds = timed(act)
+        if self._found is None or self._found.loaded is None:
+            raise AssertionError("nothing was restored")
+        return seconds
+
+
+def timed(act: Callable[[], object]) -> float:
+    """Seconds."""
+    started = time.perf_counter()
+    act()
+    return time.perf_counter() - started
+
+
+@contextmanager
+def neighbour(folder: Path) -> Iterator[tuple[int, int]]:
+    """Another process: the port of its memory, and that of raw bytes."""
+    folder.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, str(HERE), "neighbour", str(folder)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        if process.stdout is None:
+            raise AssertionError("no output")
+        memory, raw = map(int, process.stdout.readline().split())
+        yield memory, raw
+    finally:
+        process.kill()
+        process.wait()
+
+
+def sent(port: int, data: memoryview, way: bytes) -> float:
+    """All bytes over a plain connection, there (`s`) or back (`r`)."""
+    room = memoryview(bytearray(CHUNK_BYTES))
+
+    def act() -> None:
+        with socket.create_connection(("127.0.0.1", port)) as wire:
+            wire.sendall(way + data.nbytes.to_bytes(_LENGTH, "big"))
+            if way == b"s":
+                wire.sendall(data)
+                wire.recv(1)
+            else:
+                drain(wire, data.nbytes, room)
+
+    return timed(act)
+
+
+def drain(wire: socket.socket, nbytes: int, room: memoryview) -> None:
+    """Receive so many bytes."""
+    while nbytes:
+        nbytes -= wire.recv_into(room[: min(nbytes, room.nbytes)])
+
+
+def serve(folder: Path) -> None:
+    """Be the neighbour."""
+    server = PeerServer(folder, host="127.0.0.1")
+    server.key = KEY
+    listener = socket.create_server(("127.0.0.1", 0))
+    print(server.port, listener.getsockname()[1], flush=True)
+    room = memoryview(bytearray(CHUNK_BYTES))
+    while True:
+        wire, _ = listener.accept()
+        threading.Thread(target=echo, args=(wire, room), daemon=True).start()
+
+
+def echo(wire: socket.socket, room: memoryview) -> None:
+    """Take or give what is asked for."""
+    with wire, suppress(ConnectionError):
+        head = wire.recv(1 + _LENGTH, socket.MSG_WAITALL)
+        nbytes = int.from_bytes(head[1:], "big")
+        if head[:1] == b"s":
+            drain(wire, nbytes, room)
+            wire.sendall(b".")
+        while head[:1] == b"r" and nbytes:
+            piece = room[: min(nbytes, room.nbytes)]
+            wire.sendall(piece)
+            nbytes -= piece.nbytes
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "neighbour":
+        serve(Path(sys.argv[2]))
+    elif sys.argv[1] == "far":
+        far(int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,120 @@
+"""checkpoint-8: the newest commit is damaged at random; that must be found and named, and the one before be used."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast.checkpoint.exchange import Alone
+from holdfast.checkpoint.manifest import CHUNK_BYTES
+from holdfast.checkpoint.names import MANIFEST, CommitName
+from holdfast.checkpoint.reader import restore
+from holdfast.checkpoint.shard import TensorSpec
+from holdfast.checkpoint.writer import Snapshot, save
+from holdfast.worlds import Pair
+
+OLD, NEW, OWNER = 10, 20, "drill"
+_FILES = ("rank-0.safetensors", "rank-0.json", MANIFEST)
+
+
+def contents(step: int) -> dict[str, bytes]:
+    """Of a commit: more than one chunk, and small ones."""
+    rng = random.Random(step)  # noqa: S311
+    return {"large": rng.randbytes(CHUNK_BYTES + 5000), "small": rng.randbytes(64), "none": b""}
+
+
+def snapshot(step: int) -> Snapshot:
+    """What is committed at a step."""
+    tensors = contents(step)
+    return Snapshot(
+        name=CommitName(step=step, pair=Pair(1, 1)),
+        specs=[TensorSpec(name=name, dtype="U8", shape=(len(data),)) for name, data in tensors.items()],
+        read=lambda piece: tensors[piece.spec.name],
+        state={"objects": {}, "counters": {}},
+        data=None,
+        alone={"rank": 0, "step": step},
+        numerics={},
+        job_uid=OWNER,
+    )
+
+
+def _flip(file: Path, rng: random.Random) -> None:
+    place = rng.randrange(file.stat().st_size)
+    with file.open("r+b") as opened:
+        opened.seek(place)
+        byte = opened.read(1)[0]
+        opened.seek(place)
+        opened.write(bytes([byte ^ (1 << rng.randrange(8))]))
+
+
+def _cut(file: Path, rng: random.Random) -> None:
+    os.truncate(file, rng.randrange(file.stat().st_size))
+
+
+def _pad(file: Path, rng: random.Random) -> None:
+    with file.open("ab") as opened:
+        opened.write(bytes(rng.randrange(1, 10000)))
+
+
+def _lose(file: Path, rng: random.Random) -> None:
+    file.unlink()
+
+
+def _age(file: Path, rng: random.Random) -> None:
+    shutil.copyfile(file.parent.with_name(file.parent.name.replace(str(NEW), str(OLD), 1)) / file.name, file)
+
+
+def _tear(file: Path, rng: random.Random) -> None:
+    """As a disk leaves it that lost power after it said that all was written."""
+    size = file.stat().st_size
+    begin = rng.randrange(size)
+    with file.open("r+b") as opened:
+        opened.seek(begin)
+        rest = bytes(min(4096, size - begin))
+        if opened.read(len(rest)) == rest:  # there are zeros: let the damage be one
+            rest = b"\xff" * len(rest)
+        opened.seek(begin)
+        opened.write(rest)
+
+
+DAMAGES: dict[str, Callable[[Path, random.Random], None]] = {
+    "one bit flipped": _flip,
+    "a file cut short": _cut,
+    "a file padded": _pad,
+    "a file missing": _lose,
+    "a file of an older step": _age,
+    "a page of zeros": _tear,
+}
+
+
+def one(folder: Path, seed: int, number: int) -> str:
+    """Damage, restore, and say what went wrong; empty if nothing did."""
+    rng = random.Random(f"{seed}/{number}")  # noqa: S311
+    kind = [*DAMAGES][number % len(DAMAGES)]
+    name = str(CommitName(step=NEW, pair=Pair(1, 1)))
+    root = folder / "damaged"
+    shutil.rmtree(root, ignore_errors=True)
+    shutil.copytree(folder / "whole", root)
+    file = root / name / rng.choice(_FILES)
+    DAMAGES[kind](file, rng)
+    what = f"{kind}, {file.name}, trial {number}"
+    found = restore(root, Alone(), job_uid=OWNER)
+    if found.step != OLD or found.loaded is None:
+        return f"{what}: step {found.step} was restored"
+    if {name: bytes(data) for name, data in found.loaded.tensors.items()} != contents(OLD):
+        return f"{what}: the older step was restored with other bits"
+    if [bad.path for bad in found.quarantined] != [name]:
+        return f"{what}: {found.quarantined} was moved aside"
+    return ""
+
+
+def drill(folder: Path, *, seed: int, trials: int) -> list[str]:
+    """What went wrong in so many trials."""
+    for step in (OLD, NEW):
+        result = save(folder / "whole", snapshot(step), Alone())
+        if not result.committed:
+            return [result.message]
+    return [failure for number in range(trials) if (failure := one(folder, seed, number))]

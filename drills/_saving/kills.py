@@ -1,0 +1,232 @@
+"""checkpoint-9: processes of a job that trains and saves are killed at random instants.
+
+After each kill, with all that still lives stopped, the folder is read: the newest commit must be whole, must be one
+whose digest the script noted before it was written, and nothing that was told to be durable may be missing. Then
+the job must go on from there or from a memory that is newer, with the bits that were noted for its step.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+import xxhash
+
+from _saving.job import RUN, Book, DrillError, Job, Pair, frozen, is_dead, running, signal_to
+from holdfast.checkpoint.claims import list_claims
+from holdfast.checkpoint.exchange import Alone
+from holdfast.checkpoint.reader import Loaded, Restored, restore
+from holdfast.checkpoint.stores.folder import FolderStore
+from holdfast.checkpoints.verifying import verify
+from holdfast.errors import HoldfastError
+
+INTERVAL_STEPS, FULL_EVERY = 3, 3
+_ENDED_SECONDS = 20.0
+
+
+class Kind(StrEnum):
+    """Who is killed."""
+
+    RANK = "one rank SIGKILLed"
+    RANKS = "all ranks SIGKILLed"
+    LAUNCHER = "launcher SIGKILLed"
+    ANY = "any process SIGKILLed"
+    AGAIN = "all ranks SIGKILLed, then any process while it recovers"
+
+
+# After these no rank is left that has the state in its memory.
+AFRESH = (Kind.RANKS, Kind.LAUNCHER, Kind.AGAIN)
+WEIGHTS = {Kind.RANK: 40, Kind.RANKS: 40, Kind.LAUNCHER: 8, Kind.ANY: 6, Kind.AGAIN: 6}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a trial does: the same for the same seed and number."""
+
+    kind: Kind
+    after: float
+    pick: float
+    again: float
+
+    @classmethod
+    def of(cls, seed: int, number: int) -> Plan:
+        """Drawn."""
+        rng = random.Random(f"{seed}/{number}")  # noqa: S311  (a draw, not a secret)
+        kind = rng.choices([*WEIGHTS], [*WEIGHTS.values()])[0]
+        return cls(kind=kind, after=rng.uniform(0.0, 0.4), pick=rng.random(), again=rng.uniform(0.0, 0.5))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What came of one."""
+
+    number: int
+    kind: str
+    made: int = 0
+    """The newest step when it was struck,"""
+    committed: int = 0
+    """the newest that could be restored then,"""
+    went_on: int = 0
+    """and the step from which the job went on."""
+    resumed: float | None = None
+    """From the kill to the first step of another world; None if the kill ended none."""
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def lost(self) -> int:
+        """Steps that were made again."""
+        return max(0, self.made - self.went_on)
+
+
+def digest_of(loaded: Loaded) -> str:
+    """As the script takes it."""
+    digest = xxhash.xxh3_128()
+    for name in sorted(loaded.tensors):
+        digest.update(name.encode())
+        digest.update(loaded.tensors[name])
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What lies in the folder: a commit that was read back, and what is wrong with it."""
+
+    step: int
+    digest: str
+    failures: tuple[str, ...]
+
+
+def look(folder: Path) -> Found:
+    """Read the newest commit as a job would that starts now."""
+    try:
+        found = restore(folder, Alone(), claims=list_claims(folder), job_uid=RUN)
+    except HoldfastError as error:
+        return Found(step=0, digest="", failures=(f"cannot be restored: {error}",))
+    failures = [f"{bad.path} was moved aside: {bad.reason}" for bad in found.quarantined]
+    if found.loaded is None:
+        return Found(step=0, digest="", failures=tuple(failures))
+    failures += _not_whole(folder, found)
+    return Found(step=found.step, digest=digest_of(found.loaded), failures=tuple(failures))
+
+
+def _not_whole(folder: Path, found: Restored) -> Iterator[str]:
+    loaded = found.loaded
+    if loaded is None:
+        return
+    verdict = verify(FolderStore(folder), loaded.name)
+    if not verdict.whole:
+        yield f"{loaded.name} is not whole: {verdict.reason}"
+    if loaded.manifest.objects["noted"]["digest"] != digest_of(loaded):
+        yield f"{loaded.name} does not hold what its script saved"
+
+
+def judge_found(found: Found, book: Book) -> list[str]:
+    """What is wrong with what could be restored after a kill. Pure."""
+    failures = list(found.failures)
+    if found.step and found.digest not in book.digests.get(found.step, set()):
+        failures.append(f"step {found.step} can be restored with bits that no rank noted for it")
+    if found.step < book.durable:
+        failures.append(f"step {book.durable} was durable, and step {found.step} is the newest that can be restored")
+    return failures
+
+
+def judge_resumed(found: Found, book: Book, pair: Pair, *, afresh: bool) -> list[str]:
+    """What is wrong with the state in which a new world began; `afresh`: no rank of it had been in another. Pure."""
+    begun = book.begun[pair].values()
+    steps = {note.step for note in begun}
+    if len(steps) != 1 or len({note.digest for note in begun}) != 1:
+        return [f"the ranks of {pair} began with different states: steps {sorted(steps)}"]
+    (step,) = steps
+    failures = [f"{pair} went on from step {step}, and step {found.step} was committed"] if step < found.step else []
+    if step and any(note.digest not in book.digests.get(step, set()) for note in begun):
+        failures.append(f"{pair} began with bits that no rank noted for step {step}")
+    if afresh and step:
+        others = [n.rank for n in begun if n.generators not in book.generators.get((step, n.rank), set())]
+        failures += [f"rank {rank} of {pair} began with other random generators than it saved" for rank in others]
+    return failures
+
+
+class Killer:
+    """One job, trial after trial."""
+
+    def __init__(self, job: Job, seed: int) -> None:
+        self._job, self._seed = job, seed
+
+    def trial(self, number: int) -> Trial:
+        """Kill, look, wait until it trains again; what a check found wrong is in the trial."""
+        plan = Plan.of(self._seed, number)
+        try:
+            return self._trial(number, plan)
+        except DrillError as error:
+            self._job.kill()
+            return Trial(number=number, kind=str(plan.kind), failures=[str(error)])
+
+    def _trial(self, number: int, plan: Plan) -> Trial:
+        job = self._job
+        job.await_steps(2)
+        time.sleep(plan.after)
+        parted, struck = len(job.book.parted), time.monotonic()
+        found, last = self._strike(plan.kind, plan.pick), struck
+        before, made, failures = job.book.pair, job.book.reached, judge_found(found, job.book)
+        if plan.kind is Kind.AGAIN:
+            time.sleep(plan.again)
+            last = time.monotonic()
+            failures += judge_found(self._strike(Kind.ANY, plan.pick), job.book)
+        book = job.await_steps(1, above=(0, 0) if plan.kind is Kind.ANY else before, since=last)
+        pair = book.pair
+        moved = pair > before
+        if moved:
+            failures += judge_resumed(found, book, pair, afresh=plan.kind in AFRESH)
+        failures += [f"step {step} was made again with other bits" for step in book.parted[parted:]]
+        return Trial(
+            number=number,
+            kind=str(plan.kind),
+            made=made,
+            committed=found.step,
+            went_on=book.begun[pair][0].step if moved else made,
+            resumed=book.first[pair] - struck if moved else None,
+            failures=failures,
+        )
+
+    def _strike(self, kind: Kind, pick: float) -> Found:
+        """Nothing of the job writes while its folder is looked at."""
+        pid = self._job.pid
+        with frozen(pid) as below:
+            self._job.read()
+            victims = self._victims(kind, pick, below)
+            signal_to(victims, signal.SIGKILL)
+            if pid in victims:
+                signal_to(below, signal.SIGCONT)  # those that are told by a pipe must read it
+                victims = [*victims, *below]
+            self._job.wait(lambda: all(map(is_dead, victims)), "the killed processes to end", _ENDED_SECONDS)
+            self._job.read()
+            return look(self._job.checkpoints)
+
+    def _victims(self, kind: Kind, pick: float, below: list[int]) -> list[int]:
+        book = self._job.book
+        ranks = [note.pid for _, note in sorted(book.begun.get(book.pair, {}).items())]
+        match kind:
+            case Kind.RANK:
+                return [ranks[int(pick * len(ranks))]]
+            case Kind.RANKS | Kind.AGAIN:
+                return ranks
+            case Kind.LAUNCHER:
+                return [self._job.pid]
+            case Kind.ANY:
+                everyone = sorted([self._job.pid, *below])
+                return [everyone[int(pick * len(everyone))]]
+
+
+@contextmanager
+def killer(folder: Path, *, seed: int, width: int) -> Iterator[Killer]:
+    """A job of two ranks that saves all the time."""
+    words = [f"--checkpoint-interval={INTERVAL_STEPS}", f"--checkpoint-full-every={FULL_EVERY}", "--warm-processes=2"]
+    with running(folder, words=words, DRILL_WIDTH=str(width), DRILL_FROZEN="1") as job:
+        job.wait(lambda: job.status.get("warmProcesses", 0) >= job.processes, "processes that stand by")
+        yield Killer(job, seed)

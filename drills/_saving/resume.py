@@ -1,0 +1,100 @@
+"""checkpoint-10: a job that is cut again and again makes the bits of one that never was; and its steps take the same
+samples, however many ranks it has when it goes on."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+from _saving.job import Book, Job
+
+INTERVAL_STEPS = 5
+
+
+def _job(folder: Path, steps: int, *, processes: int = 2, noise: bool = True) -> Job:
+    words = [f"--checkpoint-interval={INTERVAL_STEPS}", "--warm-processes=none"]
+    environ = {"DRILL_STEPS": str(steps), "DRILL_PACE": "0.03"} | ({"DRILL_NOISE": "1"} if noise else {})
+    return Job(folder, processes=processes, words=words, **environ)
+
+
+def _undisturbed(folder: Path, steps: int) -> Book:
+    job = _job(folder, steps)
+    try:
+        job.start()
+        if job.finish():
+            raise AssertionError(job.said())
+        return job.book
+    finally:
+        job.close()
+
+
+def bits(folder: Path, *, seed: int, cuts: int, steps: int) -> tuple[int, list[str]]:
+    """How often a job was cut, and at which steps its weights, moments, or samples were others than without a cut.
+
+    Dropout and draws of every generator of every rank go into the weights.
+    """
+    rng = random.Random(seed)  # noqa: S311
+    whole = _undisturbed(folder / "whole", steps)
+    job, made = _job(folder / "cut", steps), 0
+    try:
+        while made < cuts and job.book.newest < steps:
+            job.start()
+            job.await_steps(2 + rng.randrange(steps // (2 * cuts)), above=job.book.pair, restart=False)
+            time.sleep(rng.uniform(0, 0.1))
+            job.kill()
+            made += 1
+        job.start()
+        if job.finish():
+            raise AssertionError(job.said())
+    finally:
+        job.close()
+    return made, differences(whole, job.book)
+
+
+def differences(whole: Book, cut: Book) -> list[str]:
+    """What was not alike, step by step. Pure."""
+    failures = [
+        f"step {step} was made with other bits"
+        for step, digests in whole.digests.items()
+        if not cut.digests.get(step, digests) <= digests
+    ]
+    failures += [f"step {step} was made twice, and otherwise" for step in cut.parted]
+    failures += [
+        f"rank {rank} had other generators at step {step}"
+        for (step, rank), found in whole.generators.items()
+        if not cut.generators.get((step, rank), found) <= found
+    ]
+    by_all = [step for step, by in whole.samples.items() if by.keys() == cut.samples.get(step, {}).keys()]
+    failures += [f"step {step} took other samples" for step in by_all if taken(whole, step) != taken(cut, step)]
+    if whole.newest != cut.newest:
+        failures.append(f"step {cut.newest} was the last one, not {whole.newest}")
+    return failures
+
+
+def taken(book: Book, step: int) -> list[int]:
+    """The samples of a step, whoever took them."""
+    return sorted(sample for samples in book.samples[step].values() for sample in samples)
+
+
+def sizes(folder: Path, worlds: tuple[int, ...], *, each: int) -> list[str]:
+    """What was wrong with the samples of a job that goes on with another number of ranks each time it ends."""
+    whole = _undisturbed(folder / "whole", each * len(worlds))
+    failures: list[str] = []
+    taken_by: dict[int, list[int]] = {}
+    for number, size in enumerate(worlds, start=1):
+        job = _job(folder / "sizes" / str(number), each * number, processes=size)
+        job.checkpoints = folder / "commits"
+        try:
+            job.start()
+            if job.finish():
+                raise AssertionError(job.said())
+        finally:
+            job.close()
+        taken_by |= {step: taken(job.book, step) for step in job.book.samples}
+        if len(job.book.samples) != each:
+            failures.append(f"{size} ranks made {len(job.book.samples)} steps, not {each}")
+    failures += [
+        f"step {step} took other samples" for step in whole.samples if taken_by.get(step) != taken(whole, step)
+    ]
+    return failures

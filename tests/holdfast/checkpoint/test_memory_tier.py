@@ -1,0 +1,485 @@
+"""Commits in the memory of several nodes: whichever one is lost, the last step is read back from the others."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.checkpoint.fencing import Resume
+from holdfast.checkpoint.manifest import CHUNK_BYTES, Manifest
+from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.near import MemorySettings, MemoryTier, Terms
+from holdfast.checkpoint.shard import TensorSpec
+from holdfast.checkpoint.stores import Store
+from holdfast.checkpoint.stores import peer as peers
+from holdfast.checkpoint.stores.memory import MemoryStore
+from holdfast.checkpoint.stores.peer import Neighbour, Peer, PeerServer, PeerStore, successor
+from holdfast.checkpoint.stores.slots import Place
+from holdfast.checkpoint.writer import SaveResult, Snapshot
+from holdfast.errors import CheckpointError, DamagedError, NoRoomError, PeerLostError
+from holdfast.worlds import Claim, Pair
+
+KEY = b"k" * 32
+FIRST = Pair(1, 1)
+TERMS = Terms(claims=(), job_uid="job", resume=Resume.ALWAYS)
+
+
+def tensors(step: int) -> dict[str, bytes]:
+    return {"large": bytes([step]) * (3 << 20), "small": b"s" * (step + 1)}
+
+
+def snapshot_of(step: int, rank: int, pair: Pair = FIRST) -> Snapshot:
+    data = tensors(step)
+    return Snapshot(
+        name=CommitName(step=step, pair=pair),
+        specs=[TensorSpec(name=name, dtype="U8", shape=(len(one),)) for name, one in data.items()],
+        read=lambda piece: data[piece.spec.name][piece.start[0] : piece.start[0] + piece.shape[0]],
+        state={"objects": {}, "counters": {}},
+        data=None,
+        alone={"rank": rank},
+        numerics={},
+        job_uid="job",
+        publication="p",
+    )
+
+
+class Nodes:
+    """One launcher a node, and one rank each."""
+
+    def __init__(self, root: Path, names: str, **settings: Any) -> None:
+        self.names = names
+        self.tiers: dict[str, MemoryTier] = {}
+        self.folders = {name: root / name for name in names}
+        for folder in self.folders.values():
+            folder.mkdir()
+        self.servers = {
+            name: PeerServer(self.folders[name], host="127.0.0.1", limit=settings.get("limit")) for name in names
+        }
+        for server in self.servers.values():
+            server.key = KEY
+        self.at = {
+            name: Neighbour(node=name, pod=name, host="127.0.0.1", port=self.servers[name].port) for name in names
+        }
+        given = {"limit": None, "interval": 1, "peer_interval": 1, "per_second": None, **settings}
+        self.settings = {
+            name: MemorySettings(folder=self.folders[name], me=self.at[name], key=KEY, **given) for name in names
+        }
+
+    def tier(self, exchange: Any, check: Callable[[], None] = lambda: None) -> MemoryTier:
+        """A rank that was started anew; the process before it is gone."""
+        name = self.names[exchange.rank]
+        if name in self.tiers:
+            self.tiers[name].close()
+        tier = self.tiers[name] = MemoryTier(self.settings[name])
+        tier.enter(self.settings[name], frozenset(self.at.values()), 0, exchange, check)
+        return tier
+
+    def move(self, name: str, port: int) -> None:
+        """Its memory is served elsewhere."""
+        self.at[name] = replace(self.at[name], port=port)
+        self.settings[name] = replace(self.settings[name], me=self.at[name])
+
+    def lose(self, name: str) -> None:
+        self.servers.pop(name).close()
+        shutil.rmtree(self.folders.pop(name))
+
+    def stores(self, at: str) -> list[Store]:
+        """As a rank there has them."""
+        others = [PeerStore(Peer(self.at[name], KEY)) for name in self.servers if name != at]
+        return [MemoryStore(self.folders[at]), *others]
+
+    def close(self) -> None:
+        for server in self.servers.values():
+            server.close()
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Callable[..., Nodes]]:
+    made: list[Nodes] = []
+
+    def make(names: str, **settings: Any) -> Nodes:
+        made.append(Nodes(tmp_path, names, **settings))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def read(stores: list[Store], name: CommitName) -> dict[str, bytes]:
+    """Everything, from whichever store has it, each chunk compared with the manifest."""
+    manifest = next(store.manifest(name) for store in stores if name in store.commits())
+    files = {file: fetch(stores, manifest, name, file) for file in manifest.files}
+    return {
+        tensor: b"".join(files[c.file][c.offset : c.offset + c.nbytes] for c in sorted(record.chunks, key=str))
+        for tensor, record in manifest.tensors.items()
+    }
+
+
+def fetch(stores: list[Store], manifest: Manifest, name: CommitName, file: str) -> bytes:
+    for store in stores:
+        try:
+            with store.open(name, file) as source:
+                data = bytearray(source.nbytes)
+                source.read_into(0, memoryview(data))
+        except DamagedError:
+            continue
+        chunks = [data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES)]
+        assert tuple(map(xxhash.xxh3_128_hexdigest, chunks)) == manifest.files[file].chunks
+        return bytes(data)
+    raise AssertionError(f"{file} is nowhere")
+
+
+def saves(tier: MemoryTier, rank: int, *steps: int) -> list[SaveResult]:
+    return [tier.save(snapshot_of(step, rank), TERMS) for step in steps]
+
+
+@pytest.mark.parametrize("lost", ["a", "b", "c"])
+def test_with_copies_the_last_step_survives_the_loss_of_any_one_node(
+    nodes: Callable[..., Nodes], world: Callable[..., list[Any]], lost: str
+) -> None:
+    made = nodes("abc")
+    results = world(3, lambda exchange: saves(made.tier(exchange), exchange.rank, 1, 2, 3))
+    assert all(result.committed for mine in results for result in mine)
+    made.lose(lost)
+    for at in made.folders:
+        assert read(made.stores(at), CommitName(step=3, pair=FIRST)) == tensors(3)
+        assert read(made.stores(at), CommitName(step=2, pair=FIRST)) == tensors(2)
+
+
+def test_every_rank_seals_the_same_manifest_though_each_counts_failures_by_its_own_clock(
+    nodes: Callable[..., Nodes], world: Callable[..., list[Any]]
+) -> None:
+    made = nodes("ab")
+
+    def counted(exchange: Any) -> SaveResult:
+        snapshot = snapshot_of(1, exchange.rank)
+        snapshot = replace(snapshot, state={**snapshot.state, "failures": {"seconds": float(exchange.rank)}})
+        return made.tier(exchange).save(snapshot, TERMS)
+
+    assert all(result.committed for result in world(2, counted))
+    name = CommitName(step=1, pair=FIRST)
+    manifests = [MemoryStore(made.folders[at]).manifest(name) for at in "ab"]
+    assert manifests[0] == manifests[1]
+    assert manifests[0].state["failures"] == {"seconds": 0.0}
+
+
+def test_tensors_that_change_their_kind_but_not_their_places_are_told_as_they_are_now(
+    nodes: Callable[..., Nodes], world: Callable[..., list[Any]]
+) -> None:
+    made = nodes("ab", peer_interval=None)
+
+    def both(exchange: Any) -> list[SaveResult]:
+        tier, first = made.tier(exchange), snapshot_of(1, exchange.rank)
+        specs = [replace(spec, dtype="I8") for spec in first.specs]
+        second = replace(first, name=CommitName(step=2, pair=FIRST), specs=specs)
+        return [tier.save(snapshot, TERMS) for snapshot in (first, second)]
+
+    assert all(result.committed for mine in world(2, both) for result in mine)
+    kinds = [
+        {record.dtype for record in MemoryStore(made.folders["a"]).manifest(name).tensors.values()}
+        for name in (CommitName(step=1, pair=FIRST), CommitName(step=2, pair=FIRST))
+    ]
+    assert kinds == [{"U8"}, {"I8"}]
+
+
+def test_without_copies_it_survives_all_processes_and_no_node(
+    nodes: Callable[..., Nodes], world: Callable[..., list[Any]]
+) -> None:
+    made = nodes("ab", peer_interval=None)
+    world(2, lambda exchange: saves(made.tier(exchange), exchange.rank, 1, 2))
+    assert read(made.stores("a"), CommitName(step=2, pair=FIRST)) == tensors(2)
+    made.lose("b")
+    with pytest.raises(AssertionError, match="nowhere"):
+        read(made.stores("a"), CommitName(step=2, pair=Pair(1, 1)))
+
+
+def test_copies_have_an_interval_of_their_own(nodes: Callable[..., Nodes], world: Callable[..., list[Any]]) -> None:
+    made = nodes("ab", peer_interval=2)
+    world(2, lambda exchange: saves(made.tier(exchange), exchange.rank, 1, 2, 3))
+    made.lose("a")
+    assert read(made.stores("b"), CommitName(step=2, pair=FIRST)) == tensors(2)
+
+
+@pytest.mark.parametrize("steps", [4, 5, 6, 7])
+@pytest.mark.parametrize("lost", "ab")
+def test_the_last_step_that_was_copied_survives_any_one_node_however_many_were_not(
+    nodes: Callable[..., Nodes], world: Callable[..., list[Any]], lost: str, steps: int
+) -> None:
+    made = nodes("ab", peer_interval=3)
+    world(2, lambda exchange: saves(made.tier(exchange), exchange.rank, *range(1, steps + 1)))
+    made.lose(lost)
+    (stays,) = made.folders
+    last = steps - steps % 3
+    assert read(made.stores(stays), CommitName(step=last, pair=FIRST)) == tensors(last)
+
+
+def test_also_after_another_attempt_went_on_from_one_that_was_not_copied(
+    nodes: Callable[..., Nodes], world: Callable[..., list[Any]]
+) -> None:
+    made = nodes("ab", peer_interval=3)
+    world(2, lambda exchange: saves(made.tier(exchange), exchange.rank, 1, 2, 3, 4))
+    claim = Claim(pair=Pair(1, 2), job_uid="job", publication="p", from_step=4, from_pair=FIRST)
+
+    def again(exchange: Any) -> list[SaveResult]:
+        tier = made.tier(exchange)
+        tier.restored(CommitName(step=4, pair=FIRST))
+        return [tier.save(snapshot_of(5, exchange.rank, Pair(1, 2)), replace(TERMS, claims=(claim,)))]
+
+    world(2, again)
+    made.lose("a")
+    assert read(made.stores("b"), CommitName(step=3, pair=FIRST)) == tensors(3)
+
+
+def test_the_next_attempt_spares_what_it_goes_on_from(
+    nodes: Callable[..., Nodes], world: Callable[..., list[Any]]
+) -> None:
+    made = nodes("ab")
+    world(2, lambda exchange: saves(made.tier(exchange), exchange.rank, 10, 11))
+    claim = Claim(pair=Pair(1, 2), job_uid="job", publication="p", from_step=10, from_pair=Pair(1, 1))
+    first = Claim(pair=Pair(1, 1), job_uid="job", publication="p", from_step=0)
+    terms = replace(TERMS, claims=(first, claim))
+
+    def again(exchange: Any) -> SaveResult:
+        return made.tier(exchange).save(snapshot_of(11, exchange.rank, Pair(1, 2)), terms)
+
+    assert all(result.committed for result in world(2, again))
+    assert read(made.stores("a"), CommitName(step=10, pair=FIRST)) == tensors(10)
+    assert read(made.stores("b"), CommitName(step=11, pair=Pair(1, 2))) == tensors(11)
+
+
+def test_a_memory_that_is_too_small_is_refused_with_the_first_commit(
+    nodes: Callable[..., Nodes], world: Callable[..., list[Any]]
+) -> None:
+    made = nodes("a", limit=4 << 20)
+    with pytest.raises(NoRoomError, match=r"rank 0: the memory tier is too small: own-0 needs two slots of"):
+        world(1, lambda exchange: saves(made.tier(exchange), 0, 1))
+
+
+def test_a_neighbour_whose_memory_is_too_small_refuses_the_first_commit_as_well(
+    nodes: Callable[..., Nodes], world: Callable[..., list[Any]]
+) -> None:
+    made = nodes("ab")
+    made.servers["b"].close()
+    server = made.servers["b"] = PeerServer(made.folders["b"], host="127.0.0.1", limit=5 << 20)
+    server.key = KEY
+    made.move("b", server.port)
+    with pytest.raises(NoRoomError, match=r"rank 0: b on b: the memory tier is too small: for-"):
+        world(2, lambda exchange: saves(made.tier(exchange), exchange.rank, 1))
+
+
+def test_a_neighbour_out_of_reach_fails_the_first_commit_and_not_the_training(
+    nodes: Callable[..., Nodes], world: Callable[..., list[Any]]
+) -> None:
+    made = nodes("ab")
+    made.servers["b"].close()
+    (first,), (second,) = world(2, lambda exchange: saves(made.tier(exchange), exchange.rank, 1))
+    assert not first.committed
+    assert first == second
+    assert "rank 0: b on b: " in first.message
+
+
+def test_copies_for_who_sends_elsewhere_make_room_for_others(
+    nodes: Callable[..., Nodes], world: Callable[..., list[Any]]
+) -> None:
+    made = nodes("abc", limit=10 << 20)
+    world(3, lambda exchange: saves(made.tier(exchange), exchange.rank, 1, 2))
+    made.lose("c")  # the copies of b were there, and a has those of c
+    made.names, made.at = "ab", {name: made.at[name] for name in "ab"}
+
+    def again(exchange: Any) -> list[SaveResult]:
+        tier = made.tier(exchange)
+        return [tier.save(snapshot_of(step, exchange.rank, Pair(1, 2)), TERMS) for step in (3, 4, 5)]
+
+    results = world(2, again)
+    assert all(result.committed for mine in results for result in mine), results
+    assert read(made.stores("a"), CommitName(step=5, pair=Pair(1, 2))) == tensors(5)
+    assert len(list(made.folders["a"].glob("for-*.slot-?"))) == 3, "of what was kept for c, only the newest is left"
+
+
+FOUR_SLOTS = 4 * (2 << 20)  # of a half of the state
+
+
+def test_after_a_pod_was_replaced_four_slots_are_enough_and_what_is_gone_on_from_stays_until_the_next_commit(
+    nodes: Callable[..., Nodes], world: Callable[..., list[Any]]
+) -> None:
+    made = nodes("abc", limit=FOUR_SLOTS)
+    at, made.names = made.at, "ab"
+    made.at = {name: at[name] for name in "ab"}
+    world(2, lambda exchange: saves(made.tier(exchange), exchange.rank, 1, 2))
+    assert sum(path.stat().st_size for path in made.folders["a"].glob("*.slot-?")) == FOUR_SLOTS
+    made.lose("b")  # what a keeps for it is half of step 2
+    made.names, made.at = "ac", {name: at[name] for name in "ac"}
+
+    def again(exchange: Any) -> list[SaveResult]:
+        tier = made.tier(exchange)
+        tier.restored(CommitName(step=2, pair=FIRST))
+        first = tier.save(snapshot_of(3, exchange.rank, Pair(1, 2)), TERMS)
+        exchange.gather(None)
+        if exchange.rank == 0:
+            assert read(made.stores("a"), CommitName(step=2, pair=FIRST)) == tensors(2)
+        exchange.gather(None)
+        return [first, *(tier.save(snapshot_of(step, exchange.rank, Pair(1, 2)), TERMS) for step in (4, 5))]
+
+    results = world(2, again)
+    assert all(result.committed for mine in results for result in mine), results
+    made.lose("c")
+    for step in (4, 5):
+        assert read(made.stores("a"), CommitName(step=step, pair=Pair(1, 2))) == tensors(step)
+
+
+def test_copies_of_a_lost_neighbour_make_room_for_a_ranks_own_slots(
+    nodes: Callable[..., Nodes], world: Callable[..., list[Any]]
+) -> None:
+    made = nodes("ab", limit=FOUR_SLOTS)
+    world(2, lambda exchange: saves(made.tier(exchange), exchange.rank, 1, 2))
+    made.lose("b")
+    made.names, made.at = "a", {"a": made.at["a"]}
+
+    def alone(exchange: Any) -> list[SaveResult]:
+        tier = made.tier(exchange)
+        tier.restored(CommitName(step=2, pair=FIRST))
+        first = tier.save(snapshot_of(3, 0, Pair(1, 2)), TERMS)
+        assert read(made.stores("a"), CommitName(step=2, pair=FIRST)) == tensors(2), "all of it is here"
+        return [first, tier.save(snapshot_of(4, 0, Pair(1, 2)), TERMS)]
+
+    (results,) = world(1, alone)
+    assert all(result.committed for result in results), results
+    assert read(made.stores("a"), CommitName(step=4, pair=Pair(1, 2))) == tensors(4)
+    assert list(made.folders["a"].glob("for-*.slot-?")) == []
+
+
+def test_bytes_that_change_on_the_way_are_no_copy_and_the_commit_before_stays(
+    nodes: Callable[..., Nodes], world: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = nodes("ab")
+    sent = peers.send
+
+    def act(exchange: Any) -> list[SaveResult]:
+        tier = made.tier(exchange)
+        good = saves(tier, exchange.rank, 1)
+        exchange.gather(None)
+        if exchange.rank == 0:
+            monkeypatch.setattr(peers, "send", lambda *args, **more: sent(*args[:2], _flipped(args[2]), **more))
+        exchange.gather(None)
+        bad = saves(tier, exchange.rank, 2)
+        monkeypatch.setattr(peers, "send", sent)
+        return good + bad
+
+    for good, bad in world(2, act):
+        assert good.committed
+        assert not bad.committed
+        assert "chunk 0 did not arrive as it was sent" in bad.message
+    assert read(made.stores("a"), CommitName(step=1, pair=FIRST)) == tensors(1)
+    assert made.stores("a")[0].commits() == (CommitName(step=1, pair=Pair(1, 1)),)
+
+
+def _flipped(places: list[Place]) -> list[Place]:
+    first = bytearray(os.pread(places[0].fd, places[0].nbytes, places[0].offset))
+    first[5000] ^= 1
+    fd = os.memfd_create("flipped")
+    os.write(fd, first)
+    return [replace(places[0], fd=fd, offset=0), *places[1:]]
+
+
+def test_a_sender_that_is_killed_in_the_middle_leaves_the_copies_before_and_the_next_one_has_its_place(
+    nodes: Callable[..., Nodes], world: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = nodes("ab")
+    world(2, lambda exchange: saves(made.tier(exchange), exchange.rank, 1, 2))
+
+    def killed(peer: Peer, copy: peers.Copy, places: list[Place], **_: Any) -> None:
+        def some(wire: Any) -> None:
+            wire.send_file(replace(places[0], nbytes=places[0].nbytes // 2))
+            raise ConnectionError("killed")
+
+        peer.ask({"op": "put", **copy.to_json()}, some)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(peers, "send", killed)
+        assert not any(one.committed for (one,) in world(2, lambda e: saves(made.tiers["ab"[e.rank]], e.rank, 3)))
+    for at in "ab":
+        assert read(made.stores(at), CommitName(step=2, pair=FIRST)) == tensors(2)
+    assert all(one.committed for (one,) in world(2, lambda e: saves(made.tiers["ab"[e.rank]], e.rank, 4)))
+    made.lose("a")
+    assert read(made.stores("b"), CommitName(step=4, pair=FIRST)) == tensors(4)
+
+
+def test_a_neighbour_that_falls_silent_fails_no_training_once_the_attempt_is_over(tmp_path: Path) -> None:
+    silent = socket.create_server(("127.0.0.1", 0))
+    over = threading.Event()
+
+    def check() -> None:
+        if over.is_set():
+            raise PeerLostError("the attempt is over")
+
+    peer = Peer(Neighbour(node="b", pod="b", host="127.0.0.1", port=silent.getsockname()[1]), KEY, check)
+    over.set()
+    with pytest.raises(PeerLostError):
+        peer.ask({"op": "list", "jobs": None})
+    silent.close()
+
+
+def test_who_lacks_the_key_reads_nothing(nodes: Callable[..., Nodes]) -> None:
+    made = nodes("a")
+    with pytest.raises(CheckpointError, match="a on a: "):
+        Peer(made.at["a"], b"x" * 32).ask({"op": "list", "jobs": None})
+    assert PeerStore(Peer(made.at["a"], b"x" * 32)).commits() == ()
+
+
+def drip(stranger: socket.socket) -> None:
+    for _ in range(1000):
+        stranger.sendall(b"{")
+        time.sleep(0.02)
+
+
+def test_a_stranger_who_drips_bytes_is_hung_up_on(
+    nodes: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "_GREETING_SECONDS", 0.2)
+    made = nodes("a")
+    with socket.create_connection(("127.0.0.1", made.at["a"].port), timeout=60) as stranger:
+        stranger.sendall(b"\0\0\4\0")
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            drip(stranger)
+    assert Peer(made.at["a"], KEY).ask({"op": "list", "jobs": None}) == {"commits": []}
+
+
+def test_what_a_holder_of_the_key_says_wrong_ends_its_connection_and_no_other(nodes: Callable[..., Nodes]) -> None:
+    made = nodes("a")
+    wrong: list[dict[str, Any]] = [
+        {},
+        {"op": "put", "owner": "../x", "name": "step-1.g1.a1", "files": {}, "keep": [], "room": 1, "job": ""},
+        {"op": "put", "owner": "x", "name": "step-1.g1.a1", "files": [], "keep": [], "room": 1, "job": ""},
+        {"op": "read", "name": 5, "file": None, "offset": -1, "bytes": "x", "jobs": 3},
+    ]
+    for request in wrong:
+        with pytest.raises(CheckpointError):
+            Peer(made.at["a"], KEY).ask(request)
+    assert Peer(made.at["a"], KEY).ask({"op": "list", "jobs": None}) == {"commits": []}
+    assert list(made.folders["a"].iterdir()) == []
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 4)), min_size=1, unique=True))
+def test_copies_go_to_another_node_whenever_there_is_one(members: list[tuple[str, int]]) -> None:
+    everyone = [Neighbour(node=node, pod=str(pod), host="", port=0) for node, pod in members]
+    for me in everyone:
+        target = successor(everyone, me)
+        if len({one.node for one in everyone}) == 1:
+            assert target is None
+        else:
+            assert target in everyone
+            assert target is not None
+            assert target.node != me.node

@@ -1,0 +1,92 @@
+"""Before a job starts its object store is tried: what each answer is called, and whose fault it is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from holdfast.checkpoint.stores.s3 import S3Bucket, S3Settings
+from holdfast.launch.object_probe import rehearse
+from holdfast.launch.preflight import Check, Result, try_store
+from holdfast_testbed.ports import free_port
+from holdfast_testbed.s3 import S3Server
+from holdfast_testbed.s3_faults import Answer, Request, faults
+
+pytestmark = pytest.mark.integration
+Ask = Callable[..., Check]
+
+
+@pytest.fixture
+def ask(s3: S3Server, s3_settings: S3Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ask:
+    """Tries the store as a pod would that has these variables."""
+
+    def asked(url: str = "", **changes: str) -> Check:
+        nothing = dict.fromkeys(("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"), str(tmp_path / "none"))
+        for name, value in {**nothing, "AWS_EC2_METADATA_DISABLED": "true", **s3.environment, **changes}.items():
+            monkeypatch.setenv(name, value)
+        return rehearse(url or f"s3://{s3_settings.bucket}/{s3_settings.prefix}", "gpt-w0")
+
+    return asked
+
+
+def test_a_store_that_does_all_passes_and_keeps_nothing(ask: Ask, s3_settings: S3Settings) -> None:
+    check = ask()
+    assert (check.result, check.of_the_job) == (Result.PASSED, False), check.message
+    assert check.message == f"s3://{s3_settings.bucket}/team/job lists, takes, gives and deletes"
+    assert S3Bucket(s3_settings).keys("") == []
+
+
+@pytest.mark.parametrize("wrong", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
+def test_wrong_credentials_are_the_jobs(ask: Ask, wrong: str) -> None:
+    check = ask(**{wrong: "another"})
+    assert (check.result, check.of_the_job) == (Result.FAILED, True)
+    assert "credentials are missing, wrong or expired: renew the secret" in check.message
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("s3://nowhere/runs", "there is no such bucket: create it, or mend the URL"),
+        ("moon://crater/runs", "moon://crater/runs: fsspec cannot open it"),
+    ],
+)
+def test_a_url_that_leads_nowhere_is_the_jobs(ask: Ask, url: str, says: str) -> None:
+    check = ask(url)
+    assert (check.result, check.of_the_job) == (Result.FAILED, True)
+    assert says in check.message
+
+
+def test_a_right_that_lacks_is_the_jobs(ask: Ask, s3: S3Server) -> None:
+    def no_writing(request: Request) -> Answer | None:
+        return Answer(status=403, code="AccessDenied") if request.method == "PUT" else None
+
+    with faults(s3.url) as proxy:
+        proxy.plan = no_writing
+        check = ask(AWS_ENDPOINT_URL_S3=proxy.url)
+    assert (check.result, check.of_the_job) == (Result.FAILED, True)
+    assert "rights to list, read, write and delete" in check.message
+
+
+def test_a_store_out_of_reach_may_be_the_nodes_fault(ask: Ask) -> None:
+    check = ask(AWS_ENDPOINT_URL_S3=f"http://127.0.0.1:{free_port()}")
+    assert (check.result, check.of_the_job) == (Result.FAILED, False)
+    assert "after 3 attempts: the store cannot be reached: look at the network" in check.message
+
+
+def test_no_credentials_at_all_may_be_the_nodes_fault(ask: Ask) -> None:
+    check = ask(AWS_ACCESS_KEY_ID="", AWS_SECRET_ACCESS_KEY="")
+    assert (check.result, check.of_the_job) == (Result.FAILED, False)
+    assert "credentials are missing" in check.message
+
+
+def test_a_folder_is_no_store_to_be_tried(ask: Ask, tmp_path: Path) -> None:
+    assert ask(str(tmp_path)).result is Result.SKIPPED
+
+
+def test_the_process_of_its_own_says_the_same(ask: Ask, s3_settings: S3Settings) -> None:
+    expected = ask()
+    url = f"s3://{s3_settings.bucket}/{s3_settings.prefix}"
+    assert try_store([sys.executable, "-m", "holdfast.launch.object_probe", url, "gpt-w0"], 120) == expected

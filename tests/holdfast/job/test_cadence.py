@@ -1,0 +1,203 @@
+"""`interval: Auto`: the choice is the best there is, follows what was measured; all ranks commit the same step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from holdfast import committer
+from holdfast.cadence import (
+    FIRST_SECONDS,
+    LEAST_SECONDS,
+    MOST_SECONDS,
+    Books,
+    Cadence,
+    Failures,
+    higher_order,
+    optimum,
+)
+from holdfast.checkpoint.exchange import Alone
+from holdfast.checkpoint.reader import restore
+
+DAY = 86_400.0
+stalls = st.floats(1e-4, 1e4)
+times = st.floats(1.0, 1e8)
+
+
+def wall(interval: float, stall: float, mtbf: float) -> float:
+    """What is to be least: wall time for each second of work, but for what does not depend on the interval."""
+    return mtbf * math.expm1((interval + stall) / mtbf) / interval
+
+
+@given(stall=stalls, mtbf=times, aside=st.floats(0.5, 2.0))
+def test_no_other_interval_costs_less(stall: float, mtbf: float, aside: float) -> None:
+    assume(stall < 100 * mtbf)
+    best = optimum(stall, mtbf)
+    assert wall(best, stall, mtbf) <= wall(best * aside, stall, mtbf) * (1 + 1e-9)
+
+
+@given(stall=stalls, mtbf=times)
+def test_the_optimum_solves_dalys_equation_and_stays_within_a_failures_time(stall: float, mtbf: float) -> None:
+    best = optimum(stall, mtbf)
+    assert 0 < best <= mtbf
+    if stall < 10 * mtbf:
+        assert math.log1p(-best / mtbf) + (best + stall) / mtbf == pytest.approx(0, abs=1e-9)
+
+
+@given(stall=stalls, mtbf=times, factor=st.floats(1.01, 100))
+def test_who_stalls_longer_or_fails_more_seldom_commits_more_seldom(stall: float, mtbf: float, factor: float) -> None:
+    assert optimum(stall * factor, mtbf) >= optimum(stall, mtbf)
+    assert optimum(stall, mtbf * factor) >= optimum(stall, mtbf)
+
+
+@given(stall=stalls, mtbf=times)
+def test_dalys_closed_form_is_near_while_stalls_are_short(stall: float, mtbf: float) -> None:
+    assume(stall <= mtbf / 4)
+    assert higher_order(stall, mtbf) == pytest.approx(optimum(stall, mtbf), rel=0.002)
+    first_order = math.sqrt(2 * stall * mtbf)
+    assert abs(higher_order(stall, mtbf) - optimum(stall, mtbf)) <= abs(first_order - optimum(stall, mtbf)) + 1e-9
+
+
+def test_a_job_that_stalls_longer_than_it_lives_commits_once_a_failure() -> None:
+    assert optimum(1e6, 60.0) == 60.0
+    assert higher_order(1e6, 60.0) == 60.0
+
+
+@given(
+    saves=st.lists(st.tuples(st.floats(0, 1e4), st.floats(0, 1e4)), min_size=1, max_size=12),
+    mtbf=times,
+)
+def test_the_choice_is_within_its_bounds(saves: list[tuple[float, float]], mtbf: float) -> None:
+    cadence = Cadence()
+    for stall, write in saves:
+        cadence.took(stall=stall, write=write)
+    chosen = cadence.choose(mtbf).seconds
+    longest = max(write for _, write in saves)
+    assert LEAST_SECONDS <= chosen <= max(MOST_SECONDS, longest)
+
+
+def test_a_choice_is_told_when_it_changes_and_says_what_it_follows_from() -> None:
+    cadence = Cadence()
+    first = cadence.choose(DAY)
+    assert (first.seconds, first.news) == (FIRST_SECONDS, True)
+    cadence.took(stall=0.5, write=2.0)
+    second = cadence.choose(DAY)
+    assert (round(second.seconds), second.news) == (294, True)
+    assert second.reason == "a commit stops training for 0.500 s, a failure comes every 86400 s"
+    cadence.took(stall=0.51, write=2.0)
+    assert cadence.choose(DAY).news is False
+    assert cadence.choose(DAY / 24).news is True
+
+
+def test_one_slow_commit_changes_nothing() -> None:
+    cadence = Cadence()
+    for stall in (0.5, 0.5, 60.0, 0.5, 0.5):
+        cadence.took(stall=stall, write=1.0)
+    assert round(cadence.choose(DAY).seconds) == 294
+
+
+def test_a_commit_is_never_due_before_the_last_one_can_be_durable() -> None:
+    cadence = Cadence()
+    cadence.took(stall=0.01, write=4000.0)
+    assert cadence.choose(DAY).seconds == 4000.0
+
+
+def test_bounds_are_named_where_they_bind() -> None:
+    cadence = Cadence()
+    cadence.took(stall=0.0001, write=0.1)
+    assert cadence.choose(DAY).reason.endswith("the optimum of 4.2 s is out of bounds")
+
+
+def test_failures_are_counted_over_launchers_that_come_and_go() -> None:
+    lived = Failures().told(Books(id="a", failures=1, seconds=100.0))
+    assert (lived.count, lived.seconds) == (1, 100.0)
+    lived = lived.told(Books(id="a", failures=2, seconds=160.0))
+    assert (lived.count, lived.seconds) == (2, 160.0)
+    lived = lived.told(Books(id="b", failures=0, seconds=5.0))
+    assert (lived.count, lived.seconds) == (3, 160.0), "the launcher that was lost is a failure"
+    lived = lived.told(Books(id="b", failures=0, seconds=65.0))
+    assert (lived.count, lived.seconds) == (3, 220.0)
+
+
+def test_time_that_passes_is_counted_once() -> None:
+    lived = Failures().told(Books(id="a", failures=0, seconds=10.0)).later(50.0)
+    assert lived.seconds == 60.0
+    assert lived.told(Books(id="a", failures=1, seconds=60.0)).seconds == 60.0
+
+
+def test_what_was_lived_through_travels_as_json_and_rubbish_is_nothing() -> None:
+    lived = Failures().told(Books(id="a", failures=3, seconds=10.0))
+    assert Failures.maybe(lived.to_json()) == lived
+    for rubbish in (None, {}, [], {"count": "many", "seconds": 1, "heard": None}, {"count": -1, "seconds": 1.0}):
+        assert Failures.maybe(rubbish) == Failures()
+
+
+def test_launchers_that_tell_no_books_change_nothing() -> None:
+    assert Failures(count=1, seconds=2.0).told(None) == Failures(count=1, seconds=2.0)
+
+
+class Clock:
+    """Time that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(committer, "time", made)
+    return made
+
+
+def test_a_job_commits_when_its_own_choice_says_so(solo: Callable[..., Any], clock: Clock, tmp_path: Path) -> None:
+    import torch
+
+    run = solo(tmp_path, interval="Auto")
+    run.launcher.books = Books(id="a", failures=23, seconds=0.0)
+    model = torch.nn.Linear(2, 1)
+    run.job.manage(model=model, optimizer=torch.optim.SGD(model.parameters()))
+
+    def step() -> None:
+        run.job.step(model(torch.ones(2)).sum())
+        run.job._committer.settle()
+
+    def saved() -> list[int]:
+        return [body["step"] for body in run.launcher.of("checkpoint")]
+
+    step()
+    clock.now += FIRST_SECONDS
+    step()
+    assert saved() == [2]
+    assert LEAST_SECONDS <= run.job._committer._every <= MOST_SECONDS
+    clock.now += run.job._committer._every - 0.1
+    step()
+    assert saved() == [2]
+    clock.now += 0.2
+    step()
+    assert saved() == [2, 4]
+    found = restore(tmp_path, Alone(), job_uid="me").loaded
+    assert found is not None
+    assert found.manifest.state["failures"]["count"] == 23
+    assert found.manifest.state["failures"]["seconds"] == pytest.approx(clock.now - 1000.0, abs=0.001)
+
+
+def test_only_the_coordinators_clock_asks(solo: Callable[..., Any], clock: Clock, tmp_path: Path) -> None:
+    import torch
+
+    run = solo(tmp_path, interval="Auto")
+    model = torch.nn.Linear(2, 1)
+    run.job.manage(model=model, optimizer=torch.optim.SGD(model.parameters()))
+    clock.now += 10 * MOST_SECONDS
+    assert run.job._committer.overdue()
+    run.job._committer.begin(coordinator=False, over=run.launcher.over)
+    assert not run.job._committer.overdue()

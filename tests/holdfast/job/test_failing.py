@@ -1,0 +1,269 @@
+"""A script that fails on every rank leaves its last step committed; on some, it leaves that to the others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import TCPStore
+
+from holdfast import failing
+from holdfast.checkpoint.exchange import Alone
+from holdfast.checkpoint.reader import restore
+from holdfast.collectives import store_client
+from holdfast.failing import Left
+from holdfast.worlds import Pair
+
+Make = Callable[..., Any]
+
+
+class Average:
+    """Of something, kept by the script."""
+
+    def __init__(self) -> None:
+        self.values = [0.0, 0.0]
+
+    def update(self) -> None:
+        self.values[0] += 1.0
+        raise ValueError("no second value")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": self.values}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.values = list(state["values"])
+
+
+class Script:
+    """A script with running statistics, whose steps a test makes one by one."""
+
+    def __init__(self, job: Any, optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW) -> None:
+        torch.manual_seed(0)
+        self.job = job
+        self.average = Average()
+        self.model = torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 1))
+        self.optimizer = optimizer(self.model.parameters(), lr=0.1)  # type: ignore[call-arg]
+        job.manage(model=self.model, optimizer=self.optimizer, average=self.average)
+
+    def forward(self, scale: float = 1.0) -> torch.Tensor:
+        return self.model(scale * torch.randn(4, 2)).square().mean()  # type: ignore[no-any-return]
+
+    def make(self, count: int) -> None:
+        for _ in range(count):
+            self.job.step(self.forward())
+
+    def fail(self, raises: Callable[[], Any]) -> None:
+        """As the interpreter does at the end of a script that raised."""
+        trace: TracebackType | None = None
+        with pytest.raises(Exception) as raised:  # noqa: PT011
+            raises()
+        trace = raised.value.__traceback__
+        self.job.close(failed=lambda: True, trace=lambda: trace)
+
+
+def bad_batch() -> None:
+    raise ValueError("row 7 has no label")
+
+
+def committed(run: Any) -> list[int]:
+    return [body["step"] for body in run.launcher.of("checkpoint") if body["result"] == "Committed"]
+
+
+def names(root: Path) -> set[str]:
+    return {path.name for path in root.glob("step-*")}
+
+
+def test_the_last_step_is_committed_as_it_was_before_the_step_that_failed(solo: Make, tmp_path: Path) -> None:
+    run = solo(tmp_path, pair=Pair(1, 1))
+    script = Script(run.job)
+    script.make(3)
+    expected = {name: tensor.clone() for name, tensor in script.model.state_dict().items()}
+    generator = torch.get_rng_state()
+    script.forward(scale=100.0)  # its running statistics and random numbers are those of no committed step
+    script.fail(bad_batch)
+    assert committed(run) == [3]
+    assert [body["step"] for body in run.launcher.of("lastCommit")] == [3]
+
+    again = solo(tmp_path, pair=Pair(1, 2))
+    other = Script(again.job)
+    assert again.job.committed_step == 3
+    assert torch.equal(torch.get_rng_state(), generator)
+    for name, tensor in other.model.state_dict().items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+def test_the_commit_before_stays_whatever_retention_says(solo: Make, tmp_path: Path) -> None:
+    run = solo(tmp_path, interval="2", keep_last=1, pair=Pair(1, 1))
+    script = Script(run.job)
+    script.make(5)
+    script.fail(bad_batch)
+    assert names(tmp_path) == {"step-4.g1.a1", "step-5.g1.a1"}
+
+
+def test_what_is_durable_already_is_not_committed_again(solo: Make, tmp_path: Path) -> None:
+    run = solo(tmp_path, interval="2", pair=Pair(1, 1))
+    script = Script(run.job)
+    script.make(4)
+    run.job._committer.settle()
+    script.fail(bad_batch)
+    assert committed(run) == [2, 4]
+    assert run.launcher.of("lastCommit") == []
+
+
+def test_steps_that_were_passed_over_count_and_the_weights_are_those_of_the_last_good_one(
+    solo: Make, tmp_path: Path
+) -> None:
+    run = solo(tmp_path, pair=Pair(1, 1))
+    script = Script(run.job)
+    script.make(2)
+    weights = [parameter.clone() for parameter in script.model.parameters()]
+
+    def diverge() -> None:
+        while True:
+            run.job.step(script.forward() * torch.nan)
+
+    script.fail(diverge)
+    assert committed(run) == [12]
+    found = restore(tmp_path, Alone(), job_uid="me").loaded
+    assert found is not None
+    assert bytes(found.tensors["model/1.weight"]) == weights[2].detach().numpy().tobytes()
+
+
+class Tears(torch.optim.SGD):
+    """Fails after it has changed something."""
+
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        if self.param_groups[0].setdefault("count", 0) == 2:
+            raise RuntimeError("out of memory")
+        self.param_groups[0]["count"] += 1
+        return None
+
+
+def test_a_state_that_the_optimizer_left_half_way_is_not_committed(solo: Make, tmp_path: Path) -> None:
+    run = solo(tmp_path, pair=Pair(1, 1))
+    script = Script(run.job, Tears)
+    script.fail(lambda: script.make(5))
+    assert committed(run) == []
+    assert names(tmp_path) == set()
+
+
+def test_a_state_of_which_an_object_was_at_work_on_itself_is_not_committed(solo: Make, tmp_path: Path) -> None:
+    run = solo(tmp_path, pair=Pair(1, 1))
+    script = Script(run.job)
+    script.make(2)
+    script.fail(script.average.update)
+    assert committed(run) == []
+
+
+def test_without_a_step_there_is_nothing_to_commit(solo: Make, tmp_path: Path) -> None:
+    run = solo(tmp_path, pair=Pair(1, 1))
+    Script(run.job).fail(bad_batch)
+    assert committed(run) == []
+
+
+# Several ranks
+
+
+def test_two_ranks_that_both_fail_commit_and_leave_only_then(launcher: Any, tmp_path: Path) -> None:
+    root = tmp_path / "tier"
+    launcher.start(2, root, "--raise-at", "3", "--all-raise")
+    assert launcher.finish() == [1, 1], launcher.output()
+    for slot in (0, 1):
+        (commit,) = launcher.of(slot, "checkpoint")
+        assert (commit["step"], commit["result"]) == (3, "Committed"), launcher.output()
+        assert [said["step"] for said in launcher.of(slot, "lastCommit")] == [3]
+        assert launcher.of(slot, "done") == []
+    assert names(root) == {"step-3.g1.a1"}
+    found = restore(root, Alone(), job_uid="job-1").loaded
+    assert found is not None
+    assert found.manifest.world_size == 2
+
+
+def test_a_rank_that_fails_alone_commits_nothing_and_the_other_keeps_the_state(launcher: Any, tmp_path: Path) -> None:
+    launcher.start(2, tmp_path / "tier", "--raise-at", "3")
+    assert launcher.processes[1].wait(60) == 1
+    launcher.wait("the survivor to leave", lambda: bool(launcher.of(0, "left")))
+    assert launcher.of(1, "lastCommit") == []
+    assert names(tmp_path / "tier") == set()
+
+
+# How they find each other
+
+
+@pytest.fixture
+def connect() -> Callable[[], Any]:
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    return lambda: (server, store_client("127.0.0.1", server.port, "failing", 60.0))[1]
+
+
+def ask(connect: Callable[[], Any], left: dict[int, Left], size: int) -> dict[int, tuple[Left, ...]]:
+    found: dict[int, tuple[Left, ...]] = {}
+
+    def look(rank: int) -> None:
+        found[rank] = failing.together(connect(), left[rank], rank=rank, size=size)
+
+    threads = [threading.Thread(target=look, args=(rank,)) for rank in left]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return found
+
+
+def test_all_hear_of_all(connect: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failing, "LOOK_SECONDS", 60.0)
+    left = {rank: Left(step=7, whole=rank != 1) for rank in range(3)}
+    found = ask(connect, left, 3)
+    assert found == dict.fromkeys(range(3), (left[0], left[1], left[2]))
+    assert not failing.can_be_saved(found[0])
+
+
+def test_where_one_is_missing_nobody_saves(connect: Callable[[], Any]) -> None:
+    whole = Left(step=7, whole=True)
+    assert ask(connect, {0: whole, 2: whole}, 3) == {0: (), 2: ()}
+
+
+def test_who_comes_after_the_others_gave_up_saves_nothing_either(connect: Callable[[], Any]) -> None:
+    whole = Left(step=7, whole=True)
+    assert ask(connect, {0: whole}, 2) == {0: ()}
+    assert ask(connect, {1: whole}, 2) == {1: ()}
+
+
+def test_a_rank_for_which_its_launcher_waits_does_not_look_for_others(
+    connect: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failing, "LOOK_SECONDS", 3600.0)
+    own = Left(step=7, whole=True)
+    assert failing.together(connect(), own, rank=0, size=2, hurried=lambda: True) == ()
+
+
+@pytest.mark.parametrize(
+    ("left", "good"),
+    [
+        ([Left(step=7, whole=True), Left(step=7, whole=True)], True),
+        ([Left(step=7, whole=True), Left(step=7, whole=False)], False),
+        ([Left(step=7, whole=True), Left(step=8, whole=True)], False),
+    ],
+    ids=["one state", "one half changed", "a step apart"],
+)
+def test_only_one_whole_state_is_saved(left: list[Left], good: bool) -> None:
+    assert failing.can_be_saved(left) is good
+
+
+@pytest.mark.parametrize(
+    ("left", "same"),
+    [
+        ([Left(step=7, whole=False, saves=2), Left(step=8, whole=True, saves=2)], True),
+        ([Left(step=7, whole=True, saves=2), Left(step=7, whole=True, saves=1)], False),
+        ([], False),
+    ],
+    ids=["all began the same saves", "one began a save alone", "not all failed"],
+)
+def test_only_a_save_that_all_began_is_waited_for(left: list[Left], same: bool) -> None:
+    assert failing.alike(left) is same

@@ -1,0 +1,149 @@
+"""One exhaustion of a container's memory is one incident, however many launchers tell of however many of its ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from holdfast_operator import constants as c
+from holdfast_operator.api import format_time
+
+Make = Callable[..., Any]
+POD = "gpt-w2"
+OOM = ("OOM", "OutOfMemory", POD)
+GONE = ("Infrastructure", "MemberLost", POD)
+MISSED = ("Infrastructure", "PeerLost", "gpt-w0")
+
+
+def ended(sim: Any, word: tuple[str, str, str], part_of: tuple[int, int] | None = None) -> tuple[int, int]:
+    """The world ends, and the launchers that live say why; returns its pair."""
+    pair = (sim.world["generation"], sim.world["attempt"])
+    sim.world = None
+    tell(sim, pair, word, part_of)
+    return pair
+
+
+def tell(sim: Any, pair: tuple[int, int], word: tuple[str, str, str], part_of: tuple[int, int] | None = None) -> None:
+    cause, reason, pod = word
+    sim.incidents[pair] = {
+        "generation": pair[0],
+        "attempt": pair[1],
+        "cause": cause,
+        "action": "InPlace",
+        "reason": reason,
+        "message": f"{pod}: {reason}",
+        "pod": pod,
+        "rank": 2,
+        "exitCode": None,
+        "node": None,
+        "detectedTime": format_time(sim.now),
+        "resumedTime": None,
+        "lostSteps": None,
+        "partOf": {"generation": part_of[0], "attempt": part_of[1]} if part_of else None,
+    }
+    sim._report()
+    sim.settle()
+
+
+def counted(sim: Any) -> dict[str, int]:
+    return {count.cause: len(count.times) for count in sim.status.restarts if count.times}
+
+
+def exhaust(sim: Any, *, ends: int = 3) -> None:
+    """The kernel ends a rank, the one that takes its place, and the launcher with the container."""
+    first = ended(sim, OOM)
+    for _ in range(ends - 2):
+        sim.tick()
+        ended(sim, OOM, first)
+    sim.tick()
+    sim.end(POD, 137, reason="OOMKilled")
+    ended(sim, GONE, first)
+
+
+def acknowledged(sim: Any) -> set[tuple[int, int]]:
+    assert sim.document is not None
+    return {(pair["generation"], pair["attempt"]) for pair in sim.document["acknowledged"]}
+
+
+def test_all_ends_of_one_exhaustion_are_one_incident_and_all_are_acknowledged(trained: Any) -> None:
+    exhaust(trained)
+    trained.run(60, until=lambda: len(trained.world_names()) == 3)
+    trained.run(20)
+    assert counted(trained) == {"OOM": 1}
+    (incident,) = trained.status.incidents
+    assert (incident.cause, incident.pod, incident.action) == ("OOM", POD, "RecreatePod")
+    assert incident.resumed is not None
+    assert {(1, 1), (1, 2), (1, 3)} <= acknowledged(trained)
+    assert "gpt-w3" in trained.names()
+
+
+def test_the_containers_end_is_the_last_part_also_if_the_kubelet_calls_it_killed(trained: Any) -> None:
+    ended(trained, OOM)
+    trained.tick()
+    trained.world = None
+    trained.end(POD, 137)
+    trained.run(40)
+    assert counted(trained) == {"OOM": 1}
+
+
+def test_a_container_that_ends_long_after_is_another_incident(trained: Any) -> None:
+    ended(trained, OOM)
+    trained.run(c.SAME_EXHAUSTION.total_seconds() + 1)
+    trained.end(POD, 137, reason="OOMKilled")
+    trained.run(40)
+    assert counted(trained) == {"OOM": 2}
+
+
+def test_a_part_of_what_nobody_told_is_an_incident_of_its_own(trained: Any) -> None:
+    ended(trained, OOM, (1, 0))
+    trained.run(10)
+    assert counted(trained) == {"OOM": 1}
+
+
+def test_lost_peers_that_were_told_first_become_what_they_came_of(trained: Any) -> None:
+    pair = ended(trained, MISSED)
+    assert counted(trained) == {"Infrastructure": 1}
+    tell(trained, pair, OOM)
+    assert counted(trained) == {"OOM": 1}
+    (incident,) = trained.status.incidents
+    assert (incident.cause, incident.reason, incident.pod) == ("OOM", "OutOfMemory", POD)
+    tell(trained, pair, MISSED)
+    assert counted(trained) == {"OOM": 1}, "and never go back"
+
+
+def test_a_rule_about_the_container_holds_though_its_end_is_counted_with_its_ranks(make_sim: Make) -> None:
+    rule = {"name": "leaks", "action": "FailJob", "onOOM": "Container"}
+    sim = make_sim(recovery={"rules": [rule]})
+    sim.run(60, until=lambda: len(sim.world_names()) == 3)
+    exhaust(sim)
+    sim.run(10)
+    assert sim.status.holds("Failed")
+    assert "leaks" in sim.status.condition("Failed").message
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    first=st.sampled_from([OOM, MISSED]),
+    more=st.lists(st.tuples(st.sampled_from([OOM, MISSED, GONE]), st.integers(1, 2)), max_size=2),
+    late=st.integers(0, 1),
+)
+def test_however_it_is_told_it_is_counted_once(
+    make_sim: Make, first: tuple[str, str, str], more: list[tuple[tuple[str, str, str], int]], late: int
+) -> None:
+    sim = make_sim()
+    sim.run(60, until=lambda: len(sim.world_names()) == 3)
+    began = ended(sim, first)
+    tell(sim, began, OOM)
+    for word, seconds in more:
+        sim.run(seconds)
+        ended(sim, word, began)
+        sim.run(late)
+    sim.tick()
+    sim.world = None
+    sim.end(POD, 137, reason="OOMKilled")
+    sim.run(40)
+    assert counted(sim) == {"OOM": 1}
+    assert len(sim.status.incidents) == 1

@@ -1,0 +1,38 @@
+"""What is asked of the memory tier. Apart from it: most launchers have none, and need not load it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_UNITS: Final = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
+_SIZE: Final = re.compile(r"([1-9]\d*)(Ki|Mi|Gi|Ti)?", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryOptions:
+    """What was asked for. Intervals are in steps."""
+
+    root: Path
+    limit: int | None = None
+    interval: int = 1
+    peer_interval: int | None = None
+    per_second: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> MemoryOptions:
+        """`PATH[:SIZE]`, the size as Kubernetes writes it; ValueError says what is wrong."""
+        path, _, size = text.partition(":")
+        if not path.startswith("/"):
+            raise ValueError(f"{text!r} does not do: give the absolute PATH of a memory volume, or PATH:SIZE")
+        return cls(root=Path(path), limit=read_size(size) if size else None)
+
+
+def read_size(text: str) -> int:
+    """Bytes, as `512Mi` or `16Gi`."""
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is no size: give bytes, or a number with Ki, Mi, Gi or Ti")
+    return int(match[1]) * _UNITS[match[2] or ""]
