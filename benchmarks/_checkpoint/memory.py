@@ -38,11 +38,11 @@ from holdfast.checkpoint.stores.peer import (  # noqa: E402
     Copy,
     Neighbour,
     Peer,
-    PeerServer,
     PeerStore,
     room_for,
     send,
 )
+from holdfast.checkpoint.stores.peer_server import PeerServer  # noqa: E402
 from holdfast.checkpoint.stores.slots import SlotSet, SlotWriter  # noqa: E402
 from holdfast.checkpoint.writer import Snapshot  # noqa: E402
 from holdfast.worlds import Pair  # noqa: E402

@@ -24,8 +24,10 @@ from holdfast.checkpoint.near import MemorySettings, MemoryTier, Terms
 from holdfast.checkpoint.shard import TensorSpec
 from holdfast.checkpoint.stores import Store
 from holdfast.checkpoint.stores import peer as peers
+from holdfast.checkpoint.stores import peer_server
 from holdfast.checkpoint.stores.memory import MemoryStore
-from holdfast.checkpoint.stores.peer import Neighbour, Peer, PeerServer, PeerStore, successor
+from holdfast.checkpoint.stores.peer import Neighbour, Peer, PeerStore, successor
+from holdfast.checkpoint.stores.peer_server import PeerServer
 from holdfast.checkpoint.stores.slots import Place
 from holdfast.checkpoint.writer import SaveResult, Snapshot
 from holdfast.errors import CheckpointError, DamagedError, NoRoomError, PeerLostError
@@ -448,9 +450,10 @@ def drip(stranger: socket.socket) -> None:
 def test_a_stranger_who_drips_bytes_is_hung_up_on(
     nodes: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers, "_GREETING_SECONDS", 0.2)
     made = nodes("a")
-    with socket.create_connection(("127.0.0.1", made.at["a"].port), timeout=60) as stranger:
+    address = ("127.0.0.1", made.at["a"].port)
+    with monkeypatch.context() as hasty, socket.create_connection(address, timeout=60) as stranger:
+        hasty.setattr(peer_server, "GREETING_SECONDS", 0.2)
         stranger.sendall(b"\0\0\4\0")
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
             drip(stranger)

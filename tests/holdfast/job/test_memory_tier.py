@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from holdfast.checkpoint.near import MemorySettings
-from holdfast.checkpoint.stores.peer import Neighbour, PeerServer
+from holdfast.checkpoint.stores.peer import Neighbour
+from holdfast.checkpoint.stores.peer_server import PeerServer
 
 SCRIPT = Path(__file__).parent / "scripts" / "sharded.py"
 STEPS = 10

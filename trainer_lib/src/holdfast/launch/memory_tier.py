@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.checkpoint.near import MemorySettings
-from holdfast.checkpoint.stores.peer import Neighbour, PeerServer, derive
+from holdfast.checkpoint.stores.peer import Neighbour, derive
+from holdfast.checkpoint.stores.peer_server import PeerServer
 from holdfast.checkpoint.stores.slots import remove
 from holdfast.errors import UsageError
 from holdfast.launch.memory_options import MemoryOptions
