@@ -7,7 +7,7 @@ when their job ends (``forget_job``). Names and meanings are documented in ``doc
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from prometheus_client import (
     CollectorRegistry,
@@ -44,29 +44,23 @@ class Metrics:
             "Decisions about failures, 'nothing' included, by cause, action and reason.",
             ["cause", "action", "reason"],
         )
-        self._recovery = Histogram(
-            "holdfast_incident_recovery_seconds",
+        self._recovery = self._histogram(
+            "incident_recovery_seconds",
             "Seconds from the detection of an incident to the first step after it, by cause.",
             ["cause"],
-            buckets=_RECOVERY_BUCKETS,
-            registry=self.registry,
+            _RECOVERY_BUCKETS,
         )
         self._lost_steps = self._counter(
             "incident_lost_steps", "Committed steps that had to be made again, by cause.", ["cause"]
         )
-        self._reconcile = Histogram(
-            "holdfast_reconcile_seconds",
+        self._reconcile = self._histogram(
+            "reconcile_seconds",
             "Seconds that one pass over one job took, by result (ok, conflict, error).",
             ["result"],
-            buckets=_RECONCILE_BUCKETS,
-            registry=self.registry,
         )
         self._queue_depth = self._gauge("queue_depth", "Jobs that wait for a pass.")
-        self._queue_wait = Histogram(
-            "holdfast_queue_wait_seconds",
-            "Seconds that a job waited for its pass beyond the delay asked for.",
-            buckets=_RECONCILE_BUCKETS,
-            registry=self.registry,
+        self._queue_wait = self._histogram(
+            "queue_wait_seconds", "Seconds that a job waited for its pass beyond the delay asked for."
         )
         self._requests = self._counter(
             "agent_requests", "Requests on the agents' API, by route and status code.", ["route", "code"]
@@ -198,6 +192,11 @@ class Metrics:
 
     def _counter(self, name: str, text: str, labels: list[str]) -> Counter:
         return Counter(f"holdfast_{name}", text, labels, registry=self.registry)
+
+    def _histogram(
+        self, name: str, text: str, labels: Sequence[str] = (), buckets: Sequence[float] = _RECONCILE_BUCKETS
+    ) -> Histogram:
+        return Histogram(f"holdfast_{name}", text, labels, buckets=buckets, registry=self.registry)
 
 
 def _remove(gauge: Gauge, *labels: str) -> None:

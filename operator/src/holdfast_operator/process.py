@@ -100,14 +100,7 @@ def assemble(settings: Settings, api: client.ApiClient, lease: LeaseStore, now: 
     tls = TlsKeeper(store, settings.agents_names, on_bundle=lambda: _wake_all(cache, queue))
     tls.refresh()
     metrics.ca_expires(tls.authority_expires.timestamp())
-    hub = AgentHub(
-        TokenReviews(reviewer(client.AuthenticationV1Api(api))),
-        feed.report,
-        clock=now,
-        on_repeat=metrics.report_repeated,
-        on_check=metrics.preflight_checked,
-    )
-    hub.stand_by()
+    hub = _hub(api, feed, metrics, now)
     observer = Observer(
         cluster=cluster,
         cache=cache,
@@ -119,7 +112,6 @@ def assemble(settings: Settings, api: client.ApiClient, lease: LeaseStore, now: 
     )
     actor = Actor(cluster=cluster, hub=hub, identity=settings.identity)
     reconciler = Reconciler(observer=observer, actor=actor, cache=cache, hub=hub, metrics=metrics, clock=now)
-    watched = AgentObserver(answered=metrics.agent_request, polls=metrics.polls_held)
     nodes = make_keeper(
         settings.remediation,
         api=api,
@@ -128,14 +120,6 @@ def assemble(settings: Settings, api: client.ApiClient, lease: LeaseStore, now: 
         namespace=settings.namespace,
         identity=settings.identity,
         clock=now,
-    )
-    agents = AgentServer(
-        hub,
-        tls.context,
-        host=settings.host or None,
-        port=settings.agents_port,
-        observer=watched,
-        alerts=nodes.inbox,
     )
     return Parts(
         settings=settings,
@@ -147,10 +131,34 @@ def assemble(settings: Settings, api: client.ApiClient, lease: LeaseStore, now: 
         reconciler=reconciler,
         metrics=metrics,
         tls=tls,
-        agents=agents,
+        agents=_agents(settings, hub, tls, nodes, metrics),
         nodes=nodes,
         lease=lease,
         now=now,
+    )
+
+
+def _hub(api: client.ApiClient, feed: Feed, metrics: Metrics, now: Callable[[], datetime]) -> AgentHub:
+    """Hears nobody before this process leads."""
+    hub = AgentHub(
+        TokenReviews(reviewer(client.AuthenticationV1Api(api))),
+        feed.report,
+        clock=now,
+        on_repeat=metrics.report_repeated,
+        on_check=metrics.preflight_checked,
+    )
+    hub.stand_by()
+    return hub
+
+
+def _agents(settings: Settings, hub: AgentHub, tls: TlsKeeper, nodes: Keeper, metrics: Metrics) -> AgentServer:
+    return AgentServer(
+        hub,
+        tls.context,
+        host=settings.host or None,
+        port=settings.agents_port,
+        observer=AgentObserver(answered=metrics.agent_request, polls=metrics.polls_held),
+        alerts=nodes.inbox,
     )
 
 

@@ -22,9 +22,8 @@ from holdfast.checkpoint.manifest import CHUNK_BYTES, Manifest
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.near import MemorySettings, MemoryTier, Terms
 from holdfast.checkpoint.shard import TensorSpec
-from holdfast.checkpoint.stores import Store
+from holdfast.checkpoint.stores import Store, peer_server
 from holdfast.checkpoint.stores import peer as peers
-from holdfast.checkpoint.stores import peer_server
 from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.checkpoint.stores.peer import Neighbour, Peer, PeerStore, successor
 from holdfast.checkpoint.stores.peer_server import PeerServer
