@@ -28,18 +28,31 @@ def _first(name: str) -> bool:
     return True
 
 
+def note(name: str, moment: float) -> None:
+    """For who compares the books with the script's own clock."""
+    (FOLDER / name).write_text(str(moment))
+
+
 class Data:
     """Samples of which one takes its time."""
 
     fingerprint = "accounting"
 
-    def __init__(self) -> None:
+    def __init__(self, mark: str) -> None:
         self.step = 0
+        self._mark = mark
+
+    def mark(self) -> None:
+        """Say when the first sample was asked for: this process is in place."""
+        if self._mark and _first(self._mark):
+            note(self._mark, time.time())
+        self._mark = ""
 
     def __len__(self) -> int:
         return 1000
 
     def __getitem__(self, index: int) -> Any:
+        self.mark()
         if self.step == DAWDLES_AT:
             dawdle("data")
         return torch.full((4,), float(index))
@@ -63,23 +76,28 @@ class Slow:
 def main() -> int:
     """Train."""
     job = holdfast.init()
-    data, slow, again = Data(), Slow(), not _first("began")
+    again = not _first("began")
+    data, slow = Data("again" if again else "in-place"), Slow()
     model = torch.nn.Linear(4, 1)
     if again:
         job.on_membership(lambda _job: dawdle("restart"))
     job.manage(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-6), slow=slow)
     for batch in job.batches(data, global_batch_size=4, micro_batch_size=4, max_steps=STEPS):
-        data.step = slow.step = job.committed_step
+        data.step, slow.step, began = job.committed_step, job.committed_step, time.time()
         time.sleep(0.02)
         if job.committed_step == DAWDLES_AT:
             dawdle("productive")
             with job.phase("evaluation"):
                 dawdle("evaluation")
+        loss = model(batch).square().mean()
         if job.committed_step == DIES_AT and job.rank == job.world_size - 1 and _first("died"):
             dawdle("recompute")
-            (FOLDER / "died").write_text(str(time.time()))
+            note("step-began", began)
+            note("died", time.time())
             os.kill(os.getpid(), signal.SIGSTOP if "detection" in SLOW else signal.SIGKILL)
-        job.step(model(batch).square().mean())
+        elif job.committed_step == DIES_AT and _first("waits"):
+            note("waits", time.time())
+        job.step(loss)
     return 0
 
 

@@ -2,7 +2,9 @@
 
 A real launcher and a real script, which is killed once and restores a checkpoint. Each round runs it as it is and
 with a delay in one place, for each place. A delay's own cause must rise by it; the cause that changes most beside it
-tells how much is booked wrongly. A hang is timed by the script and by the timeline; both its ranks wait for it.
+tells how much is booked wrongly. A start, a restart and a second launcher never take equally long: their rise is set
+beside the rise by the script's own notes or the launchers' timelines. A hang is timed by the script and by the
+timeline; both its ranks wait for it.
 """
 
 from __future__ import annotations
@@ -28,28 +30,41 @@ CAUSES = ("startup", "data", "checkpoint", "evaluation", "restart", "recompute",
 DELAY = 2.0
 PATIENCE = 240.0
 TIGHT = 0.05
+NOWHERE = ("step-began", "waits")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Books:
-    """What a launcher's last status says of its time."""
+    """What a launcher's last status says of its time, and what the script's clock says of the start and restart."""
 
     seconds: Mapping[str, float]
     wall: float
     unattributed: float
+    clocked: Mapping[str, float]
 
     @classmethod
-    def read(cls, run_dir: Path) -> Books:
-        """From the run directory of a launcher that has left."""
+    def read(cls, run_dir: Path, began: float) -> Books:
+        """From the run directory of a launcher that was started at this time and has left."""
         told = json.loads((run_dir / "status.json").read_text())["accounting"]
         if told is None:
             raise SystemExit(f"no rank told its books; see {run_dir}")
-        return cls(seconds=told["seconds"], wall=told["wallSeconds"], unattributed=told["unattributedSeconds"])
+        in_place, died, again = (_moment(run_dir / name) for name in ("in-place", "died", "again"))
+        return cls(
+            seconds=told["seconds"],
+            wall=told["wallSeconds"],
+            unattributed=told["unattributedSeconds"],
+            clocked={"startup": in_place - began, "restart": again - died},
+        )
 
     @property
     def gap(self) -> float:
         """Unattributed time in hundredths of the wall time."""
         return 100 * abs(self.unattributed) / self.wall
+
+
+def _moment(note: Path) -> float:
+    """When the script made a note; a run in which nobody died has none."""
+    return float(note.read_text() or "nan") if note.exists() else float("nan")
 
 
 def start(folder: Path, name: str, options: Sequence[str], slow: Sequence[str] = (), delay: float = DELAY) -> Any:
@@ -86,12 +101,13 @@ def finish(launcher: Any) -> None:
 def alone(slow: Sequence[str] = (), delay: float = DELAY) -> Books:
     """One launcher, one rank."""
     with tempfile.TemporaryDirectory(prefix="hf-") as name:
+        began = time.time()
         finish(start(Path(name), "a", [], slow, delay))
-        return Books.read(Path(name) / "a")
+        return Books.read(Path(name) / "a", began)
 
 
-def waiting(delay: float) -> Books:
-    """Two launchers, of which the second comes late; the books of the first."""
+def waiting(delay: float) -> tuple[float, float]:
+    """Two launchers, of which the second comes late: for how long the first idled, and how late the second was."""
     with tempfile.TemporaryDirectory(prefix="hf-") as name, socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         options = ["--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{probe.getsockname()[1]}"]
@@ -106,17 +122,24 @@ def waiting(delay: float) -> Books:
             finish(first)
         finally:
             second.wait() if first.returncode == 0 else second.kill()
-        return Books.read(folder / "a")
+        began = [_line(folder / launcher, "start") for launcher in "ab"]
+        return Books.read(folder / "a", began[0]).seconds["idle"], began[1] - began[0]
+
+
+def _line(run_dir: Path, kind: str) -> float:
+    """When a launcher first wrote such a line into its timeline."""
+    lines = map(json.loads, (run_dir / "timeline.jsonl").read_text().splitlines())
+    return float(next(line["t"] for line in lines if line["kind"] == kind))
 
 
 def hanging() -> tuple[Books, float]:
-    """Two ranks, of which one stops; and for how long both together wait until the launcher says so."""
+    """Two ranks, of which one stops; and for how long both together got nowhere until the launcher says so: the one
+    from the beginning of its step, the other from the moment when it waits."""
     with tempfile.TemporaryDirectory(prefix="hf-") as name:
-        folder = Path(name)
+        folder, began = Path(name), time.time()
         finish(start(folder, "a", ["--nproc-per-node", "2"], ["detection"]))
-        lines = map(json.loads, (folder / "a" / "timeline.jsonl").read_text().splitlines())
-        failed = next(line["t"] for line in lines if line["kind"] == "failure")
-        return Books.read(folder / "a"), 2 * (failed - float((folder / "a" / "died").read_text()))
+        failed = _line(folder / "a", "failure")
+        return Books.read(folder / "a", began), sum(failed - _moment(folder / "a" / note) for note in NOWHERE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,14 +160,19 @@ def once_each(causes: Sequence[Sequence[str]]) -> Round:
     others: dict[str, float] = {}
     for group, books in runs.items():
         rises = {cause: books.seconds[cause] - usual.seconds[cause] for cause in usual.seconds}
-        own |= {cause: 100 * rises.pop(cause) / DELAY for cause in group}
+        own |= {cause: 100 * rises.pop(cause) / _true_rise(cause, usual, books) for cause in group}
         others["+".join(group)] = 100 * max(map(abs, rises.values())) / DELAY
-    idle = waiting(DELAY).seconds["idle"] - waiting(0.0).seconds["idle"]
+    (idle, late), (idle_usually, late_usually) = waiting(DELAY), waiting(0.0)
     return Round(
-        own=own | {"idle": 100 * idle / DELAY},
+        own=own | {"idle": 100 * (idle - idle_usually) / (late - late_usually)},
         others=others,
         gaps=[books.gap for books in (usual, *runs.values())],
     )
+
+
+def _true_rise(cause: str, usual: Books, books: Books) -> float:
+    """Seconds by which this cause's time is longer, by another clock than the books'."""
+    return books.clocked[cause] - usual.clocked[cause] if cause in books.clocked else DELAY
 
 
 def main() -> int:

@@ -174,6 +174,22 @@ def test_what_a_hung_rank_did_until_it_was_ended_is_detection(launcher: Launcher
     assert launcher.books["seconds"]["detection"] == pytest.approx(6)
 
 
+def test_what_a_hung_ranks_end_takes_once_it_was_blamed_is_part_of_the_recovery(launcher: Launcher) -> None:
+    launcher.starts(1)
+    launcher.steps(1, 1)
+    launcher.meters[1].enter(Activity.COMPUTE)
+    before = launcher.books["seconds"]["restart"]
+    launcher.passes(6)
+    launcher.accounts.failed("Infrastructure")
+    launcher.passes(0.3)
+    launcher.accounts.ended(1, hung=True)
+    launcher.passes(1)
+    books = launcher.books
+    assert books["seconds"]["detection"] == pytest.approx(6)
+    assert books["seconds"]["restart"] - before == pytest.approx(0.3 + 1)
+    assert books["unattributedSeconds"] == pytest.approx(0, abs=1e-6)
+
+
 def test_a_survivors_time_between_worlds_is_restart(launcher: Launcher) -> None:
     launcher.starts(1)
     launcher.steps(1, 1)

@@ -87,19 +87,21 @@ class Seat:
         """The process committed a step at this moment by its clock, which is ours."""
         self._stepped_at = self._heard.until(at)
 
-    def lost(self, *, hung: bool) -> None:
-        """The process ended before it could tell its last stretch. All after its last step was for nothing."""
+    def lost(self, *, hung: bool, blamed_at: float | None = None) -> None:
+        """The process ended before it could tell its last stretch. All after its last step was for nothing; what lies
+        between the blame for a hang and the process's end, its stacks are kept meanwhile, is part of the recovery."""
         if self._waiting:
             self._forget()
             return
+        at = blamed_at if hung else None
         useful = 0.0 if self._stepped_at is None else self._stepped_at + self.open
-        wasted = self.silent + self.open - useful
+        wasted = max(0.0, self._heard.until(at) + self.open - useful)
         self.books.book(Spent.PRODUCTIVE, useful)
         if not self._arrived:
             self.books.book(self._between, wasted)
         else:
             self.books.book(Spent.DETECTION if hung else Spent.RECOMPUTE, wasted)
-        self.leave()
+        self.leave(at)
 
     def leave(self, at: float | None = None) -> None:
         """Nobody of a world is here any more."""
@@ -177,6 +179,7 @@ class Accounts:
         self._standby = 0.0
         self._progress = clock()
         self._failed: _Failed | None = None
+        self._blamed_at: float | None = None  # in the attempt that the ranks are in
         self._activities = dict.fromkeys(map(str, MEASURED), 0.0)
         self._recoveries: dict[tuple[str, str], Histogram] = {}
         self._spoken = False
@@ -210,7 +213,7 @@ class Accounts:
             seat.lost(hung=False)
         self._processes.setdefault(pid, _Process(replaces=seat.trained))
         seat.take(pid)
-        self._lines_up = True
+        self._lines_up, self._blamed_at = True, None
         if self._failed is not None:
             self._failed.entered, self._failed.restored = self._clock(), None
 
@@ -250,6 +253,7 @@ class Accounts:
     def failed(self, cause: str, reached: int | None = None) -> None:
         """An attempt failed, here or elsewhere. One that fails before it made a step prolongs the recovery."""
         self.failures += 1
+        self._blamed_at = self._clock()
         self.highest = max(self.highest, reached or 0)
         if self._failed is None:
             self._failed = _Failed(cause=cause, progress=self._progress, detected=self._clock())
@@ -259,7 +263,7 @@ class Accounts:
         self._end_standby(pid)
         seat = self._seat(pid)
         if seat is not None:
-            seat.lost(hung=hung)
+            seat.lost(hung=hung, blamed_at=self._blamed_at)
         self._processes.pop(pid, None)
 
     # What is known
