@@ -176,9 +176,8 @@ class Replica:
     def _elect(self) -> None:
         self.elected += 1
 
-    def round(self) -> None:
-        if not self.ends:
-            self.elector.round()
+    def round(self) -> float:
+        return self.elector.round() if not self.ends else 0.0
 
     def leads(self) -> bool:
         return not self.ends and self.elector.leads()
@@ -253,6 +252,29 @@ def test_one_lost_answer_costs_nothing() -> None:
         world.clock, world.lost = world.clock + 2.0, lost
         a.round()
     assert (a.leads(), a.elected, a.ends) == (True, 1, [])
+
+
+@pytest.mark.parametrize("outdated", [False, True])
+@given(begin=st.floats(0, 2), call=st.floats(0, sum(TERMS.call_seconds)))
+def test_a_leader_that_hears_nothing_ends_before_another_one_may_lead(
+    outdated: bool, begin: float, call: float
+) -> None:
+    world = World()
+    a = Replica(world=world, name="a")
+    a.round()
+    world.clock += begin
+    if outdated:
+        assert world.lease is not None
+        world.lease = replace(world.lease, version="edited by somebody")
+        world.clock += a.round()
+    world.lost, world.there = "there", call
+    rounds = 0
+    while not a.ends:
+        rounds += 1
+        assert rounds < 100
+        world.clock += a.round()
+    assert world.clock <= TERMS.lease_seconds + 1e-6
+    assert a.ends == ["the Lease could not be renewed for 10 s"]
 
 
 STEPS = st.tuples(

@@ -111,6 +111,13 @@ def leads(sight: Sight, now: float, terms: Terms) -> bool:
     return sight.renewed_at is not None and now < sight.renewed_at + terms.give_up_seconds
 
 
+def pause_seconds(sight: Sight, now: float, terms: Terms) -> float:
+    """Until the next look. A leader looks when it is to give up, not a round later: by then another one may lead."""
+    if sight.renewed_at is None:
+        return terms.round_seconds
+    return min(terms.round_seconds, max(0.0, sight.renewed_at + terms.give_up_seconds - now))
+
+
 def seen(before: Sight, lease: Lease | None, now: float) -> Sight:
     """The sight after a read."""
     same = lease is not None and before.lease is not None and _content(lease) == _content(before.lease)

@@ -23,6 +23,7 @@ from holdfast_operator.election import (
     held,
     leads,
     lease_of,
+    pause_seconds,
     seen,
 )
 from holdfast_operator.errors import ClusterError, ConflictError, NotFoundError
@@ -114,21 +115,28 @@ class Elector:
         """Whether this process may act now."""
         return leads(self._sight, self._clock(), self._terms)
 
-    def round(self) -> None:
-        """Look, decide, write. What the API server cannot answer now is asked again in the next round."""
+    def round(self) -> float:
+        """Look, decide, write. What the API server cannot answer now is asked again in the next round.
+
+        Returns how long to wait for that.
+        """
         try:
-            if self._sight.renewed_at is None or self._outdated:
+            if self._must_look():
                 self._sight, self._outdated = seen(self._sight, self._store.read(), self._clock()), False
             self._step()
         except (ConflictError, NotFoundError):
             self._outdated = True
         except ClusterError as error:
             self._say(logging.WARNING, f"the Lease cannot be read or written: {error}")
+        return pause_seconds(self._sight, self._clock(), self._terms)
+
+    def _must_look(self) -> bool:
+        """A leader whose time is over ends without: maybe nobody answers it."""
+        return self._sight.renewed_at is None or (self._outdated and self.leads())
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            self.round()
-            self._stop.wait(self._terms.round_seconds)
+            self._stop.wait(self.round())
 
     def _step(self) -> None:
         decision = decide(self._sight, self._clock(), self._me, self._terms)
