@@ -3,7 +3,10 @@ keep the cache and wake the queue; they write no annotations and no finalizers."
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import chain, repeat
 from typing import Any
 
@@ -61,11 +64,34 @@ class _Patience:
         return chain((0.5, 1.0, 2.0), repeat(3.0))
 
 
-def serve(feed: Feed, namespaces: tuple[str, ...]) -> None:
-    """Watch until told to stop by a signal. Returns or raises when watching is no longer possible."""
-    kopf.run(
-        registry=registry(feed),
-        standalone=True,
-        clusterwide=not namespaces,
-        namespaces=list(namespaces),
-    )
+def serve(feed: Feed, namespaces: tuple[str, ...], ended: threading.Event) -> None:
+    """Watch until told to stop by a signal, or before it began. Returns or raises when watching is not possible.
+
+    kopf takes signals over while it starts: one that came before is told by ``ended`` alone.
+    """
+    with suppress(asyncio.CancelledError):
+        asyncio.run(_watch(feed, namespaces, ended))
+
+
+async def _watch(feed: Feed, namespaces: tuple[str, ...], ended: threading.Event) -> None:
+    stop, ready = asyncio.Event(), asyncio.Event()
+    early = asyncio.create_task(_hear_early(ended, ready, stop))
+    try:
+        await kopf.operator(
+            registry=registry(feed),
+            standalone=True,
+            clusterwide=not namespaces,
+            namespaces=list(namespaces),
+            stop_flag=stop,
+            ready_flag=ready,
+        )
+    finally:
+        early.cancel()
+
+
+async def _hear_early(ended: threading.Event, ready: asyncio.Event, stop: asyncio.Event) -> None:
+    """Once kopf hears signals itself, which it does a turn of the loop after its tasks have begun."""
+    await ready.wait()
+    await asyncio.sleep(0)
+    if ended.is_set():
+        stop.set()

@@ -379,7 +379,7 @@ def _serve(parts: Parts, ended: threading.Event) -> int:
     process = Process(parts, _begin_anew, ended)
     try:
         if process.start() and not ended.is_set():
-            handlers.serve(process.feed, parts.settings.watch_namespaces)
+            handlers.serve(process.feed, parts.settings.watch_namespaces, ended)
     except Exception:
         logger.exception("the operator ends: it cannot watch the cluster")
         return 1
