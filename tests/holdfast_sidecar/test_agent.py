@@ -117,7 +117,7 @@ def test_a_poll_that_waits_on_a_dead_connection_is_begun_again_without_a_pause(m
     membership.expect(8)
     clock.forward(2)
     membership.expect(8)
-    poller.join(20)
+    poller.join(240)
     assert waits == [0.0]
 
 

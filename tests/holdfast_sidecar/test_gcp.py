@@ -35,7 +35,7 @@ def test_one_request_waits_until_the_preemption_comes(sky, clock, wait):
     waiting.start()
     wait(lambda: len(sky.asked(PREEMPTED_PATH)) == 2, "the long poll")
     sky.announce(GCP)
-    waiting.join(20)
+    waiting.join(240)
     assert [notice.id for notice in found] == ["gcp-preempted"]
     assert len(sky.asked(PREEMPTED_PATH)) == 2
 

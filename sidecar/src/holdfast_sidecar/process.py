@@ -122,6 +122,7 @@ class Sidecar:
 
     def start(self) -> int:
         """Start all threads; returns the port of the metrics."""
+        self._heartbeat.poll()  # or the first report may say of a launcher that is there that there is none
         for loop in self._loops:
             loop.thread.start()
         threading.Thread(target=self._server.serve_forever, args=(0.5,), name="http", daemon=True).start()

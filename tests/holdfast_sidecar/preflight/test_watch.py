@@ -134,22 +134,23 @@ def test_a_memory_that_is_not_ours_is_not_believed(watched: Watched, left: str) 
 
 
 @pytest.fixture
-def listener() -> Iterator[socket.socket]:
-    """Another worker's launcher."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield server
+def port() -> Iterator[int]:
+    """Of another worker's launcher: kept, so that nobody else listens there, and refused until one does."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 def peer(port: int, uid: str = "uid-w1") -> dict[str, Any]:
     return {"pod": f"pod-{uid}", "podUID": uid, "ip": "127.0.0.1", "port": port}
 
 
-def test_other_workers_are_reached_or_named(watched: Watched, listener: socket.socket) -> None:
-    port = listener.getsockname()[1]
+def test_other_workers_are_reached_or_named(watched: Watched, port: int) -> None:
     watched.restart(replace(ASKED, checks=("Network",)))
-    watched.answered(None, ready=False, peers=[peer(port)])
-    assert watched.results() == ["Running"], "its own launcher does not listen yet"
-    listener.close()
+    with socket.create_server(("127.0.0.1", port)):
+        watched.answered(None, ready=False, peers=[peer(port)])
+        assert watched.results() == ["Running"], "its own launcher does not listen yet"
     watched.answered(None, ready=True, peers=[peer(port)])
     assert watched.results() == ["Running"]
     assert watched.results(15.0) == ["Failed"]
