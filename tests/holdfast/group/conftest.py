@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -19,7 +18,7 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore
 
-PATIENCE = 60.0
+PATIENCE = 240.0
 SCRIPT = Path(__file__).parent / "scripts" / "members.py"
 
 
@@ -30,12 +29,13 @@ class Members:
         self._store = TCPStore(
             "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=PATIENCE)
         )
+        # NumPy's OpenBLAS starts a thread for each CPU when it is loaded: what has threads cannot be forked soundly.
+        alone = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         self._helper = subprocess.Popen(
-            [sys.executable, str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=alone
         )
         self._said: Queue[dict[str, Any]] = Queue()
         self._prefixes = count(1)
-        self._victims: list[int] = []
         Thread(target=self._listen, daemon=True).start()
 
     def play(self, case: str, *, size: int, fault: str = "") -> list[dict[str, Any]]:
@@ -45,17 +45,17 @@ class Members:
         for rank in range(size):
             self._order(case=case, rank=rank, size=size, port=self._store.port, prefix=prefix, fault=fault)
         heard: list[dict[str, Any]] = [{} for _ in range(size)]
-        while not all("end" in one for one in heard[:survivors]):
-            said = self._next(case, heard)
-            if said["prefix"] == prefix:
-                heard[said["rank"]].update(said)
-                self._victims += [said["suffers"]] if "suffers" in said else []
+        try:
+            while not all("end" in one for one in heard[:survivors]) or (fault and "suffers" not in heard[-1]):
+                said = self._next(case, heard)
+                if said["prefix"] == prefix:
+                    heard[said["rank"]].update(said)
+        finally:
+            if fault != "killed" and "suffers" in heard[-1]:  # the number of one that is dead may be another's by now
+                os.kill(heard[-1]["suffers"], signal.SIGKILL)
         return heard[:survivors]
 
     def close(self) -> None:
-        for victim in self._victims:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(victim, signal.SIGKILL)
         assert self._helper.stdin is not None
         self._helper.stdin.close()
         self._helper.wait(PATIENCE)
@@ -79,7 +79,7 @@ class Members:
 
 @pytest.fixture(scope="session")
 def members() -> Iterator[Members]:
-    """Ranks that are forked on demand; whoever is still stopped or asleep is ended."""
+    """Ranks that are forked on demand; who is stopped or asleep is ended with its case."""
     made = Members()
     yield made
     made.close()

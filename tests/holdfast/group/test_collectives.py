@@ -118,7 +118,7 @@ def store() -> Any:
     del server
 
 
-def _connect(port: int, over: Over, rank: int = 0, timeout: float = 30.0) -> Group:
+def _connect(port: int, over: Over, rank: int = 0, timeout: float = 240.0) -> Group:
     return Group.connect(
         host="127.0.0.1", port=port, prefix="1.1", rank=rank, size=2, device=CPU, over=over, timeout=timeout
     )

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -37,6 +38,10 @@ from holdfast.worlds import Claim, Pair
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SCRIPT = SCRIPTS / "train.py"
+
+
+PATIENCE = 240.0
+"""For what must come: on a busy host it may take long."""
 
 
 class TheEnd(BaseException):
@@ -183,6 +188,8 @@ class Rank:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
+        self.hear_out: Callable[[int], None] = lambda _: None
+        """Until all that this process said is heard: its words and its end come on different ways."""
         self._code: int | None = None
         self._ended = threading.Event()
 
@@ -193,10 +200,11 @@ class Rank:
     def poll(self) -> int | None:
         return self._code
 
-    def wait(self, timeout: float = 120.0) -> int:
-        """Its exit code, negative for a signal."""
+    def wait(self, timeout: float = PATIENCE) -> int:
+        """Its exit code, negative for a signal; all that it said is heard then."""
         if not self._ended.wait(timeout) or self._code is None:
             raise TimeoutError(f"process {self.pid} has not ended within {timeout:.0f} s")
+        self.hear_out(self.pid)
         return self._code
 
     def kill(self) -> None:
@@ -223,7 +231,7 @@ class Forks:
         assert self._helper.stdin is not None
         self._helper.stdin.write(json.dumps(order) + "\n")
         self._helper.stdin.flush()
-        begun = self._begun.get(timeout=120)
+        begun = self._begun.get(timeout=PATIENCE)
         if begun is None:
             raise RuntimeError("the helper that forks rank processes has ended: its last words are above")
         return begun
@@ -242,7 +250,7 @@ class Forks:
     def close(self) -> None:
         assert self._helper.stdin is not None
         self._helper.stdin.close()
-        self._helper.wait(60)
+        self._helper.wait(PATIENCE)
 
 
 @pytest.fixture(scope="session")
@@ -255,9 +263,10 @@ def forks() -> Iterator[Forks]:
 class Launcher:
     """Listens where rank processes speak, starts them, moves them from world to world. By slot, what each said."""
 
-    def __init__(self, folder: Path, forks: Forks) -> None:
+    def __init__(self, folder: Path, forks: Forks, *, sockets: Path) -> None:
         self._forks = forks
-        self.path = folder / "agent.sock"
+        self._logs = folder
+        self.path = sockets / "agent.sock"
         self.said: dict[int, list[dict[str, Any]]] = {}
         self.trained: dict[int, dict[str, int]] = {}
         """The highest attempt that a slot had ranks in before."""
@@ -265,12 +274,15 @@ class Launcher:
         """By slot, the memory tier of its launcher."""
         self._changed = threading.Condition()
         self._writers: dict[int, socket.socket] = {}
+        self._listeners: dict[int, threading.Thread] = {}
+        """By process."""
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._server.bind(str(self.path))
         self._server.listen()
         self._stores: list[TCPStore] = []
         self._root = folder
         self.script = SCRIPT
+        self.interval = "1000000"  # so many steps nobody makes
         self._arguments: tuple[str, ...] = ()
         self.processes: dict[int, Rank] = {}
         threading.Thread(target=self._accept, daemon=True).start()
@@ -279,18 +291,32 @@ class Launcher:
         with contextlib.suppress(OSError):
             while True:
                 connection, _ = self._server.accept()
-                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+                pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+                self._listeners[pid] = threading.Thread(target=self._serve, args=(connection,), daemon=True)
+                self._listeners[pid].start()
 
     def _serve(self, connection: socket.socket) -> None:
-        lines = connection.makefile("r")
-        first = json.loads(lines.readline())
-        slot = first["slot"]
-        with self._changed:
-            self._writers[slot] = connection
-        self._heard(slot, first)
-        with contextlib.suppress(OSError, ValueError):
+        """Until it ends; what was said last by a process that was killed may be half a line."""
+        with contextlib.suppress(OSError, ValueError), connection, connection.makefile("r") as lines:
+            first = json.loads(lines.readline())
+            slot = first["slot"]
+            with self._changed:
+                self._writers[slot] = connection
+            self._heard(slot, first)
             for line in lines:
                 self._heard(slot, json.loads(line))
+
+    def _hear_out(self, pid: int) -> None:
+        """Connections are accepted in their order: after a later one, that of a process that has ended is too."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as later:
+            later.settimeout(PATIENCE)
+            later.connect(str(self.path))
+            later.shutdown(socket.SHUT_WR)
+            assert not later.recv(1)
+        listener = self._listeners.get(pid)
+        if listener is not None:
+            listener.join(PATIENCE)
+            assert not listener.is_alive(), f"process {pid} has ended, and its connection has not"
 
     def _heard(self, slot: int, message: dict[str, Any]) -> None:
         if message["type"] == "hello":
@@ -310,7 +336,7 @@ class Launcher:
     def of(self, slot: int, kind: str) -> list[dict[str, Any]]:
         return [message for message in self.said.get(slot, []) if message["type"] == kind]
 
-    def wait(self, what: str, until: Callable[[], bool], seconds: float = 90) -> None:
+    def wait(self, what: str, until: Callable[[], bool], seconds: float = PATIENCE) -> None:
         deadline = time.monotonic() + seconds
         with self._changed:
             while not until():
@@ -318,10 +344,15 @@ class Launcher:
                     raise AssertionError(f"waited in vain for {what}; said: {self.said}; {self.output()}")
 
     def output(self) -> list[str]:
-        return [self._log(slot).read_text() for slot in sorted(self.processes)]
+        logs = [self._log(slot) for slot in sorted(self.processes)]
+        return [log.read_text() if log.exists() else "" for log in logs]
 
     def _log(self, slot: int) -> Path:
-        return self.path.with_name(f"rank-{slot}.log")
+        return self._logs / f"rank-{slot}.log"
+
+    def go(self, step: int) -> None:
+        """Let go of ranks that the script holds at this step, and of those that come there later."""
+        self.path.with_name(f"go-{step}").touch()
 
     def start(self, world_size: int, root: Path, *arguments: str, attempt: int = 1) -> list[Rank]:
         """A first world: slot n has rank n."""
@@ -353,7 +384,9 @@ class Launcher:
         self.processes[slot] = self._spawn(slot, environ)
 
     def _spawn(self, slot: int, environ: dict[str, str]) -> Rank:
-        return self._forks.start(self.script, self._arguments, environ, self._log(slot))
+        rank = self._forks.start(self.script, self._arguments, environ, self._log(slot))
+        rank.hear_out = self._hear_out
+        return rank
 
     def _move(self, slot: int, rank: int, meeting: Meeting) -> None:
         self.tell(
@@ -381,7 +414,7 @@ class Launcher:
             "HOLDFAST_AGENT_SOCKET": str(self.path),
             "HOLDFAST_SLOT": str(slot),
             "HOLDFAST_CHECKPOINT_DIR": str(self._root),
-            "HOLDFAST_CHECKPOINT_INTERVAL": "1000",
+            "HOLDFAST_CHECKPOINT_INTERVAL": self.interval,
         }
 
     def _environ(self, slot: int, rank: int, meeting: Meeting) -> dict[str, str]:
@@ -400,7 +433,7 @@ class Launcher:
 
     def finish(self) -> list[int]:
         """Wait until all ranks have ended; their exit codes, by slot."""
-        return [self.processes[slot].wait(timeout=120) for slot in sorted(self.processes)]
+        return [self.processes[slot].wait() for slot in sorted(self.processes)]
 
     def told(self, slot: int) -> dict[str, Any]:
         """What the script of a slot printed at its end."""
@@ -414,6 +447,7 @@ class Launcher:
         for process in self.processes.values():
             process.kill()
             process.wait()
+        self._server.shutdown(socket.SHUT_RDWR)  # else the thread that accepts stays in the kernel
         self._server.close()
 
 
@@ -429,8 +463,8 @@ def script() -> Any:
 
 
 @pytest.fixture
-def launcher(tmp_path: Path, forks: Forks) -> Iterator[Launcher]:
-    playing = Launcher(tmp_path, forks)
+def launcher(tmp_path: Path, short_path: Path, forks: Forks) -> Iterator[Launcher]:
+    playing = Launcher(tmp_path, forks, sockets=short_path)
     try:
         yield playing
     finally:

@@ -125,9 +125,13 @@ def test_quiesce_without_a_checkpoint_folder_needs_no_commit(solo: Make) -> None
 
 
 def told_of(run: Any, request: str, *, step: int = 0) -> None:
-    """Wait until the save of this step or a later one has answered a request, well or badly."""
-    deadline = time.monotonic() + 60
+    """Wait until the save of this step or a later one has answered a request, well or badly, and has ended."""
+    deadline = time.monotonic() + 240
     while not any(request in body["ids"] and body["step"] >= step for body in run.launcher.of("checkpoint")):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    flight = run.job._committer._flight
+    while flight is not None and not flight.saving.ended:  # it lets go of old commits after its word
         assert time.monotonic() < deadline
         time.sleep(0.01)
 

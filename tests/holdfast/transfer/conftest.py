@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore
 
-PATIENCE = 60.0
+PATIENCE = 240.0
 SCRIPT = Path(__file__).parent / "scripts" / "ranks.py"
 
 
@@ -26,8 +27,10 @@ class Ranks:
     def __init__(self) -> None:
         patience = timedelta(seconds=PATIENCE)
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=patience)
+        # NumPy's OpenBLAS starts a thread for each CPU when it is loaded: what has threads cannot be forked soundly.
+        alone = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         self._helper = subprocess.Popen(
-            [sys.executable, str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=alone
         )
         self._said: Queue[dict[str, Any]] = Queue()
         self._prefixes = count(1)
@@ -64,6 +67,7 @@ class Ranks:
                 self._store.set(f"{one['prefix']}/over", "")
             elif one["prefix"] == prefix:
                 said[one["rank"]] = one
+        self._store.set(f"{prefix}/end", "")
         return dict(sorted(said.items()))  # not in the order in which they happened to speak
 
     def _next(self, said: dict[int, Any]) -> dict[str, Any]:

@@ -17,11 +17,12 @@ from typing import Any
 import torch
 
 from holdfast.averaging import Reducer
-from holdfast.collectives import Group, Over
+from holdfast.collectives import Group, Over, store_client
 from holdfast.errors import HoldfastError
 
 LARGE = 1 << 24  # numbers; more than sockets hold
 CPU = torch.device("cpu")
+PATIENCE = 240.0
 
 
 class Rank:
@@ -35,6 +36,7 @@ class Rank:
         self.fault: str = order.get("fault", "")
         self.over = Over()
         self.group: Group
+        self._store = store_client("127.0.0.1", self.port, f"{self.prefix}/words", PATIENCE)
 
     @property
     def victim(self) -> bool:
@@ -53,8 +55,13 @@ class Rank:
             size=size,
             device=CPU,
             over=self.over,
-            timeout=60.0,
+            timeout=PATIENCE,
         )
+
+    def together(self, where: str, size: int) -> None:
+        """Until so many ranks are here: who closes its connections must not be what others hear of in their waits."""
+        self._store.set(f"{where}/{self.rank}", "")
+        self._store.wait([f"{where}/{rank}" for rank in range(size)])
 
     def meet(self) -> None:
         self.group = self.connect(self.prefix, self.size)
@@ -71,6 +78,7 @@ class Rank:
 
     def survive(self) -> None:
         """The next attempt, among those that are left."""
+        self.together("left", self.size - 1)
         self.group.abandon()
         self.meet_again()
 
@@ -80,6 +88,7 @@ class Rank:
         total = torch.tensor([self.rank + 1.0])
         self.group.sum_(total)
         self.say(total=float(total))
+        self.together("met", self.size - 1)
 
 
 def losing(operation: Callable[[Rank], object]) -> Callable[[Rank], None]:
@@ -88,6 +97,7 @@ def losing(operation: Callable[[Rank], object]) -> Callable[[Rank], None]:
     def play(rank: Rank) -> None:
         rank.meet()
         rank.group.barrier()
+        rank.together("begun", rank.size)
         rank.suffer()
         try:
             operation(rank)
@@ -148,6 +158,7 @@ def exchange(rank: Rank) -> None:
         passed=passed.tolist(),
         odd=all(bool((tensor == 1).all()) for tensor in odd),
     )
+    rank.together("heard", rank.size)
     group.close()
 
 
@@ -174,6 +185,7 @@ def weighted(rank: Rank) -> None:
         agreed=agreed,
         gradients=[None if p.grad is None else p.grad.tolist() for p in reducer.parameters],
     )
+    rank.together("averaged", rank.size)
     rank.group.close()
 
 

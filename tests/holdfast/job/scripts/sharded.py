@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 import torch
-from train import Points
+from train import Points, hold
 
 import holdfast
 from holdfast import stepping
@@ -62,6 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--pause", type=float, default=0.0)
+    parser.add_argument("--hold-at", type=int, nargs="*", default=())
     parser.add_argument("--faults", default="")
     args = parser.parse_args()
 
@@ -78,6 +79,7 @@ def main() -> None:
     results = []
     for x, y in job.batches(Points(), global_batch_size=11, micro_batch_size=2, max_steps=args.steps):
         time.sleep(args.pause)
+        hold(job, args.hold_at)
         result = job.step((model(x) - y).square().mean())
         if result.committed:
             results.append([result.loss, result.grad_norm])

@@ -9,6 +9,9 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -44,11 +47,25 @@ class Net(torch.nn.Module):
         return y + self.sometimes * chosen if bool(chosen.any()) else y
 
 
+def hold(job: Any, steps: Collection[int]) -> None:
+    """At each of these steps, until the test lets go of it: a test that is slow must not find all steps made."""
+    word = Path(os.environ["HOLDFAST_AGENT_SOCKET"]).with_name(f"go-{job.committed_step}")
+    while job.committed_step in steps and not word.exists():
+        time.sleep(0.01)
+
+
+def ends_late() -> None:
+    """An interpreter that takes its time, after Holdfast's own end; it says when that was over."""
+    time.sleep(1.5)
+    print(json.dumps({"ended": time.monotonic()}), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--global-batch", type=int, default=7)
     parser.add_argument("--pause", type=float, default=0.0)
+    parser.add_argument("--hold-at", type=int, nargs="*", default=())
     parser.add_argument("--raise-at", type=int, default=-1)
     parser.add_argument("--all-raise", action="store_true")
     parser.add_argument("--kill-at", type=int, default=-1)
@@ -58,7 +75,7 @@ def main() -> None:
     if args.all_raise:
         failing.LOOK_SECONDS = 60.0  # how far apart two processes raise is the host's affair
     if args.exit_at >= 0:
-        atexit.register(time.sleep, 1.5)  # an interpreter that takes its time, after Holdfast's own end
+        atexit.register(ends_late)
 
     job = holdfast.init()
     torch.manual_seed(job.rank)  # ranks begin with different weights: rank 0's must win
@@ -77,6 +94,7 @@ def main() -> None:
             if job.committed_step == args.leave_at:
                 return
         time.sleep(args.pause)
+        hold(job, args.hold_at)
         result = job.step((model(x) - y).square().mean())
         if result.committed:
             losses.append(result.loss)

@@ -25,6 +25,7 @@ from holdfast.collectives import Group, Over
 from holdfast.errors import HoldfastError
 
 CPU = torch.device("cpu")
+PATIENCE = 240.0
 SIDE = {"position": {"cursor": 640}, "counters": {"skipped": 2}}
 
 
@@ -51,6 +52,12 @@ class Faulty:
 
 def say(order: dict[str, Any], **what: Any) -> None:
     os.write(1, (json.dumps({"prefix": order["prefix"], "rank": order["rank"], **what}) + "\n").encode())
+
+
+def client(order: dict[str, Any]) -> PrefixStore:
+    """One that waits does nothing else."""
+    patience = timedelta(seconds=PATIENCE)
+    return PrefixStore(order["prefix"], TCPStore("127.0.0.1", order["port"], is_master=False, timeout=patience))
 
 
 def die(order: dict[str, Any]) -> None:
@@ -85,9 +92,10 @@ def digest(flat: Flat) -> str:
     return whole.hexdigest()
 
 
-def play(order: dict[str, Any]) -> dict[str, Any]:
+def play(order: dict[str, Any]) -> None:
+    """Nobody leaves before all have spoken: a connection that ends must not be what another hears of."""
     rank, donors, to = order["rank"], order["donors"], order["to"]
-    store = PrefixStore(order["prefix"], TCPStore("127.0.0.1", order["port"], timeout=timedelta(seconds=60)))
+    store = client(order)
     over = Over()
     threading.Thread(target=lambda: (store.wait(["over"]), over.set("a test says so")), daemon=True).start()
     mine = flatten_values(state(order["kinds"][rank], seed=0 if rank in donors else 1 + rank))
@@ -101,7 +109,7 @@ def play(order: dict[str, Any]) -> dict[str, Any]:
         size=len(donors) + len(to),
         device=CPU,
         over=over,
-        timeout=60,
+        timeout=PATIENCE,
     )
     fault = order["fault"] if order["fault"] and order["fault"]["rank"] == rank else {"at": -1, "act": "die"}
     channel = Faulty(group, fault["at"], flip if fault["act"] == "flip" else lambda _: die(order))
@@ -114,10 +122,10 @@ def play(order: dict[str, Any]) -> dict[str, Any]:
             said.update(got=digest(Flat(tree=tree, tensors=tensors)), side=side, owned=owned(tensors))
     except HoldfastError as error:
         said.update(error=type(error).__name__, message=str(error))
-        TCPStore("127.0.0.1", order["port"], is_master=False).set(order["prefix"] + "/over", "")
-    said.update(after=digest(mine), messages=channel.messages)
+        client(order).set("over", "")
+    say(order, **said, after=digest(mine), messages=channel.messages)
+    client(order).wait(["end"])
     group.abandon()
-    return said
 
 
 def owned(tensors: dict[str, torch.Tensor]) -> bool:
@@ -132,7 +140,7 @@ def main() -> None:
     for line in sys.stdin:
         order = json.loads(line)
         if os.fork() == 0:
-            say(order, **play(order))
+            play(order)
             os._exit(0)
 
 
