@@ -266,13 +266,14 @@ def test_a_leader_that_hears_nothing_ends_before_another_one_may_lead(
     if outdated:
         assert world.lease is not None
         world.lease = replace(world.lease, version="edited by somebody")
-        world.clock += a.round()
+        pause = a.round()
+        world.clock += pause
     world.lost, world.there = "there", call
-    rounds = 0
-    while not a.ends:
-        rounds += 1
-        assert rounds < 100
-        world.clock += a.round()
+    for _ in range(100):
+        pause = a.round()
+        if a.ends:
+            break
+        world.clock += pause
     assert world.clock <= TERMS.lease_seconds + 1e-6
     assert a.ends == ["the Lease could not be renewed for 10 s"]
 
@@ -305,8 +306,10 @@ def test_at_no_time_do_two_lead(steps: list[tuple[str, float, str, float, float,
 def test_the_clock_of_an_election_also_runs_while_the_machine_sleeps() -> None:
     from holdfast_operator.clock import uptime
 
+    before = uptime()
     with open("/proc/uptime") as file:  # noqa: PTH123 - not a regular file
-        assert uptime() == pytest.approx(float(file.read().split()[0]), abs=5)
+        shown = float(file.read().split()[0])  # in hundredths, cut off
+    assert before - 0.02 <= shown <= uptime()
 
 
 def test_nobody_leads_who_was_never_elected() -> None:
