@@ -33,7 +33,7 @@ def start() -> Iterator[Callable[..., HealthServer]]:
 
 
 def get(server: HealthServer, path: str) -> tuple[int, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.request("GET", path)
     answer = connection.getresponse()
     text = answer.read().decode()

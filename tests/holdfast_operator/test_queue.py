@@ -110,5 +110,5 @@ def test_close_wakes_those_that_wait() -> None:
     waiter = threading.Thread(target=lambda: found.append(queue.get()))
     waiter.start()
     queue.close()
-    waiter.join(10)
+    waiter.join(60)
     assert found == [None]

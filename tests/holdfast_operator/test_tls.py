@@ -71,8 +71,8 @@ def shakes_hands(server: TlsKeeper, bundle: str, name: str = "127.0.0.1") -> str
     trust = ssl.create_default_context(cadata=bundle)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        ours.settimeout(10)
-        theirs.settimeout(10)
+        ours.settimeout(60)
+        theirs.settimeout(60)
         thread = threading.Thread(target=_accept, args=(server.context, ours))
         thread.start()
         try:
@@ -82,7 +82,7 @@ def shakes_hands(server: TlsKeeper, bundle: str, name: str = "127.0.0.1") -> str
             return str(error)
         finally:
             theirs.close()
-            thread.join(10)
+            thread.join(60)
 
 
 def _accept(context: ssl.SSLContext, connection: socket.socket) -> None:

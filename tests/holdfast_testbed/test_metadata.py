@@ -340,7 +340,7 @@ def ask(server: MetadataServer, path: str, method: str = "GET", **headers: str) 
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     request = urllib.request.Request(server.url + path, method=method, headers=named)  # noqa: S310
     try:
-        with urllib.request.urlopen(request, timeout=5) as answer:  # noqa: S310 — loopback
+        with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 — loopback
             return answer.status, answer.read().decode(), answer.headers["Date"]
     except urllib.error.HTTPError as error:
         return error.code, "", error.headers["Date"]

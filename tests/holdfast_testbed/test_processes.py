@@ -16,7 +16,7 @@ from holdfast_testbed.waiting import wait_for
 @pytest.fixture
 def daemon(tmp_path: Path) -> Identity:
     (tmp_path / "records").mkdir()
-    return processes.start("sleeper", ["sleep", "60"], records=tmp_path / "records", logs=tmp_path)
+    return processes.start("sleeper", ["sleep", "600"], records=tmp_path / "records", logs=tmp_path)
 
 
 def test_a_command_with_brackets_and_spaces_is_parsed() -> None:
@@ -29,7 +29,7 @@ def test_a_started_process_has_a_record_and_is_nobodys_child(daemon: Identity, t
     try:
         assert processes.read_record(tmp_path / "records" / "sleeper") == daemon
         assert processes.alive(daemon)
-        wait_for(lambda: processes.command_line(daemon.pid) == ["sleep", "60"], what="it is sleep", seconds=5)
+        wait_for(lambda: processes.command_line(daemon.pid) == ["sleep", "600"], what="it is sleep", seconds=60)
     finally:
         processes.kill_all([daemon])
     assert not processes.alive(daemon)
@@ -64,5 +64,5 @@ def test_the_output_of_a_daemon_goes_to_its_log(tmp_path: Path) -> None:
     words = ["sh", "-c", "echo hello; echo trouble >&2"]
     processes.start("talker", words, records=tmp_path / "records", logs=tmp_path)
     log = tmp_path / "talker.log"
-    wait_for(lambda: log.exists() and log.read_text() == "hello\ntrouble\n", what="it has spoken", seconds=5)
+    wait_for(lambda: log.exists() and log.read_text() == "hello\ntrouble\n", what="it has spoken", seconds=60)
     assert "trouble" in processes.tail(log)

@@ -101,7 +101,7 @@ def start(
     records: Path,
     logs: Path,
     environment: Mapping[str, str] | None = None,
-    seconds: float = 20.0,
+    seconds: float = 60.0,
 ) -> Identity:
     """Start a daemon in its own session, not our child, with its record in `records` and its output in `logs`."""
     record = records / name

@@ -289,6 +289,11 @@ class MemorySecrets:
         return True
 
 
+PATIENT = Limits(
+    alerts_bytes=8 * 1024 * 1024, body_seconds=120, first_request_seconds=120, idle_seconds=120, handshake_seconds=120
+)
+
+
 @dataclass
 class Wire:
     """A running server, and Alertmanager's part."""
@@ -299,7 +304,7 @@ class Wire:
     answers: list[tuple[str, int]]
 
     def post(self, raw: bytes, token: str | None = TOKEN, method: str = "POST") -> int:
-        connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=20, context=self.context)
+        connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=120, context=self.context)
         try:
             headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
             connection.request(method, "/v1/alerts", body=raw, headers=headers)
@@ -324,7 +329,7 @@ def serve() -> Iterator[Callable[..., Wire]]:
             keeper.context,
             host="127.0.0.1",
             port=0,
-            limits=Limits(alerts_bytes=8 * 1024 * 1024),
+            limits=PATIENT,
             observer=Observer(answered=lambda route, code: answers.append((route, code))),
             alerts=inbox,
         )
@@ -335,7 +340,7 @@ def serve() -> Iterator[Callable[..., Wire]]:
 
     yield make
     for server in servers:
-        server.stop()
+        server.stop(60)
 
 
 def test_alertmanager_is_heard_over_tls_with_the_token(serve: Callable[..., Wire], box: Box) -> None:
