@@ -22,7 +22,7 @@ from kubernetes import client
 from holdfast_testbed.api_faults import ApiProxy, Mode, api_faults
 
 SYSTEM = "holdfast-system"
-LEASE_SECONDS = 8
+LEASE_SECONDS = 15  # with less, a machine that stands still for a moment changes the leader
 # The operator as it is, but for its time of day: that of the machine and the seconds in a file.
 WITH_A_CLOCK = """
 import functools, pathlib, sys, datetime
@@ -140,7 +140,7 @@ def asked(stage: Any, operator: Any) -> tuple[int, Any]:
     core = client.CoreV1Api(stage.api)
     trust = core.read_namespaced_config_map("gpt-holdfast-ca", stage.namespace).data["ca.crt"]
     context = ssl.create_default_context(cadata=trust)
-    connection = http.client.HTTPSConnection("127.0.0.1", operator.agents_port, timeout=10, context=context)
+    connection = http.client.HTTPSConnection("127.0.0.1", operator.agents_port, timeout=60, context=context)
     try:
         connection.request("GET", "/v1/membership?after=0")
         answer = connection.getresponse()
@@ -161,8 +161,8 @@ def test_a_standby_goes_on_where_a_killed_leader_was_and_nothing_is_doubled(stag
     assert holder(stage)[0] == name_of(operator.leader)
     assert operator.standby.get("/readyz")[0] == 200
     assert operator.standby.metric("holdfast_leader") == 0
-    status, answer = asked(stage, operator.standby)
-    assert (status, answer["leader"]) == (503, f"https://127.0.0.1:{operator.leader.agents_port}")
+    known = (503, {"version": 1, "leader": f"https://127.0.0.1:{operator.leader.agents_port}"})
+    stage.wait(lambda: asked(stage, operator.standby) == known, "the standby knows the way to the leader")
     before, transitions = {pod.metadata.uid for pod in stage.pods()}, holder(stage)[1]
 
     operator.leader.kill()
@@ -224,7 +224,7 @@ def trained(stage: Any, operator: Pair) -> Iterator[Any]:
 def counted_once(stage: Any, operator: Pair, before: set[str]) -> None:
     """One worker was lost, one was made, and everybody else is who it was. Agents follow whoever leads."""
     expected = ["gpt-w0", "gpt-w3", "gpt-w2"]
-    stage.wait(lambda: operator.one_leads() and recovered(stage, expected), "the replacement trains", 150)
+    stage.wait(lambda: operator.one_leads() and recovered(stage, expected), "the replacement trains")
     stage.wait(lambda: stage.status().get("incidents"), "it is counted")
     found = stage.status()
     assert [one["pod"] for one in found["incidents"]] == ["gpt-w1"]
@@ -262,10 +262,13 @@ def test_a_leader_that_is_cut_off_is_followed_by_the_other_and_what_it_sent_late
     stage: Any, operator: Pair, trained: Any
 ) -> None:
     before, cut = uids(stage), operator.leader
+    began = cut.began()
     operator.proxy(cut).become(Mode.SILENT)
     stage.lose("gpt-w1", trained)
     stage.wait(operator.changed, "the standby leads")
-    assert not cut.ready(), "the other one has given up before"
+    # Before that, by its own clock: test_election.py. A machine that stands still in between shows nothing of it.
+    stage.wait(lambda: cut.began() > began, "the other one has given up")
+    assert not cut.ready()
     operator.proxy(cut).become(Mode.PASSING)
     counted_once(stage, operator, before)
     stage.wait(cut.ready, "it stands by")

@@ -59,9 +59,11 @@ def test_a_job_may_not_be_active_for_longer_than_it_was_allowed(stage: Any) -> N
     stage.nodes(1)
     stage.run(replicas=1)
     begun = datetime.fromisoformat(stage.status()["startTime"])
-    patch(stage, activeDeadlineSeconds=int((datetime.now(UTC) - begun).total_seconds()) + 3)
-    assert not true(stage, "Failed")
+    allowed = int((datetime.now(UTC) - begun).total_seconds()) + 3
+    patch(stage, activeDeadlineSeconds=allowed)
     stage.wait(lambda: true(stage, "Failed"), "its time is over")
+    ended = datetime.fromisoformat(stage.status()["completionTime"])
+    assert (ended - begun).total_seconds() >= allowed, "it had all of its time"
     assert stage.status()["status"] == "DeadlineExceeded"
     stage.wait(lambda: not running(stage), "its worker is gone")
 
@@ -76,6 +78,7 @@ def test_a_job_deleted_while_the_operator_is_away_leaves_nothing_behind(stage: A
     stage.wait(lambda: not left(stage), "all children are gone")
     assert not jobs(stage)
     stage.operator.start()
+    stage.run("next", replicas=1)
     assert 'job="gpt"' not in stage.operator.get("/metrics")[1]
     assert not left(stage), "nothing is made for a job that is gone"
 
@@ -95,11 +98,25 @@ def left(stage: Any) -> list[str]:
 
 
 @pytest.fixture
-def older_crd(admin: Any) -> Iterator[Any]:
+def older_crd(admin: Any, wait_until: Any) -> Iterator[Any]:
     """The cluster has the schema of a version that knew less; called, it is upgraded."""
     extensions = client.ApiextensionsV1Api(admin)
     now = json.loads(extensions.read_custom_resource_definition(CRD, _preload_content=False).data)["spec"]
     older = copy.deepcopy(now)
+    custom = client.CustomObjectsApi(admin)
+    container = {"name": "trainer", "image": "train:1"}
+    probe = {
+        "apiVersion": "/".join(GROUP),
+        "kind": "FaultTolerantJob",
+        "metadata": {"name": "probe"},
+        "spec": {"suspend": True, "workers": {"replicas": 1, "template": {"spec": {"containers": [container]}}}},
+    }
+
+    def knows() -> bool:
+        """Whether the schema that is served now has the newer fields."""
+        made = custom.create_namespaced_custom_object(*GROUP, "default", PLURAL, probe, dry_run="All")
+        return "suspend" in made["spec"]
+
     schema = older["versions"][0]["schema"]["openAPIV3Schema"]
     schema["x-kubernetes-validations"] = schema["x-kubernetes-validations"][:1]
     for field in ("suspend", "activeDeadlineSeconds", "ttlSecondsAfterFinished"):
@@ -110,8 +127,10 @@ def older_crd(admin: Any) -> Iterator[Any]:
         extensions.patch_custom_resource_definition(CRD, [{"op": "replace", "path": "/spec", "value": spec}])
 
     put(older)
+    wait_until(lambda: not knows(), "the older schema is in force")
     yield lambda: put(now)
     put(now)
+    wait_until(knows, "the newer schema is in force")
 
 
 def test_the_schema_is_upgraded_under_a_running_job(stage: Any, older_crd: Any) -> None:

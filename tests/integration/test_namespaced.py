@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,7 +52,7 @@ def elsewhere(admin: Any) -> Iterator[str]:
     api.delete_namespace(name)
 
 
-def test_jobs_of_its_namespace_run_and_others_are_not_touched(stage: Any, cluster: Any, elsewhere: str) -> None:
+def test_jobs_of_its_namespace_run_and_others_are_not_touched(stage: Any, audited: Any, elsewhere: str) -> None:
     stage.nodes(2)
     foreign = stage.job(replicas=1)
     foreign["metadata"]["namespace"] = elsewhere
@@ -64,7 +63,6 @@ def test_jobs_of_its_namespace_run_and_others_are_not_touched(stage: Any, cluste
     stage.wait(lambda: stage.members() == ["gpt-w0", "gpt-w2"], "the lost worker is replaced")
     assert "status" not in stage.custom.get_namespaced_custom_object(*where, "gpt")
     assert stage.core.list_namespaced_pod(elsewhere).items == []
-    entries = map(json.loads, cluster.control_plane.audit_log.read_text().splitlines())
-    ours = [entry for entry in entries if entry["user"]["username"] == USER]
+    ours = [entry for entry in audited() if entry["user"]["username"] == USER]
     assert ours
     assert [entry["requestURI"] for entry in ours if entry["responseStatus"].get("code") == 403] == []
