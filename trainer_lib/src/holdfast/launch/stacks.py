@@ -58,8 +58,7 @@ async def gather(sources: Sequence[Source], *, seconds: float = _WAIT_SECONDS) -
     before = {source.file: _size(source.file) for source in sources}
     asked = [source for source in sources if _ask(source)]
     sizes = dict(before)
-    deadline = asyncio.get_running_loop().time() + seconds
-    while asyncio.get_running_loop().time() < deadline:
+    for _ in range(round(seconds / _LOOK_SECONDS)):  # looks: time in which nobody here had a CPU does not count
         await asyncio.sleep(_LOOK_SECONDS)
         last, sizes = sizes, {source.file: _size(source.file) for source in sources}
         if all(before[s.file] < sizes[s.file] == last[s.file] or _stopped(s.pid) for s in asked):
