@@ -14,7 +14,7 @@ from holdfast.errors import SpawnError
 from holdfast.launch.process import die_with
 
 # Removes the folder when the pipe to its owner closes, which also SIGKILL cannot prevent.
-_SWEEPER = 'cat >/dev/null; for n in 1 2 3 4 5 6 7 8 9 10; do rm -rf -- "$1" && exit; sleep 0.3; done'
+_SWEEPER = 'cat >/dev/null; for n in $(seq 100); do rm -rf -- "$1" && exit; sleep 0.3; done'
 
 
 def start(

@@ -20,13 +20,17 @@ from holdfast.demo.story import Check, Outcome, Promise, held, table
 from holdfast.errors import DemoError
 
 MAX_STEPS = 450
-PATIENCE = 30.0
-READY_PATIENCE = 60.0
+# What a host with much else to do may take; how long each fault does take is judged by its promise.
+PATIENCE = 120.0
+READY_PATIENCE = 240.0
 _POLL_SECONDS = 0.01
 _CALM_STEPS = 12
 # Steps are few while the launchers load what stands by, so that enough are left for the faults.
 _SLOW_SECONDS = 0.25
 _PACE_SECONDS = 0.06
+# Of the last steps, so that there are some for each fault, however long the ones before took.
+_SCARCE_STEPS = 100
+_SCARCE_SECONDS = 1.0
 _WORD_SECONDS = 0.5
 _ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -65,6 +69,7 @@ class _Demo:
         self._size = 0
         self._told: set[str] = set()
         self._over = False
+        self._scarce = False
         self._outcomes: list[Outcome] = []
 
     def run(self) -> int:
@@ -102,7 +107,7 @@ class _Demo:
         self._say("demo", f"enough; the rest of {MAX_STEPS} steps without a pause")
         self._pace(0.0)
         self._over = True
-        self._wait(lambda: None not in self._launchers.exit_codes(), "the job did not end", patience=60.0)
+        self._wait(lambda: None not in self._launchers.exit_codes(), "the job did not end", patience=READY_PATIENCE)
 
     def _suffer(self, promise: Promise, hurt: Callable[[_Demo], None]) -> Outcome:
         """One fault, until the step after it."""
@@ -160,6 +165,8 @@ class _Demo:
 
     def _pace(self, seconds: float) -> None:
         """How long the training rests after each step."""
+        if self._scarce and seconds > 0:
+            seconds = _SCARCE_SECONDS
         beside = self._root / ".pace"
         beside.write_text(str(seconds))
         beside.rename(self._root / PACE_FILE)
@@ -193,6 +200,9 @@ class _Demo:
             if mark.size != self._size:
                 self._size = mark.size
                 self._say("training", f"a world of {mark.size} makes step {mark.step}, loss {mark.loss or 0:.2f}")
+            if mark.step >= MAX_STEPS - _SCARCE_STEPS and not self._scarce and not self._over:
+                self._scarce = True
+                self._pace(_SCARCE_SECONDS)
         for incident in [] if self._over else self._launchers.incidents():
             text = f"{incident['cause']}/{incident['reason']}: {incident['message']}"
             if text not in self._told:
