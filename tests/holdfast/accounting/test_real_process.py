@@ -27,7 +27,7 @@ CAUSES = {
 @pytest.mark.parametrize("slow", [Activity.SYNC, Activity.DATA, Activity.COMPUTE, Activity.CHECKPOINT])
 def test_what_a_process_slept_through_is_booked_on_its_cause(slow: Activity) -> None:
     done = subprocess.run(
-        [sys.executable, SCRIPTS / "keeps_books.py", slow, "0.2"], capture_output=True, text=True, timeout=60
+        [sys.executable, SCRIPTS / "keeps_books.py", slow, "0.2"], capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
@@ -53,7 +53,7 @@ def test_a_launcher_accounts_for_a_rank_that_is_killed_and_for_the_time_until_an
         env=environ,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     told = json.loads((tmp_path / "status.json").read_text())["accounting"]

@@ -32,6 +32,16 @@ def eventually(condition: Callable[[], Any], what: str | Callable[[], str], *, d
     raise AssertionError(f"not within {deadline:.0f} s: {what() if callable(what) else what}")
 
 
+def _living_in(run_dir: Path) -> list[int]:
+    """Processes of this run directory, whoever started them."""
+    mark, found = f"HOLDFAST_RUN_DIR={run_dir}\0".encode(), []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark in (process / "environ").read_bytes():
+                found.append(int(process.name))
+    return found
+
+
 class Pod:
     """One launcher process and its run directory."""
 
@@ -51,6 +61,7 @@ class Pod:
             "HOLDFAST_POD_IP": "127.0.0.1",
             "HOLDFAST_NODE_NAME": f"node-{name}",
             "HOLDFAST_CONTROL_PORT": "0",
+            "HOLDFAST_GRACE_SECONDS": str(DEADLINE),
             "HOLDFAST_TERMINATION_LOG": str(self.termination_log),
             "TEST_DIR": str(shared),
             **environ,
@@ -114,15 +125,18 @@ class Pod:
         temporary.rename(self.run_dir / "membership.json")
 
     def stop(self) -> None:
-        """End it, whatever state it is in."""
-        for rank in self.ranks:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                if rank["pid"] and Path(f"/proc/{rank['pid']}").exists() and self.process.poll() is None:
-                    os.killpg(rank["pid"], signal.SIGKILL)
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGCONT)
-            self.process.kill()
-            self.process.wait()
+        """End it and all that it started, whatever state they are in: none writes into a folder that goes."""
+        self.process.kill()
+        self.process.wait()
+        eventually(lambda: not self._kill_all(), f"{self.name} is gone with all that it started")
+
+    def _kill_all(self) -> list[int]:
+        """Who lived until now."""
+        alive = _living_in(self.run_dir)
+        for pid in alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return alive
 
 
 class Cluster:
@@ -141,10 +155,10 @@ class Cluster:
             "replicas": 3,
             "processesPerWorker": 1,
             "heartbeatSeconds": 0.25,
-            "deadAfterSeconds": 3.0,  # a machine with much to do keeps launchers waiting for a second
-            "firstAttemptWaitSeconds": 30.0,
+            "deadAfterSeconds": 6.0,  # a machine with much to do keeps launchers waiting for seconds
+            "firstAttemptWaitSeconds": DEADLINE,
             "startupDeadlineSeconds": 300.0,
-            "checkpoint": {"interval": "50", "keepLast": 3, "resume": "Always", "deadlineSeconds": 25.0},
+            "checkpoint": {"interval": "50", "keepLast": 3, "resume": "Always", "deadlineSeconds": DEADLINE},
             "budgets": [{"cause": "Application", "maxRestarts": 1, "windowSeconds": 21600.0}],
             "backoff": {"initialSeconds": 0.1, "maxSeconds": 1.0},
         }
@@ -224,14 +238,20 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    """Launchers that are gone after the test. Their folders are in memory, as a pod's run directory is."""
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(prefix="holdfast-", dir=memory if os.access(memory, os.W_OK) else None) as root:
-        made = Cluster(Path(root))
-        yield made
-        for pod in made.pods.values():
-            pod.stop()
+def memory() -> Iterator[Path]:
+    """A folder in memory, as a pod's run directory is: no launcher waits for a disk that others keep busy."""
+    place = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(prefix="holdfast-", dir=place if os.access(place, os.W_OK) else None) as root:
+        yield Path(root)
+
+
+@pytest.fixture
+def cluster(memory: Path) -> Iterator[Cluster]:
+    """Launchers that are gone after the test."""
+    made = Cluster(memory)
+    yield made
+    for pod in made.pods.values():
+        pod.stop()
 
 
 @pytest.fixture

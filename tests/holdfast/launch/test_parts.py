@@ -37,6 +37,7 @@ from holdfast.logs import LogContext, configure
 from holdfast.worlds import Claim, Pair
 
 PLACE = Place(pod="gpt-w1", node="node-2", at=1000.0)
+DEADLINE = 240.0
 
 
 @pytest.mark.parametrize(
@@ -237,20 +238,22 @@ def test_a_document_nested_beyond_reason_is_no_document(tmp_path: Path) -> None:
         read_json(tmp_path / "membership.json")
 
 
-def test_a_rank_that_sends_a_line_nested_beyond_reason_is_disconnected_and_others_are_heard(tmp_path: Path) -> None:
+def test_a_rank_that_sends_a_line_nested_beyond_reason_is_disconnected_and_others_are_heard(
+    short_path: Path,
+) -> None:
     async def play() -> None:
         heard: list[int] = []
         unhandled: list[dict[str, object]] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, told: unhandled.append(told))
-        agent = AgentSocket(tmp_path / "agent.sock", lambda message: heard.append(message.connection.rank))
+        agent = AgentSocket(short_path / "agent.sock", lambda message: heard.append(message.connection.rank))
         await agent.start()
-        reader, writer = await asyncio.open_unix_connection(tmp_path / "agent.sock")
+        reader, writer = await asyncio.open_unix_connection(short_path / "agent.sock")
         writer.write(b"[" * 200_000 + b"\n")
-        assert await asyncio.wait_for(reader.read(), 20) == b""
+        assert await asyncio.wait_for(reader.read(), DEADLINE) == b""
         hello = {"type": "hello", "rank": 3, "localRank": 0, "pid": 7, "generation": 1, "attempt": 1}
-        _, other = await asyncio.open_unix_connection(tmp_path / "agent.sock")
+        _, other = await asyncio.open_unix_connection(short_path / "agent.sock")
         other.write(json.dumps(hello).encode() + b"\n")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(DEADLINE):
             while not heard:
                 await asyncio.sleep(0.01)
         assert (heard, unhandled) == ([3], [])
@@ -292,7 +295,7 @@ def test_a_child_is_heard_to_its_last_line() -> None:
         ended: asyncio.Future[ProcessExit] = asyncio.get_running_loop().create_future()
         code = "import sys; sys.stderr.write(''.join(f'{n}\\n' for n in range(100)) + 'end'); sys.exit(7)"
         ChildProcess(argv=[sys.executable, "-c", code], environ={}, on_exit=ended.set_result)
-        return await asyncio.wait_for(ended, 30)
+        return await asyncio.wait_for(ended, DEADLINE)
 
     end = asyncio.run(play())
     assert end.returncode == end.exit_code == 7
@@ -308,6 +311,7 @@ if os.fork() == 0:
     if orphan:
         os.write(write, str(orphan).encode())
     os._exit(0)
+os.wait()
 orphan = int(os.read(read, 20))
 while True:
     try:
@@ -340,7 +344,7 @@ def test_as_pid_1_orphans_are_reaped_and_own_children_left_alone() -> None:
     if os.geteuid() != 0:
         pytest.skip("needs the right to make a PID namespace")
     words = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", AS_PID_1, ORPHANS]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE)
     assert done.stdout.split() == ["1", "5", "1", "False"], done.stderr
 
 

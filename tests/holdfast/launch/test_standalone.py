@@ -16,6 +16,7 @@ from holdfast_testbed.ports import free_port
 
 Wait = Callable[..., Any]
 SCRIPTS = Path(__file__).parent / "scripts"
+DEADLINE = 240.0
 
 
 class Host:
@@ -40,11 +41,11 @@ Start = Callable[..., Host]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start(memory: Path) -> Iterator[Start]:
     hosts: list[Host] = []
 
     def begin(*words: str, **environ: str) -> Host:
-        hosts.append(Host(tmp_path, str(len(hosts)), *words, **environ))
+        hosts.append(Host(memory, str(len(hosts)), *words, **environ))
         return hosts[-1]
 
     yield begin
@@ -58,36 +59,36 @@ def saw(host: Host, text: str) -> Callable[[], bool]:
     return lambda: text in host.log.read_text()
 
 
-def test_a_torchrun_script_runs_unmodified_on_one_host(start: Start, tmp_path: Path) -> None:
+def test_a_torchrun_script_runs_unmodified_on_one_host(start: Start, memory: Path) -> None:
     host = start("--nproc-per-node", "2", "--", sys.executable, str(SCRIPTS / "reduces.py"))
-    assert host.process.wait(60) == 0, host.log.read_text()
-    assert [(tmp_path / f"sum-{rank}").read_text() for rank in range(2)] == ["3 of 2"] * 2
+    assert host.process.wait(DEADLINE) == 0, host.log.read_text()
+    assert [(memory / f"sum-{rank}").read_text() for rank in range(2)] == ["3 of 2"] * 2
 
 
-def test_a_python_file_needs_no_interpreter_before_it(start: Start, tmp_path: Path) -> None:
-    (tmp_path / "finish").touch()
+def test_a_python_file_needs_no_interpreter_before_it(start: Start, memory: Path) -> None:
+    (memory / "finish").touch()
     host = start("--nproc_per_node=1", str(SCRIPTS / "waits.py"))
-    assert host.process.wait(60) == 0, host.log.read_text()
-    assert (tmp_path / "env-0-0.json").exists()
+    assert host.process.wait(DEADLINE) == 0, host.log.read_text()
+    assert (memory / "env-0-0.json").exists()
 
 
-def test_a_killed_rank_is_started_again(start: Start, tmp_path: Path, wait_for: Wait) -> None:
+def test_a_killed_rank_is_started_again(start: Start, memory: Path, wait_for: Wait) -> None:
     host = start("--prefix-output", "--", sys.executable, str(SCRIPTS / "waits.py"))
-    first = tmp_path / "env-0-0.json"
+    first = memory / "env-0-0.json"
     wait_for(first.exists, "the first attempt runs")
     os.kill(int(first.read_text().rsplit('"pid": ', 1)[1].rstrip("}")), signal.SIGKILL)
-    wait_for((tmp_path / "env-0-1.json").exists, "the second attempt runs")
-    (tmp_path / "finish").touch()
-    assert host.process.wait(60) == 0
+    wait_for((memory / "env-0-1.json").exists, "the second attempt runs")
+    (memory / "finish").touch()
+    assert host.process.wait(DEADLINE) == 0
     assert host.log.read_text().count("[0] rank 0 runs") == 2
 
 
-def test_two_launchers_meet_at_an_endpoint(start: Start, tmp_path: Path, wait_for: Wait) -> None:
+def test_two_launchers_meet_at_an_endpoint(start: Start, memory: Path, wait_for: Wait) -> None:
     words = ("--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--", sys.executable)
     hosts = [start(*words, str(SCRIPTS / "waits.py")) for _ in range(2)]
-    wait_for(lambda: (tmp_path / "env-1-0.json").exists() and (tmp_path / "env-0-0.json").exists(), "both run")
-    (tmp_path / "finish").touch()
-    assert [host.process.wait(60) for host in hosts] == [0, 0]
+    wait_for(lambda: (memory / "env-1-0.json").exists() and (memory / "env-0-0.json").exists(), "both run")
+    (memory / "finish").touch()
+    assert [host.process.wait(DEADLINE) for host in hosts] == [0, 0]
 
 
 def test_a_lost_host_is_left_behind_and_a_new_one_taken_in(start: Start, wait_for: Wait) -> None:
@@ -121,7 +122,7 @@ def test_a_host_with_another_number_of_processes_is_refused(start: Start, wait_f
     first = start(*words, *script)
     wait_for((first.run_dir / "status.json").exists, "the endpoint is there")
     second = start(*words, "--nproc-per-node", "2", *script)
-    assert second.process.wait(60) == 70
+    assert second.process.wait(DEADLINE) == 70
     assert "--nproc-per-node is 2 here and 1 at --rdzv-endpoint: give the same" in second.log.read_text()
     assert "was refused" in first.log.read_text()
     assert first.process.poll() is None
@@ -134,29 +135,29 @@ def test_the_endpoints_loss_ends_the_run(start: Start, wait_for: Wait) -> None:
     second = start(*words, str(SCRIPTS / "speaks.py"))
     wait_for(saw(second, "training with 2 of 2 workers"), "two train")
     first.process.kill()
-    assert second.process.wait(60) == 70
+    assert second.process.wait(DEADLINE) == 70
     assert "the launcher at --rdzv-endpoint is lost" in second.log.read_text()
 
 
-def test_another_key_is_refused_at_the_endpoint(start: Start, tmp_path: Path, wait_for: Wait) -> None:
+def test_another_key_is_refused_at_the_endpoint(start: Start, memory: Path, wait_for: Wait) -> None:
     for name in ("one", "other"):
-        (tmp_path / name).write_text(name * 20)
+        (memory / name).write_text(name * 20)
     words = ("--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--", sys.executable)
-    first = start(*words, str(SCRIPTS / "waits.py"), HOLDFAST_JOB_KEY_FILE=str(tmp_path / "one"))
+    first = start(*words, str(SCRIPTS / "waits.py"), HOLDFAST_JOB_KEY_FILE=str(memory / "one"))
     wait_for((first.run_dir / "status.json").exists, "the endpoint is there")
-    second = start(*words, str(SCRIPTS / "waits.py"), HOLDFAST_JOB_KEY_FILE=str(tmp_path / "other"))
-    assert second.process.wait(60) == 70
+    second = start(*words, str(SCRIPTS / "waits.py"), HOLDFAST_JOB_KEY_FILE=str(memory / "other"))
+    assert second.process.wait(DEADLINE) == 70
     assert "does not hold this job's key" in second.log.read_text()
     assert first.process.poll() is None
 
 
-def test_ctrl_c_ends_everything(start: Start, tmp_path: Path, wait_for: Wait) -> None:
+def test_ctrl_c_ends_everything(start: Start, memory: Path, wait_for: Wait) -> None:
     host = start("--", sys.executable, str(SCRIPTS / "waits.py"))
-    file = tmp_path / "env-0-0.json"
+    file = memory / "env-0-0.json"
     wait_for(file.exists, "it runs")
     pid = int(file.read_text().rsplit('"pid": ', 1)[1].rstrip("}"))
     host.process.send_signal(signal.SIGINT)
-    assert host.process.wait(60) == 130
+    assert host.process.wait(DEADLINE) == 130
     wait_for(lambda: not Path(f"/proc/{pid}").exists(), "the rank is gone")
 
 

@@ -16,7 +16,7 @@ from holdfast.checkpoint.upload import UploadSettings
 from holdfast.launch.uploads import Uploads
 from holdfast.worlds import Pair
 
-PATIENCE = 60.0
+PATIENCE = 240.0
 
 
 @pytest.fixture

@@ -11,6 +11,12 @@ from typing import Any
 Wait = Callable[..., Any]
 
 
+def is_over(pod: Any) -> bool:
+    """Whether its first incident is."""
+    incidents = pod.status["incidents"]
+    return bool(incidents and incidents[0]["resumedTime"])
+
+
 def test_three_launchers_run_a_torchrun_script_to_its_end(cluster: Any) -> None:
     pods = cluster.start("a", "b", "c", script="reduces.py")
     cluster.publish(1, "a", "b", "c")
@@ -47,7 +53,7 @@ def test_a_killed_rank_is_one_infrastructure_incident_and_a_new_attempt(cluster:
     wait_for(lambda: all(pod.step > 60 for pod in pods), "all train")
     os.kill(pods[1].ranks[0]["pid"], signal.SIGKILL)
     second = cluster.await_world(1, "a", "b", "c", above=(1, 1))
-    wait_for(lambda: all(pod.status["incidents"][0]["resumedTime"] for pod in pods), "the incident is over")
+    wait_for(lambda: all(is_over(pod) for pod in pods), "the incident is over")
     for pod in pods:
         (incident,) = pod.status["incidents"]
         assert (incident["generation"], incident["attempt"]) == (1, 1)
@@ -65,7 +71,8 @@ def test_two_go_on_without_a_killed_launcher_and_take_its_replacement(cluster: A
     wait_for(lambda: min(a.step, b.step) > 5, "they train")
     c.process.kill()
     second = cluster.await_world(1, "a", "b", above=(1, 1))
-    assert a.status["lostMembers"][0]["podUID"] == "uid-c"
+    lost = wait_for(lambda: a.status["lostMembers"], "it is told who is lost")
+    assert lost[0]["podUID"] == "uid-c"
     before = a.step
     wait_for(lambda: min(a.step, b.step) > before, "two go on")
 
@@ -96,15 +103,18 @@ def test_a_stopped_launcher_is_silent_and_left_behind(cluster: Any, wait_for: Wa
     wait_for(lambda: min(a.step, b.step) > 5, "they train")
     c.process.send_signal(signal.SIGSTOP)
     second = cluster.await_world(1, "a", "b", above=(1, 1))
-    assert a.status["lostMembers"][0]["how"] == "Silent"
+    lost = wait_for(lambda: a.status["lostMembers"], "it is told who is lost")
+    assert lost[0]["how"] == "Silent"
     c.process.send_signal(signal.SIGCONT)
     cluster.await_world(1, "a", "b", "c", above=second)
 
 
 def test_another_jobs_key_is_refused(cluster: Any, wait_for: Wait) -> None:
-    a, _, c = cluster.start("a", "b", "c")
-    document = cluster.publish(1, "a", "b", "c")
-    c.publish(document | {"jobKey": "cd" * 32})
+    a, b, c = cluster.start("a", "b", "c")
+    document = cluster.document(1, "a", "b", "c")
+    c.publish(document | {"jobKey": "cd" * 32})  # never the other's: it would be let in with that
+    for pod in (a, b):
+        pod.publish(document)
     wait_for(lambda: "does not hold this job's key" in a.log.read_text() + c.log.read_text(), "c is refused")
     assert c.world is None
     assert "uid-c" not in str(a.status["world"])

@@ -2,12 +2,14 @@
 
 What it does, it writes to `TEST_DIR/said-<slot>` as JSON lines. `STUBBORN` slots never say `left`, `TORN` ones say
 that they cannot go on, `ASLEEP` ones fall asleep at their hundredth step, `ENDS` ones hang up there, and end with 2
-some seconds later. Started to stand by, it waits for its world. The loop never calls holdfast.init().
+some seconds later, `DIES` ones are killed as soon as they left. Started to stand by, it waits for its world. The loop
+never calls holdfast.init().
 """
 
 import json
 import os
 import pathlib
+import signal
 import socket
 import sys
 import time
@@ -22,8 +24,8 @@ story = (pathlib.Path(os.environ["TEST_DIR"]) / f"said-{slot}").open("a")
 wall = socket.socket(socket.AF_UNIX)
 wall.connect(os.environ["HOLDFAST_AGENT_SOCKET"])
 wall.settimeout(0.01)
-stubborn, torn, asleep, ends = (
-    os.environ.get(name, "").split(",") for name in ("STUBBORN", "TORN", "ASLEEP", "ENDS")
+stubborn, torn, asleep, ends, dies = (
+    os.environ.get(name, "").split(",") for name in ("STUBBORN", "TORN", "ASLEEP", "ENDS", "DIES")
 )
 board = open_board(read_environment()) if any(asleep) or any(ends) else None
 meter = Meter(*([board] if board else []))
@@ -59,6 +61,8 @@ def leave(named):
     me.left = max(me.left, number(named))
     if str(slot) not in stubborn:
         say("left", **named, step=me.step, inDoubt=False, keep=str(slot) not in torn)
+        if str(slot) in dies:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def handle(order):

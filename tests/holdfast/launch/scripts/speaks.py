@@ -44,6 +44,7 @@ if rank == 0:
     say("claim", claim={**claim, **pair, "fromStep": step, "fromPair": None})
 wall.settimeout(0.03)
 until = int(os.environ.get("STEPS", "100000"))
+every = int(os.environ.get("EVERY", "50"))
 raise_at = int(os.environ.get("RAISE_AT", "-1"))
 rest = b""
 while step < until:
@@ -63,7 +64,7 @@ while step < until:
         sys.exit(1)
     say("step", step=step, loss=2.0, samples=8, seconds=0.03)
     say("phase", phase="step", step=step)
-    if step % 50 == 0:
+    if step % every == 0:
         save(step, [])
 save(step, [])
 say("done", step=step)

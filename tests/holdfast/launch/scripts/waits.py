@@ -11,8 +11,8 @@ rank = os.environ["RANK"]
 count = os.environ["TORCHELASTIC_RESTART_COUNT"]
 temporary = folder / f".env-{rank}-{count}"
 temporary.write_text(json.dumps(dict(os.environ) | {"pid": os.getpid()}))
+print(f"rank {rank} runs", flush=True)  # first: who sees the file may end this process
 temporary.rename(folder / f"env-{rank}-{count}.json")
-print(f"rank {rank} runs")
 while not (folder / "finish").exists():
     time.sleep(0.02)
 sys.exit(0)
