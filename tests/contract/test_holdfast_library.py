@@ -91,7 +91,7 @@ HERE_NOW = Place(rank=0, local_rank=0, world_size=1, local_world_size=1, host="1
 
 def eventually(holds: Callable[[], bool]) -> bool:
     deadline = threading.Event()
-    for _ in range(200):
+    for _ in range(2400):
         if holds():
             return True
         deadline.wait(0.05)
@@ -120,7 +120,7 @@ def test_the_launcher_sees_at_once_that_a_rank_hung_up(server: Server, tmp_path:
     agent.known_claims()  # so its reader runs, and waits for more
     assert not server.ended.is_set()
     agent.close()
-    assert server.ended.wait(30)
+    assert server.ended.wait(120)
 
 
 def test_the_golden_leave_is_answered_with_the_golden_left(server: Server, tmp_path: Path) -> None:
@@ -176,9 +176,9 @@ def test_a_script_says_what_the_golden_messages_say(server: Server, tmp_path: Pa
         "HOLDFAST_CHECKPOINT_DIR": str(tmp_path / "tier"),
         "HOLDFAST_CHECKPOINT_INTERVAL": "2",
     }
-    ended = subprocess.run([sys.executable, script], env=environ, capture_output=True, text=True, timeout=180)
+    ended = subprocess.run([sys.executable, script], env=environ, capture_output=True, text=True, timeout=400)
     assert ended.returncode == 1, ended.stderr
-    assert server.ended.wait(30)
+    assert server.ended.wait(120)
     golden = {message["type"]: message for message in GOLDEN["rank"]}
     heard = {message["type"]: message for message in server.heard}
     unsaid = {"foreignClaims", "quiesced", "peerLost", "account", "standby", "ready", "left", "lastCommit"}

@@ -140,7 +140,7 @@ def running_job(trainees: Trainees, request: pytest.FixtureRequest) -> Iterator[
 def _trains(stage: Stage) -> bool:
     """Whether all workers come to train, whatever the test before did; a job that does not is none for a test."""
     try:
-        stage.watcher.wait_for_world(WORKERS, steps=5, timeout=120)
+        stage.watcher.wait_for_world(WORKERS, steps=5, timeout=240)
     except TimeoutError:
         return False
     return True
@@ -154,7 +154,7 @@ def _is_spread(stage: Stage) -> bool:
 def _job(cluster: Cluster, namespace: str, max_steps: int) -> Iterator[Stage]:
     cluster.kubectl("-n", namespace, "apply", "-f", "-", input=example_job(max_steps=str(max_steps)))
     with Watcher(cluster, namespace, JOB) as watcher:
-        watcher.wait_for_world(WORKERS, steps=5, timeout=180)
+        watcher.wait_for_world(WORKERS, steps=5, timeout=300)
         yield Stage(cluster=cluster, watcher=watcher, say=print)
 
 

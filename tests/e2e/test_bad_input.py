@@ -67,7 +67,7 @@ def test_a_template_that_cannot_run_is_named(
 ) -> None:
     apply(cluster, namespace, change)
     with Watcher(cluster, namespace, "gpt") as watcher:
-        watcher.wait(f"a condition that says {reason}", lambda: reason in words(watcher), timeout=90)
+        watcher.wait(f"a condition that says {reason}", lambda: reason in words(watcher), timeout=240)
         assert not watcher.sight.is_true("Complete")
 
 
@@ -77,7 +77,7 @@ def test_a_script_that_fails_at_import_ends_as_failed_with_its_traceback(cluster
 
     apply(cluster, namespace, fail_at_import)
     with Watcher(cluster, namespace, "gpt") as watcher:
-        watcher.wait("the job's failure", lambda: watcher.sight.is_true("Failed"), timeout=180)
+        watcher.wait("the job's failure", lambda: watcher.sight.is_true("Failed"), timeout=300)
         assert "No module named 'a_module_that_is_not_there'" in words(watcher)
         assert set(watcher.sight.restarts) == {"Application"}
 

@@ -32,7 +32,7 @@ def test_a_notice_of_any_cloud_costs_no_step_and_counts_as_interruption(own_job:
     for node, cloud in CLOUD_OF_NODE.items():
         drill = notice(node, cloud)
         assert losses_and_causes(drill.promise, drill.run(stage)) == ()
-        stage.watcher.wait_for_world(3, steps=2, timeout=180)
+        stage.watcher.wait_for_world(3, steps=2, timeout=300)
 
 
 def notice(node: int, cloud: str) -> Drill:

@@ -25,19 +25,19 @@ _HOW = re.compile(
 def test_a_fault_costs_no_more_than_promised(drill: Drill, running_job: Callable[..., Any]) -> None:
     job = running_job(spread=drill.takes_node)
     stage: Stage = job.stage
-    stage.watcher.wait("a first checkpoint", lambda: _has_commit(stage), timeout=120)
+    stage.watcher.wait("a first checkpoint", lambda: _has_commit(stage), timeout=240)
 
     outcome = drill.run(stage)
 
     assert losses_and_causes(drill.promise, outcome) == (), _told(stage, outcome)
-    stage.watcher.wait_for_world(3, steps=2, timeout=180)
+    stage.watcher.wait_for_world(3, steps=2, timeout=300)
     assert sum(job.counted.values()) == 1, f"one fault was counted otherwise: {job.counted}"
 
 
 def test_a_job_that_is_left_alone_completes_with_each_sample_seen_once(own_job: Callable[..., Stage]) -> None:
     stage = own_job(max_steps=FEW_STEPS)
 
-    stage.watcher.wait("completion", lambda: stage.watcher.sight.is_true("Complete"), timeout=180)
+    stage.watcher.wait("completion", lambda: stage.watcher.sight.is_true("Complete"), timeout=300)
 
     logs = "".join(_logs(stage, pod.name) for pod in stage.watcher.pods)
     assert re.search(r"audit: exactly once", logs)

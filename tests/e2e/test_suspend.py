@@ -19,13 +19,13 @@ def test_a_suspended_job_goes_on_from_the_step_on_which_all_agreed(running_job: 
     known = incidents(stage)
 
     suspend(stage, True)
-    stage.watcher.wait("the suspension", lambda: stage.watcher.sight.is_true("Suspended"), timeout=120)
-    stage.watcher.wait("the end of the pods", lambda: not running(stage), timeout=60)
+    stage.watcher.wait("the suspension", lambda: stage.watcher.sight.is_true("Suspended"), timeout=240)
+    stage.watcher.wait("the end of the pods", lambda: not running(stage), timeout=240)
     last = step_of(newest_commit(stage.checkpoints))
     assert f"step {last}" in condition(stage)["message"]
 
     suspend(stage, False)
-    stage.watcher.wait_for_world(3, steps=5, timeout=180)
+    stage.watcher.wait_for_world(3, steps=5, timeout=300)
 
     origin = status(stage)["startedFrom"]
     assert origin["step"] == last

@@ -28,9 +28,15 @@ def test_a_touch_file_leads_to_a_commit_of_all_ranks_that_is_acknowledged(runnin
 
     before = acknowledgement()
     in_pod(f"touch {RUN}/emergency_checkpoint")
-    stage.watcher.wait("the acknowledgement", lambda: acknowledgement() not in ("", before), 60)
+    told = [before]
 
-    acknowledged = json.loads(acknowledgement())
+    def answered() -> bool:
+        told.append(acknowledgement())
+        return told[-1] not in ("", before)
+
+    stage.watcher.wait("the acknowledgement", answered, timeout=240)
+
+    acknowledged = json.loads(told[-1])
     assert acknowledged["result"] == "Committed"
     [commit] = stage.checkpoints.glob(f"step-{acknowledged['step']}.g*.a*")
     manifest = json.loads((commit / "MANIFEST.json").read_text())
