@@ -26,7 +26,7 @@ from holdfast_testbed.programs import program
 from holdfast_testbed.settings import child_environment
 from holdfast_testbed.waiting import wait_for
 
-_LISTENS = re.compile(r'msg="Listening on" address="?(127\.0\.0\.1:\d+)')
+_LISTENS = re.compile(r'msg="Listening on" address="?(127\.0\.0\.1:\d+)(?=\D)')
 _TEMPLATES = Path("/usr/share/prometheus/alertmanager/default.tmpl")
 _READY_SECONDS = 60.0
 _ANY_PORT = "127.0.0.1:0"
@@ -61,9 +61,10 @@ class Server:
 class Prometheus(Server):
     """A running Prometheus."""
 
-    def query(self, expression: str) -> list[Sample]:
-        """The expression's value now, as a vector."""
-        data = self.get("/api/v1/query", query=expression)["data"]
+    def query(self, expression: str, at: float | None = None) -> list[Sample]:
+        """The expression's value now or at a time, as a vector."""
+        when = {} if at is None else {"time": str(at)}
+        data = self.get("/api/v1/query", query=expression, **when)["data"]
         if data["resultType"] == "scalar":
             return [Sample(labels={}, value=float(data["result"][1]))]
         return [Sample(labels=found["metric"], value=float(found["value"][1])) for found in data["result"]]
