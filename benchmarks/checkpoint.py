@@ -6,13 +6,8 @@ order each round; a ratio is formed within a round. 1 GB of state in 628 tensors
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-import socket
-import subprocess
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +16,7 @@ import _bench as bench
 import torch
 import torch.distributed as dist
 from _checkpoint import memory, restore
+from _checkpoint import metadata as small
 from _checkpoint import object as object_store
 from _checkpoint.contenders import (
     TENSORS,
@@ -37,7 +33,6 @@ from _checkpoint.contenders import (
 )
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-METADATA = Path(__file__).resolve().parent / "_checkpoint" / "metadata.py"
 
 
 def main() -> int:
@@ -45,16 +40,19 @@ def main() -> int:
     effort = bench.arguments(__doc__ or "")
     nbytes, count = (8_000_000, 16) if effort.quick else (1_014_000_000, TENSORS)
     rounds = effort.pick(quick=1, default=7, full=25)
+    steps = effort.pick(quick=3, default=100, full=100)
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
+    metadata_row = metadata(rounds)  # before this process computes
     torch.set_num_threads(1)  # the other core is what a save may have
     rows: list[bench.Row] = []
     with workplace(bench.OUT / "checkpoint.work") as folder, one_rank():
         for name, dtype in DTYPES.items():
-            rows += of_state(folder, State(nbytes, dtype, count), f"{nbytes / 1e9:.2g} GB of {name}", rounds)
+            what = f"{nbytes / 1e9:.2g} GB of {name}"
+            rows += of_state(folder, State(nbytes, dtype, count), what, rounds, steps)
         rows += restore.rows(folder / "restore", nbytes, rounds)
     rows += memory.rows(nbytes, rounds)
-    rows.append(metadata(rounds))
+    rows.append(metadata_row)
     rows += object_store.rows(nbytes=nbytes, rounds=rounds)
     return bench.finish("checkpoint", rows, effort)
 
@@ -69,7 +67,7 @@ class one_rank:  # noqa: N801  (reads like the context manager that it is)
         dist.destroy_process_group()
 
 
-def of_state(folder: Path, state: State, what: str, rounds: int) -> list[bench.Row]:
+def of_state(folder: Path, state: State, what: str, rounds: int, steps: int) -> list[bench.Row]:
     """Stall, save and training beside it, for one state."""
     ours, dcp = Ours(folder / "ours", state), Dcp(folder / "dcp", state)
     stall = bench.interleaved(
@@ -91,7 +89,7 @@ def of_state(folder: Path, state: State, what: str, rounds: int) -> list[bench.R
             "x",
             target=">= 2.5",
         ),
-        beside(ours, dcp, what, rounds),
+        beside(ours, dcp, what, rounds, steps),
         *costs(ours, dcp, state, what, rounds),
     ]
 
@@ -110,8 +108,8 @@ def against(values: dict[str, list[float]], whose: str, bar: str, what: str, *, 
     )
 
 
-def beside(ours: Ours, dcp: Dcp, what: str, rounds: int) -> bench.Row:
-    """A training loop's steps while a save is on its way, over the same steps without one."""
+def beside(ours: Ours, dcp: Dcp, what: str, rounds: int, steps: int) -> bench.Row:
+    """A training loop's steps while a save is on its way, over so many steps without one."""
     training = Training()
 
     def with_ours() -> float:
@@ -127,7 +125,7 @@ def beside(ours: Ours, dcp: Dcp, what: str, rounds: int) -> bench.Row:
     contestants: dict[str, Callable[[], float]] = {
         "ours": with_ours,
         "dcp": with_dcp,
-        "limit": lambda: training.pace(lambda: True, 100),
+        "limit": lambda: training.pace(lambda: True, steps),
     }
     paces = bench.interleaved(contestants, rounds)
     return against(
@@ -168,23 +166,7 @@ def costs(ours: Ours, dcp: Dcp, state: State, what: str, rounds: int) -> list[be
 
 def metadata(rounds: int) -> bench.Row:
     """Two ranks save tensors of 16 bytes to memory."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    shm = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 - memory, not a temporary file
-    with tempfile.TemporaryDirectory(dir=shm) as folder:
-        command = [sys.executable, "-W", "ignore", str(METADATA)]
-        ranks = [
-            subprocess.Popen(
-                [*command, str(rank), str(port), str(rounds), f"{folder}/commits"],
-                stdout=subprocess.PIPE,
-                stderr=None if rank == 0 else subprocess.DEVNULL,
-                text=True,
-            )
-            for rank in range(2)
-        ]
-        told = ranks[0].communicate(timeout=300)[0]
-        ranks[1].communicate(timeout=60)
-    found = [json.loads(line) for line in told.splitlines() if line.startswith("{")]
+    found = small.saves(rounds)
     return bench.row(
         "checkpoint-6",
         "metadata of a save: 628 tensors of 16 bytes, 2 ranks, in memory",

@@ -1,15 +1,14 @@
-"""One of two ranks that save tensors of a few bytes into memory: what is left is the metadata.
-
-Started by `checkpoint.py`. Rank 0 prints, a line each, seconds of Holdfast's save and of DCP's.
-"""
+"""Two ranks that save tensors of a few bytes into memory: what is left is the metadata."""
 
 from __future__ import annotations
 
-import json
+import multiprocessing
+import os
 import random
 import shutil
-import sys
+import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -24,13 +23,38 @@ from holdfast.checkpoint.writer import Snapshot, commit, stage
 from holdfast.collectives import Over, store_client
 from holdfast.exchanging import StoreClient, StoreExchange
 from holdfast.worlds import Pair
+from holdfast_testbed.ports import free_port
 
 TENSORS = 628
+SECONDS = 120
+
+Told = dict[str, float]
 
 
-def main() -> None:
-    """All rounds."""
-    rank, port, rounds, folder = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
+def saves(rounds: int) -> list[Told]:
+    """Seconds of Holdfast's save and of DCP's, each round. The ranks are forked from this process, which has loaded
+    torch: so it must not have begun to compute."""
+    fork = multiprocessing.get_context("fork")
+    told = fork.SimpleQueue()
+    port = free_port()
+    shm = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 - memory, not a temporary file
+    with tempfile.TemporaryDirectory(dir=shm) as folder:
+        where = (port, rounds, Path(folder) / "commits", told.put)
+        ranks = [fork.Process(target=one_rank, args=(rank, *where), daemon=True) for rank in range(2)]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join(SECONDS)
+        ended = [rank.exitcode for rank in ranks]
+        for rank in ranks:
+            rank.kill()
+    if ended != [0, 0]:
+        raise SystemExit(f"the ranks that save metadata ended with {ended}")
+    return list(told.get())
+
+
+def one_rank(rank: int, port: int, rounds: int, folder: Path, tell: Callable[[list[Told]], None]) -> None:
+    """All rounds of one; rank 0 tells of them."""
     store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
     dist.init_process_group("gloo", store=dist.PrefixStore("dcp", store), rank=rank, world_size=2)
     client = StoreClient(lambda: store_client("127.0.0.1", port, "ours", 60), Over())
@@ -52,21 +76,20 @@ def main() -> None:
     def theirs(number: int) -> None:
         dcp.save(dict(tensors), checkpoint_id=folder / f"dcp-{number}")
 
+    kept: list[Told] = []
     for number in range(rounds + 1):
-        told = {}
+        told: Told = {}
         for name, save in chance.sample([("ours", ours), ("dcp", theirs)], 2):
             dist.barrier()
             began = time.perf_counter()
             save(number)
             told[name] = time.perf_counter() - began
-        if number and rank == 0:
-            print(json.dumps(told), flush=True)
+        if number:
+            kept.append(told)
         dist.barrier()
         if rank == 0:
             shutil.rmtree(folder, ignore_errors=True)
         dist.barrier()
+    if rank == 0:
+        tell(kept)
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, BrokenBarrierError
 from typing import Any
 from uuid import uuid4
 
@@ -68,9 +69,9 @@ class ThreadExchange:
 
     def gather(self, value: Any) -> list[Any]:
         self._shared["values"][self.rank] = value
-        self._shared["barrier"].wait(timeout=30)
+        self._shared["barrier"].wait(timeout=240)
         values = list(self._shared["values"])
-        self._shared["barrier"].wait(timeout=30)
+        self._shared["barrier"].wait(timeout=240)
         return values
 
     def share(self, value: Any) -> Any:
@@ -79,13 +80,53 @@ class ThreadExchange:
 
 @pytest.fixture
 def world() -> Callable[..., list[Any]]:
-    """Run `act(exchange)` on every rank of a world; their results in order of ranks."""
+    """Run `act(exchange)` on every rank of a world; their results in order of ranks. A rank that fails ends the wait
+    of the others."""
 
     def run(size: int, act: Callable[[Exchange], Any]) -> list[Any]:
-        shared = {"values": [None] * size, "barrier": Barrier(size)}
+        barrier = Barrier(size)
+        shared = {"values": [None] * size, "barrier": barrier}
+
+        def one(rank: int) -> Any:
+            try:
+                return act(ThreadExchange(rank, size, shared))
+            except BaseException:
+                barrier.abort()
+                raise
+
         with ThreadPoolExecutor(size) as pool:
-            tasks = [pool.submit(act, ThreadExchange(rank, size, shared)) for rank in range(size)]
-            return [task.result(timeout=60) for task in tasks]
+            tasks = [pool.submit(one, rank) for rank in range(size)]
+        failures = [error for task in tasks if (error := task.exception()) is not None]
+        for error in sorted(failures, key=lambda error: isinstance(error, BrokenBarrierError)):
+            raise error
+        return [task.result() for task in tasks]
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def together() -> Callable[..., list[str]]:
+    """Run processes that wait for each other, each with its environment, and insist; what each said."""
+
+    def run(commands: Sequence[Sequence[object]], environments: Sequence[Mapping[str, str]]) -> list[str]:
+        ranks = [
+            subprocess.Popen(
+                [str(word) for word in command],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for command, environment in zip(commands, environments, strict=True)
+        ]
+        try:
+            said = [rank.communicate(timeout=300)[0] for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()  # of those that waited for one that is gone, none stays
+                rank.wait()
+        assert {rank.returncode for rank in ranks} == {0}, "\n".join(said)[-6000:]
+        return said
 
     return run
 

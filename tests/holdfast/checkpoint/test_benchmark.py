@@ -15,7 +15,7 @@ OPTIONAL = {"", "checkpoint-peer", "object-upload", "object-restore"}
 
 def test_the_quick_benchmark_makes_its_rows() -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "checkpoint.py"), "--quick"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=540)
     assert run.returncode == 0, run.stderr
     rows = json.loads((ROOT / "out" / "bench" / "checkpoint.quick.json").read_text())["rows"]
     assert BARS <= {row["bar"] for row in rows} <= BARS | OPTIONAL

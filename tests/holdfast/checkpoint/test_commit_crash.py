@@ -48,7 +48,7 @@ def attempt(root: Path, number: int, *steps: int, strace: tuple[str, ...] = ()) 
     command = [sys.executable, str(SCRIPT), str(root), str(number), *map(str, steps)]
     prefix = [str(STRACE), "-f", *strace] if strace else []
     environ = {**os.environ, "PYTHONHASHSEED": "0"}
-    return subprocess.run([*prefix, *command], capture_output=True, text=True, timeout=60, env=environ)
+    return subprocess.run([*prefix, *command], capture_output=True, text=True, timeout=300, env=environ)
 
 
 def traced(root: Path, trace: Path) -> tuple[list[tuple[str, str]], Counter[str]]:

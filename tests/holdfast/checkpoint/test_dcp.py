@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,26 +23,14 @@ SCRIPT = Path(__file__).resolve().parent / "scripts" / "dcp_world.py"
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(tmp_path_factory: pytest.TempPathFactory, together: Callable[..., list[str]]) -> Path:
     """Two ranks' FSDP2 model, its optimizer, a tensor cut by columns, plain values: step 1, and 2 by async_save.
 
     Three ranks and one have loaded it and found each bit the same.
     """
     folder = tmp_path_factory.mktemp("dcp")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(SCRIPT), str(rank), str(port), str(folder)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(3)
-    ]
-    told = [rank.communicate(timeout=240)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0, 0], "\n".join(told)[-6000:]
+    commands = [[sys.executable, "-W", "ignore", str(SCRIPT), str(rank), str(folder)] for rank in range(3)]
+    told = together(commands, [os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}] * 3)
     assert "the same at two, three and one" in told[0]
     return folder
 

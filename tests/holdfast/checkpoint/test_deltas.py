@@ -127,7 +127,11 @@ changes = st.lists(
 )
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=12,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(changes=changes, ranks=st.integers(1, 3), every=st.integers(2, 4))
 def test_every_commit_of_a_chain_is_whole_to_the_bit_and_chains_are_bounded(
     tmp_path_factory: pytest.TempPathFactory, world: World, changes: Any, ranks: int, every: int

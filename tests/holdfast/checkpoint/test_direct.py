@@ -91,8 +91,10 @@ def test_a_process_forked_meanwhile_neither_shares_the_memory_nor_harms_it(tmp_p
     image = image_of(CHUNK_BYTES)
     child = os.fork()
     if child == 0:
-        del image
-        os._exit(0)
+        try:
+            del image
+        finally:
+            os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     assert holds(tmp_path / "file", image, write_image(tmp_path / "file", image, CHUNK_BYTES))
     (flags,) = [flags for begin, end, flags in mappings() if begin <= address_of(image) < end]
@@ -125,7 +127,7 @@ def test_what_is_filled_is_written_while_the_rest_is_not_there_yet(tmp_path: Pat
     data, image, filling = image_of(nbytes), anonymous(aligned(nbytes)), Filling()
     records: list[FileRecord] = []
     thread = threading.Thread(
-        target=lambda: records.append(write_image(tmp_path / "file", image, nbytes, filling=filling))
+        target=lambda: records.append(write_image(tmp_path / "file", image, nbytes, filling=filling)), daemon=True
     )
     thread.start()
     for upto in (CHUNK_BYTES + 1, 2 * CHUNK_BYTES):
@@ -136,7 +138,7 @@ def test_what_is_filled_is_written_while_the_rest_is_not_there_yet(tmp_path: Pat
     assert records == []
     image[:] = data
     filling.reach(nbytes)
-    thread.join(60)
+    thread.join(240)
     assert holds(tmp_path / "file", data[:nbytes], records[0])
 
 
@@ -145,7 +147,7 @@ def written(path: Path) -> bytes:
 
 
 def wait_until(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not what():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -19,7 +19,7 @@ DRILL = ROOT / "drills" / "checkpoint.py"
 
 def drill(out: Path, *words: str) -> tuple[int, list[dict[str, Any]]]:
     command = [sys.executable, str(DRILL), *words, "--out", str(out)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=540)
     assert (out / "checkpoint.json").exists(), ended.stderr
     return ended.returncode, json.loads((out / "checkpoint.json").read_text())["rows"]
 

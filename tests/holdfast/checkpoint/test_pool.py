@@ -24,7 +24,7 @@ atexit.register(last)
 
 def test_it_works_when_the_interpreter_ends() -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", AT_THE_END], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", AT_THE_END], capture_output=True, text=True, timeout=300, check=False
     )
     assert (ended.stdout, ended.stderr) == ("10\n", "")
 
@@ -41,13 +41,13 @@ def test_leaving_by_an_exception_does_not_begin_what_waits() -> None:
 
     def hold() -> None:
         begun.set()
-        go.wait(30)
+        go.wait(240)
 
     def leave() -> None:
         with Pool(1, "one") as pool:
             pool.submit(hold)
             waiting.append(pool.submit(hold))
-            begun.wait(30)
+            begun.wait(240)
             go.set()
             raise KeyError("left")
 

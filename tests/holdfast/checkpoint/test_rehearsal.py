@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,6 @@ import pytest
 from holdfast.checkpoint.stores.s3 import S3Bucket, S3Settings
 from holdfast.launch.object_probe import rehearse
 from holdfast.launch.preflight import Check, Result, try_store
-from holdfast_testbed.ports import free_port
 from holdfast_testbed.s3 import S3Server
 from holdfast_testbed.s3_faults import Answer, Request, faults
 
@@ -71,7 +71,9 @@ def test_a_right_that_lacks_is_the_jobs(ask: Ask, s3: S3Server) -> None:
 
 
 def test_a_store_out_of_reach_may_be_the_nodes_fault(ask: Ask) -> None:
-    check = ask(AWS_ENDPOINT_URL_S3=f"http://127.0.0.1:{free_port()}")
+    with socket.socket() as held:  # nobody listens there, and nobody else can
+        held.bind(("127.0.0.1", 0))
+        check = ask(AWS_ENDPOINT_URL_S3=f"http://127.0.0.1:{held.getsockname()[1]}")
     assert (check.result, check.of_the_job) == (Result.FAILED, False)
     assert "after 3 attempts: the store cannot be reached: look at the network" in check.message
 
@@ -89,4 +91,4 @@ def test_a_folder_is_no_store_to_be_tried(ask: Ask, tmp_path: Path) -> None:
 def test_the_process_of_its_own_says_the_same(ask: Ask, s3_settings: S3Settings) -> None:
     expected = ask()
     url = f"s3://{s3_settings.bucket}/{s3_settings.prefix}"
-    assert try_store([sys.executable, "-m", "holdfast.launch.object_probe", url, "gpt-w0"], 120) == expected
+    assert try_store([sys.executable, "-m", "holdfast.launch.object_probe", url, "gpt-w0"], 300) == expected

@@ -98,7 +98,7 @@ PASSING: dict[str, Fault] = {
     "reset in mid-part": Reset(after_bytes=5 << 20),
     "reset before the answer": Reset(answer_lost=True),
     "a byte of a part flipped": Flip(at=4 << 20),
-    "seconds of silence": Delay(seconds=3),
+    "seconds of silence": Delay(seconds=9),
 }
 
 
@@ -109,7 +109,7 @@ def test_a_fault_that_passes_is_outlived(
 ) -> None:
     proxy.plan = once(fault, lambda request: "partNumber=1" in request.target)
 
-    upload(made, through(read_seconds=1.0))
+    upload(made, through(read_seconds=3.0 if isinstance(fault, Delay) else 60.0))
 
     assert is_whole(s3_store, made)
     assert sum(request.is_part for request in proxy.seen) >= 3

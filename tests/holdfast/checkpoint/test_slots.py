@@ -89,10 +89,15 @@ def killed_at(line: int, act: Callable[[], Any]) -> bool:
                     os.kill(os.getpid(), signal.SIGKILL)
             return trace
 
-        sys.settrace(trace)
-        act()
-        os._exit(0)
-    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+        try:
+            sys.settrace(trace)
+            act()
+            os._exit(0)
+        finally:
+            os._exit(1)  # never back into the tests, which are the parent's
+    status = os.waitpid(child, 0)[1]
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
+    return os.WIFSIGNALED(status)
 
 
 def test_a_writer_killed_before_any_line_leaves_the_commit_before(tmp_path: Path) -> None:
@@ -271,11 +276,19 @@ def in_child(act: Callable[[], Any]) -> str:
     child = os.fork()
     if child == 0:
         try:
-            act()
-        except CheckpointError as error:
-            os.write(says, str(error).partition(":")[0].encode())
-        os._exit(0)
-    os.waitpid(child, 0)
+            os.write(says, refusal(act).encode())
+            os._exit(0)
+        finally:
+            os._exit(1)  # never back into the tests, which are the parent's
+    assert os.waitpid(child, 0)[1] == 0
     os.close(says)
     with os.fdopen(told) as answer:
         return answer.read()
+
+
+def refusal(act: Callable[[], Any]) -> str:
+    try:
+        act()
+    except CheckpointError as error:
+        return str(error).partition(":")[0]
+    return ""

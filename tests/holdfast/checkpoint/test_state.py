@@ -58,7 +58,11 @@ def bits(tensor: torch.Tensor) -> bytes:
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(
     table=st.dictionaries(st.text(max_size=5), st.tuples(DTYPES, SHAPES, st.integers(0, 99)), max_size=6),
     writers=st.integers(1, 3),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from safetensors import safe_open
@@ -16,20 +16,11 @@ from holdfast.worlds import Pair
 SCRIPT = Path(__file__).parent / "scripts" / "sharded.py"
 
 
-def test_shards_of_a_mesh_are_saved_once_and_load_into_other_meshes(tmp_path: Path) -> None:
+def test_shards_of_a_mesh_are_saved_once_and_load_into_other_meshes(
+    tmp_path: Path, together: Callable[..., list[str]]
+) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, SCRIPT, tmp_path],
-            env={**environment, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(4)
-    ]
-    said = [rank.communicate(timeout=300)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * 4, "\n".join(said)
+    together([[sys.executable, SCRIPT, tmp_path]] * 4, [{**environment, "RANK": str(rank)} for rank in range(4)])
     manifest = read_manifest(tmp_path / "tier", CommitName(step=3, pair=Pair(0, 1)))
     assert manifest.mesh == {"replica": 2, "shard": 2}
     assert [chunk.shape for chunk in manifest.tensors["model/0.weight"].chunks] == [(3, 4), (3, 4)]

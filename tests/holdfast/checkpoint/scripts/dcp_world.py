@@ -1,6 +1,6 @@
 """One rank of a world of three: two of them save through torch.distributed.checkpoint, then all load, then one alone.
 
-Usage: `dcp_world.py rank port folder`.
+Usage: `dcp_world.py rank folder`.
 """
 
 import sys
@@ -83,8 +83,8 @@ def load(mesh, folder):
 
 
 def main():
-    rank, port, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=3)
+    rank, folder = int(sys.argv[1]), sys.argv[2]
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 3), rank=rank, world_size=3)
     two, three = DeviceMesh("cpu", [0, 1]), DeviceMesh("cpu", [0, 1, 2])
     if rank < 2:
         save(two, folder)
