@@ -11,12 +11,13 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast.constants import MAX_TEXT, Cause
 from holdfast.errors import DocumentError
-from holdfast.launch import report, termination
+from holdfast.launch import process, report, termination
 from holdfast.launch.agent_socket import AgentSocket
 from holdfast.launch.causes import Place, RankEnd, judge, not_started
 from holdfast.launch.files import read_json
@@ -301,6 +302,20 @@ def test_a_child_is_heard_to_its_last_line() -> None:
     assert end.returncode == end.exit_code == 7
     assert end.stderr_tail[-2:] == ("99", "end")
     assert len(end.stderr_tail) <= 40
+
+
+def test_a_pause_of_the_launcher_takes_no_time_from_who_copies_last_words() -> None:
+    """While nobody here has a CPU one wait goes by, and the copier needs another one."""
+
+    class Copier:
+        waits = 0
+
+        def join(self, _: float) -> None:
+            self.waits += 1
+
+    copier: Any = Copier()
+    process._join([copier])
+    assert copier.waits > 1
 
 
 ORPHANS = """

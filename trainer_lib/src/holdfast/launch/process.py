@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import ctypes
 import io
+import itertools
 import os
 import signal
 import subprocess
@@ -27,7 +28,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _TAIL_LINES = 40
 _TAIL_LINE_BYTES = 2000
 _PIECE_BYTES = 1 << 16
-_DRAIN_SECONDS = 0.5
+# What it wrote last is waited for in many short pieces: a host that stands still uses up one of them.
+_DRAIN_LOOKS, _DRAIN_SECONDS = 25, 0.02
 _NOT_STARTED = 127
 # Children use every core they get; the launcher needs little, but that little in time for its heartbeats.
 _NICE = 5
@@ -255,7 +257,7 @@ def _write_all(target: int, data: bytes) -> None:
 
 
 def _join(threads: Sequence[threading.Thread]) -> None:
-    for thread in threads:
+    for thread, _ in itertools.product(threads, range(_DRAIN_LOOKS)):
         thread.join(_DRAIN_SECONDS)
 
 
