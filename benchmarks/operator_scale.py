@@ -246,7 +246,8 @@ async def dying_rows(where: Bench, much: Scale, fleet: Fleet, stage: Stage) -> l
     quiet_from = time.time()
     quiet = await asyncio.to_thread(where.operator.cost, much.quiet_seconds)
     dying_from = time.time()
-    (busy, deaths), healed = await asyncio.gather(_dying(where, much, fleet, stage), _healed(much, stage))
+    settled = asyncio.Event()
+    (busy, deaths), healed = await asyncio.gather(_dying(where, much, fleet, stage, settled), _healed(stage, settled))
     ended = time.time()
     log = where.cluster.control_plane.audit_log
     idle, asked = requests(log, quiet_from, dying_from), requests(log, dying_from, ended)
@@ -276,7 +277,9 @@ async def dying_rows(where: Bench, much: Scale, fleet: Fleet, stage: Stage) -> l
     ]
 
 
-async def _dying(where: Bench, much: Scale, fleet: Fleet, stage: Stage) -> tuple[Cost, list[Death]]:
+async def _dying(
+    where: Bench, much: Scale, fleet: Fleet, stage: Stage, settled: asyncio.Event
+) -> tuple[Cost, list[Death]]:
     deaths: list[Death] = []
     over = asyncio.Event()
 
@@ -290,20 +293,37 @@ async def _dying(where: Bench, much: Scale, fleet: Fleet, stage: Stage) -> tuple
             deaths.append(await fleet.kill(player.job, pod))
             await asyncio.sleep(60 / much.deaths_a_minute)
 
+    began = time.time()
     killing = asyncio.create_task(kill_some())
     cost = await asyncio.to_thread(where.operator.cost, much.dying_seconds)
     over.set()
     await killing
-    await asyncio.sleep(5)  # what is under way ends
+    await _end_of_what_is_under_way(where, stage, deaths, began)
+    settled.set()
     return cost, deaths
 
 
-async def _healed(much: Scale, stage: Stage) -> list[float]:
+async def _end_of_what_is_under_way(where: Bench, stage: Stage, deaths: list[Death], began: float) -> None:
+    """Soon; on a busy machine it takes longer, and what does not come at all is given up."""
+    log, end = where.cluster.control_plane.audit_log, time.monotonic() + 120
+
+    def answered() -> int:
+        return len(latencies(deaths, requests(log, began, time.time())))
+
+    await asyncio.sleep(5)
+    while time.monotonic() < end:
+        whole = all(player.whole for player in stage.players.values())
+        if whole and await asyncio.to_thread(answered) == len(deaths):
+            return
+        await asyncio.sleep(0.5)
+
+
+async def _healed(stage: Stage, settled: asyncio.Event) -> list[float]:
     """How long each job was without one of its workers."""
-    end = time.monotonic() + much.dying_seconds + 5
     since: dict[str, float] = {}
     found = []
-    while (now := time.monotonic()) < end:
+    while not settled.is_set():
+        now = time.monotonic()
         for name, player in stage.players.items():
             if not player.whole:
                 since.setdefault(name, now)

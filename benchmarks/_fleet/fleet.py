@@ -193,8 +193,13 @@ def requests(audit_log: Path, since: float, until: float) -> list[Request]:
     found = []
     for file in sorted(audit_log.parent.glob("audit*.log")):
         with file.open() as lines:
-            found += [request for line in lines if ACCOUNT in line and (request := _request(line)) is not None]
+            found += [request for line in lines if _is_ours(line) and (request := _request(line)) is not None]
     return sorted((r for r in found if since <= r.at < until), key=lambda request: request.at)
+
+
+def _is_ours(line: str) -> bool:
+    """The last line may be half written."""
+    return ACCOUNT in line and line.endswith("\n")
 
 
 def _request(line: str) -> Request | None:
