@@ -279,9 +279,8 @@ def test_an_api_server_that_takes_long_for_each_call_slows_everything_and_change
     stage: Any, operator: Pair, trained: Any
 ) -> None:
     before = uids(stage)
-    # As 1 s is to the 15 s of a Lease by default: twice that leaves too little for a busy machine.
     for one in (operator.leader, operator.standby):
-        operator.proxy(one).delay_seconds = LEASE_SECONDS / 15
+        operator.proxy(one).delay_seconds = 2.0
     stage.lose("gpt-w1", trained)
     counted_once(stage, operator, before)
 
