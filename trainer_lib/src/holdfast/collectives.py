@@ -2,10 +2,14 @@
 
 A group belongs to one attempt and is never mended: the next attempt makes another. No default process group is
 made, so a script may make its own. Every wait takes slices of 20 ms beside `Over`, which another thread sets when the
-attempt is over, and then ends in PeerLostError. Two facts of gloo shape this module: an operation's timeout ruins the
-group for all that follows, so only the waiting is sliced; and destroying a group with an operation in flight blocks
-until that operation fails, so a group is abandoned to a thread of its own. All ranks call the same collectives in the
-same order, from one thread at a time.
+attempt is over, and then ends in PeerLostError. All ranks call the same collectives in the same order, from one
+thread at a time.
+
+Three facts of gloo shape this module. An operation's timeout ruins the group for all that follows, so only the
+waiting is sliced. Destroying a group with an operation in flight blocks until that operation fails, so a group is
+abandoned to a thread of its own. And with two operations in flight a survivor may never see a loss: it waits for
+another, which saw it and left, and whose sockets stay open because its second operation waits for the first. Only
+`Over` ends that, set by the launcher's word.
 """
 
 from __future__ import annotations
