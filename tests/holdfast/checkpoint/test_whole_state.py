@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from holdfast import StateError, checkpoint
 from holdfast.checkpoint.fitting import load_into
+from holdfast.checkpoint.optimizers import foreseen
 from holdfast.checkpoint.state import check_savable, flatten
 from holdfast.parts import local
 from holdfast.sharding import Sharding
@@ -407,6 +408,26 @@ def test_torchs_own_optimizers_are_let_through_untouched(made: Any) -> None:
     check_savable({"model": model, "optimizer": optimizer})
     assert not optimizer.state
     assert model.weight.grad is None
+
+
+@pytest.mark.parametrize(
+    ("made", "options"),
+    [
+        (torch.optim.AdamW, {"amsgrad": True}),
+        (torch.optim.SGD, {"momentum": 0.9}),
+        (torch.optim.SGD, {}),
+        (torch.optim.Muon, {}),
+    ],
+)
+def test_what_a_first_step_will_make_is_foreseen(made: Any, options: dict[str, Any]) -> None:
+    model = torch.nn.Linear(3, 4, bias=False).to(torch.bfloat16)
+    optimizer = made(model.parameters(), lr=0.1, **options)
+    foretold = sorted(foreseen(optimizer), key=str)
+    model(torch.ones(2, 3, dtype=torch.bfloat16)).sum().backward()
+    optimizer.step()
+    tensors = flatten({"optimizer": optimizer}).tensors.values()
+    assert foretold == sorted(((one.dtype, tuple(one.shape)) for one in tensors if one.dim()), key=str)
+    assert list(foreseen(optimizer)) == [], "it speaks for itself"
 
 
 def test_what_only_the_first_save_can_find_is_typed_and_costs_no_commit(tmp_path: Path) -> None:

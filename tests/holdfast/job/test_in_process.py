@@ -134,6 +134,22 @@ def test_growth_pauses_at_a_step_without_a_commit(launcher: Any, tmp_path: Path)
     assert steps(launcher, 2)[0] == at.pop() + 1
 
 
+def test_a_newcomer_that_dies_while_it_loads_costs_the_others_no_step(launcher: Any, tmp_path: Path) -> None:
+    """They do not wait for it to have loaded: their next step misses it."""
+    launcher.start(2, tmp_path / "tier", *SLOWLY, "--die-loading")
+    trains(launcher, 0, 1, beyond=5)
+    for slot in (0, 1):
+        launcher.ask(slot, "quiesce", "grow-1", commit=False)
+    launcher.go(20)
+    launcher.wait("the pause", lambda: all(launcher.of(slot, "quiesced") for slot in (0, 1)))
+    launcher.leave(1, 0, 1)
+    launcher.form(2, [0, 1, 2])
+    assert launcher.processes.pop(2).wait() == -signal.SIGKILL
+    left(launcher, 0, 1, attempt=2)
+    launcher.form(3, [0, 1])
+    assert_whole(launcher, 0, 1)
+
+
 def test_a_new_generation_claims_before_its_first_step(launcher: Any, tmp_path: Path) -> None:
     launcher.start(2, tmp_path / "tier", *SLOWLY)
     trains(launcher, 0, 1, beyond=5)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.checkpoint.manifest import CHUNK_BYTES
 from holdfast.checkpoint.shard import TensorSpec
-from holdfast.transfer import SHARED_ABOVE_BYTES, Layout
+from holdfast.transfer import ROOM_BYTES, SHARED_ABOVE_BYTES, Layout, Room
 
-# Donors, newcomers, and the message before which the last donor dies; a first donor begins with two descriptions.
+# Donors, newcomers, and the launch before which the last donor dies; a first donor begins with two descriptions.
 DEATHS = [(1, 1, 0), (1, 1, 1), (1, 2, 5), (2, 2, 0), (2, 1, 2)]
 
 
@@ -31,14 +32,15 @@ def test_a_newcomer_gets_the_donors_bits_and_its_side(ranks: Any) -> None:
 def test_several_donors_share_a_large_state_among_several_newcomers(ranks: Any) -> None:
     said = ranks.play("large", donors=3, newcomers=2)
     assert {said[rank]["got"] for rank in (3, 4)} == {said[0]["before"]}
-    # 48 MiB and a bit in 8 MiB chunks, each to both newcomers; the first donor sends two descriptions as well.
-    assert [said[rank]["messages"] for rank in (0, 1, 2)] == [2 * (2 + 3), 2 * 2, 2 * 2]
+    # 48 MiB and a bit in 8 MiB chunks, each to both newcomers; the first donor sends two descriptions as well, the
+    # others one.
+    assert [said[rank]["launches"] for rank in (0, 1, 2)] == [2 * (2 + 3), 2 * (1 + 2), 2 * (1 + 2)]
 
 
 def test_a_small_state_comes_from_one_donor(ranks: Any) -> None:
     said = ranks.play(donors=2, newcomers=1)
     assert said[2]["got"] == said[0]["before"]
-    assert said[1]["messages"] == 0
+    assert said[1]["launches"] == 0
 
 
 @pytest.mark.parametrize(("donors", "newcomers", "at"), DEATHS)
@@ -58,9 +60,12 @@ def test_a_newcomers_death_costs_the_donor_nothing(ranks: Any) -> None:
     assert unharmed(said[2])
 
 
-@pytest.mark.parametrize(("at", "what"), [(1, "description"), (4, "chunk 2")])
-def test_a_flipped_bit_is_found(ranks: Any, at: int, what: str) -> None:
-    said = ranks.play("large", fault={"rank": 0, "at": at, "act": "flip"})
+@pytest.mark.parametrize(
+    ("at", "which", "what"), [(1, "first", "description"), (4, "first", "chunk 2"), (2, "last", "chunk 0")]
+)
+def test_a_flipped_bit_is_found(ranks: Any, at: int, which: str, what: str) -> None:
+    """In what has a message of its own, and in what is packed."""
+    said = ranks.play("large", fault={"rank": 0, "at": at, "act": f"flip {which}"})
     assert said[1]["error"] == "DamagedError"
     assert f"{what} of the state from rank 0" in said[1]["message"]
     assert unharmed(said[1])
@@ -69,7 +74,25 @@ def test_a_flipped_bit_is_found(ranks: Any, at: int, what: str) -> None:
 def test_donors_that_do_not_hold_the_same_tensors_are_found(ranks: Any) -> None:
     said = ranks.play("large", donors=2, newcomers=1, kinds={1: "other layout"})
     assert said[2]["error"] == "DamagedError"
-    assert "chunk 1 of the state from rank 1" in said[2]["message"]
+    assert said[2]["message"] == "ranks 0 and 1 do not hold the same tensors"
+
+
+def test_memory_that_was_touched_ahead_is_used_once_and_by_what_fits() -> None:
+    room = Room()
+    room.prepare([(torch.float32, (3, 2))])
+    first, second = (room.take(TensorSpec(name=name, dtype="F32", shape=(3, 2))) for name in ("a", "b"))
+    assert first.tolist() == [[0.0, 0.0]] * 3
+    assert first.data_ptr() != second.data_ptr()
+    assert second.shape == (3, 2)
+    assert room.take(TensorSpec(name="c", dtype="BF16", shape=(3, 2))).dtype == torch.bfloat16
+
+
+def test_more_than_is_held_ahead_is_taken_when_it_comes() -> None:
+    room = Room()
+    room.prepare([(torch.uint8, (8,)), (torch.uint8, (ROOM_BYTES,)), (torch.uint8, (4,))])
+    assert room.held == 8
+    room.prepare([(torch.uint8, (4,))])
+    assert room.held == 4, "nothing is held twice"
 
 
 SPECS = st.lists(
@@ -82,9 +105,10 @@ SPECS = st.lists(
 def test_every_byte_travels_once(specs: list[TensorSpec], donors: list[int]) -> None:
     layout = Layout(specs)
     went = {spec.name: 0 for spec in specs}
-    for index, chunk in enumerate(layout.chunks):
-        assert sum(segment.end - segment.begin for segment in chunk) == layout.size(index) <= CHUNK_BYTES
-        for segment in chunk:
+    for chunk in layout.chunks:
+        assert chunk.nbytes <= CHUNK_BYTES
+        assert sorted([*chunk.own, *chunk.packed], key=chunk.segments.index) == list(chunk.segments)
+        for segment in chunk.segments:
             assert segment.begin == went[segment.name]
             went[segment.name] = segment.end
     assert went == {spec.name: spec.nbytes for spec in specs}

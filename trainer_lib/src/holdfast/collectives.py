@@ -22,7 +22,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -202,13 +202,13 @@ class Group:
             return _NcclPending(_launched(lambda: gpus.reduce_scatter(output, parts)), self.over)
         return _GlooPending(self._pg()._reduce_scatter_base(output, parts), self.over)
 
-    def launch_send(self, tensor: torch.Tensor, to: int, tag: int = 0) -> Pending:
-        """Begin to send a tensor on the CPU to one rank."""
-        return self._launch_aside(lambda: self._pg().send([tensor], to, tag))
+    def launch_send(self, tensors: Sequence[torch.Tensor], to: int, tag: int = 0) -> Pending:
+        """Begin to send tensors on the CPU to one rank; the nth message has tag + n."""
+        return self._launch_aside(lambda: [self._pg().send([one], to, tag + n) for n, one in enumerate(tensors)])
 
-    def launch_receive(self, tensor: torch.Tensor, frm: int, tag: int = 0) -> Pending:
-        """Begin to receive a tensor on the CPU from one rank."""
-        return self._launch_aside(lambda: self._pg().recv([tensor], frm, tag))
+    def launch_receive(self, tensors: Sequence[torch.Tensor], frm: int, tag: int = 0) -> Pending:
+        """Begin to receive as many from one rank, in place."""
+        return self._launch_aside(lambda: [self._pg().recv([one], frm, tag + n) for n, one in enumerate(tensors)])
 
     # Collectives that are waited for
 
@@ -231,11 +231,11 @@ class Group:
 
     def send(self, tensor: torch.Tensor, to: int, tag: int = 0) -> None:
         """Send a tensor on the CPU to one rank."""
-        self.launch_send(tensor, to, tag).wait()
+        self.launch_send([tensor], to, tag).wait()
 
     def receive_(self, tensor: torch.Tensor, frm: int, tag: int = 0) -> None:
         """Receive a tensor on the CPU from one rank, in place."""
-        self.launch_receive(tensor, frm, tag).wait()
+        self.launch_receive([tensor], frm, tag).wait()
 
     def barrier(self) -> None:
         """Until every rank is here."""
@@ -314,10 +314,10 @@ class Group:
             return _NcclPending(_launched(lambda: gpus.broadcast(tensor, src)), self.over)
         return _GlooPending(self._pg().broadcast([tensor], _broadcast_options(src)), self.over)
 
-    def _launch_aside(self, launch: Callable[[], Any]) -> Pending:
+    def _launch_aside(self, launch: Callable[[], list[Any]]) -> Pending:
         """Point to point: gloo blocks in the wait, and to leave that wait early ruins the group."""
         self.over.check()
-        return _Aside(_launched(launch).wait, self.over)
+        return _Aside(partial(_wait_for, _launched(launch)), self.over)
 
     def _pg(self) -> Any:
         if self._gloo is None:
@@ -451,6 +451,11 @@ def _launched(launch: Callable[[], Any]) -> Any:
         return launch()
     except RuntimeError as error:
         raise lost(error) from error
+
+
+def _wait_for(works: Sequence[Any]) -> None:
+    for work in works:
+        work.wait()
 
 
 def _broadcast_options(src: int) -> Any:

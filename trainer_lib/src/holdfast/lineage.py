@@ -19,6 +19,7 @@ from holdfast.checkpoint import rng
 from holdfast.checkpoint.aging import History, metrics, told
 from holdfast.checkpoint.fitting import load_into
 from holdfast.checkpoint.numerics import fingerprint as numerics
+from holdfast.checkpoint.optimizers import foreseen
 from holdfast.checkpoint.reader import Loaded
 from holdfast.checkpoint.state import Flat, Stateful, adopt, all_of_it, blank, flatten
 from holdfast.data import Position
@@ -77,6 +78,14 @@ class Lineage:
     def flat(self) -> Flat:
         """The objects taken apart."""
         return flatten(self.objects)
+
+    def foreseen(self) -> Iterator[tuple[torch.dtype, tuple[int, ...]]]:
+        """Dtypes and shapes of the tensors that a state of these objects has once it has made a step."""
+        for tensor in self.flat().tensors.values():
+            yield tensor.dtype, tuple(tensor.shape)
+        for thing in self.objects.values():
+            if isinstance(thing, torch.optim.Optimizer):
+                yield from foreseen(thing)
 
     def measured(self, values: Mapping[str, float]) -> None:
         """Remember what the script measured of the state as it is; only the newest are kept."""

@@ -116,6 +116,7 @@ class Lineup:
         self._device = device
         self._interface = interface
         self._served: TCPStore | None = None
+        self._room = transfer.Room()
         self.place: Place | None = None
         """Of the world that lines up, or did."""
 
@@ -125,6 +126,7 @@ class Lineup:
         while True:
             if place is None:
                 self._meter.enter(Activity.PARKED)
+                self._make_room()
                 place = self._agent.next_place()
             try:
                 return self._enter(place)
@@ -135,6 +137,11 @@ class Lineup:
                     raise
                 self._agent.leave("a foreign claim stands on the checkpoint folder")
             place = None
+
+    def _make_room(self) -> None:
+        """Whoever stands by has the time to. A shard's tensors are of other shapes."""
+        if self._agent.stands_by() and self._lineage.sharding is None:
+            self._room.prepare(self._lineage.foreseen())
 
     def leave(self, team: Team, reason: str) -> None:
         """Have no more to do with a world, and be ready for the next."""
@@ -162,6 +169,7 @@ class Lineup:
             self._follow(team, verdict, claimed=claimed)
             self._stepper.attach(group, team.pair, peers=team.peers, mates=team.mates)
             over.waited = calls.waited
+            self._room.close()
         except BaseException:
             (team or group).abandon()
             raise
@@ -248,7 +256,7 @@ class Lineup:
             self._from_memory(team, verdict, claimed=claimed)
         if verdict.apply:
             self._affirm(team)
-        else:
+        elif verdict.donor is None:
             team.group.barrier()
         if self._lineage.sharding is not None and self._lineage.step:
             self._lineage.sharding.settled()
@@ -295,13 +303,20 @@ class Lineup:
                 transfer.give(group, takers, donors, lineage.flat(), lineage.side())
             self._claim_due(team, lineage.step, lineage.origin, claimed=claimed)
         else:
-            received = _received(group, donors)  # until it is here, an older state of ours may still count
+            received = self._received(group, donors)  # until it is here, an older state of ours may still count
             self._stepper.settle(marks.torn(lineage.standing), apply=False)
             self._claim_due(team, verdict.step, Pair.maybe(received[2]["origin"]), claimed=claimed)
             self._take_shard(team)
             lineage.take_memory(*received, rank=group.rank)
             lineage.standing = self._synchronised(team, verdict)
         self._say_restored("memory", lineage.origin)
+
+    def _received(self, group: Group, donors: Sequence[int]) -> tuple[Any, dict[str, torch.Tensor], Any]:
+        """A state that arrives damaged is asked for again, in another attempt."""
+        try:
+            return transfer.receive(group, donors, self._room)
+        except DamagedError as error:
+            raise PeerLostError(f"the state did not arrive whole: {error}") from error
 
     def _take_shard(self, team: Team) -> None:
         if team.deal is not None and self._lineage.sharding is not None:
@@ -377,11 +392,3 @@ class Lineup:
         self._lineage.claimed = team.pair.generation
         if team.group.rank == 0:
             self._agent.send("claim", claim=claim.to_json())
-
-
-def _received(group: Group, donors: Sequence[int]) -> tuple[Any, dict[str, torch.Tensor], Any]:
-    """A state that arrives damaged is asked for again, in another attempt."""
-    try:
-        return transfer.receive(group, donors)
-    except DamagedError as error:
-        raise PeerLostError(f"the state did not arrive whole: {error}") from error

@@ -68,6 +68,9 @@ class Agent(Protocol):
     def send(self, kind: str, **body: Any) -> None:
         """Tell something."""
 
+    def stands_by(self) -> bool:
+        """Whether the launcher gave no place yet."""
+
     def next_place(self) -> Place:
         """The place in the next world; waits for it."""
 
@@ -125,6 +128,10 @@ class NoAgent:
 
     def send(self, kind: str, **body: Any) -> None:
         """Nobody listens."""
+
+    def stands_by(self) -> bool:
+        """There is one from the beginning."""
+        return False
 
     def next_place(self) -> Place:
         """The only one."""
@@ -228,11 +235,14 @@ class RankAgent:
 
     # Places
 
+    def stands_by(self) -> bool:
+        """Before the first world."""
+        with self._state:
+            return self._next is None and self._pair is None
+
     def next_place(self) -> Place:
         """The newest place that the launcher gave, once it has given one."""
-        with self._state:
-            waits = self._next is None and self._pair is None
-        if waits:
+        if self.stands_by():
             self.send("ready")
         with self._state:
             self._state.wait_for(lambda: self._next is not None)

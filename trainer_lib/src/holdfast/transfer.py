@@ -1,9 +1,11 @@
 """The state of a survivor, from its memory to newcomers: in chunks, each verified, staged beside what they have.
 
-Every message ends in its digest. A chunk's also covers the layout and its place in it, so that nothing arrives in
-another tensor's place. One chunk is on its way while the next is packed, or the last verified. Of a large state each
-donor sends its share: survivors hold the same bits. Receivers put everything into fresh tensors, so whatever fails
-here leaves the objects that they train with as they were.
+A chunk is a piece of all tensors' bytes in their order. What it has of a large tensor goes from that tensor's memory
+into that of the newcomer's; what it has of small ones goes together, in a last message that ends in the digest of the
+chunk. The digest also covers the layout and the chunk's place in it, so that nothing arrives in another tensor's
+place. One chunk is on its way while the next is read, or the last verified. Of a large state each donor sends its
+share: survivors hold the same bits. Receivers put everything into fresh tensors, so whatever fails here leaves the
+objects that they train with as they were.
 """
 
 from __future__ import annotations
@@ -27,10 +29,48 @@ from holdfast.worlds import Json
 SHARED_ABOVE_BYTES: Final = 4 * CHUNK_BYTES
 # Chunks on their way at once, for each donor and each receiver. More were no faster.
 WINDOW: Final = 2
+# What is smaller than this goes with others: a message of its own would cost more than two copies.
+OWN_BYTES: Final = 64 << 10
+# More than this is not held ahead: a process that stands by may never get a state.
+ROOM_BYTES: Final = 1 << 30
 _DIGEST_BYTES: Final = 16
 _LENGTH_BYTES: Final = 8
-# Gloo matches messages by their tags.
+# Gloo matches messages by their tags. A chunk has this many at most.
 _LENGTH, _HEADER, _FIRST_CHUNK = range(3)
+_MESSAGES: Final = CHUNK_BYTES // OWN_BYTES + 1
+
+
+class Room:
+    """Memory for a state to come. The kernel's first look at its pages takes as long as the copy into them."""
+
+    def __init__(self) -> None:
+        self._ready: dict[tuple[torch.dtype, tuple[int, ...]], list[torch.Tensor]] = {}
+
+    @property
+    def held(self) -> int:
+        """Bytes."""
+        return sum(tensor.nbytes for ready in self._ready.values() for tensor in ready)
+
+    def prepare(self, kinds: Iterable[tuple[torch.dtype, tuple[int, ...]]]) -> None:
+        """Touch memory for tensors of these dtypes and shapes, as far as it may be held."""
+        self.close()
+        held = 0
+        for dtype, shape in kinds:
+            tensor = torch.empty(shape, dtype=dtype)
+            held += tensor.nbytes
+            if held > ROOM_BYTES:
+                return
+            self._ready.setdefault((dtype, shape), []).append(tensor.zero_())
+
+    def take(self, spec: TensorSpec) -> torch.Tensor:
+        """A tensor of its own memory, touched if there is such a one."""
+        tensor = empty(spec)
+        ready = self._ready.get((tensor.dtype, spec.shape))
+        return ready.pop() if ready else tensor
+
+    def close(self) -> None:
+        """Nothing is to come."""
+        self._ready.clear()
 
 
 class Pending(Protocol):
@@ -47,11 +87,11 @@ class Channel(Protocol):
     def rank(self) -> int:
         """This rank."""
 
-    def launch_send(self, tensor: torch.Tensor, to: int, tag: int = 0) -> Pending:
-        """Begin to send."""
+    def launch_send(self, tensors: Sequence[torch.Tensor], to: int, tag: int = 0) -> Pending:
+        """Begin to send, each as a message."""
 
-    def launch_receive(self, tensor: torch.Tensor, frm: int, tag: int = 0) -> Pending:
-        """Begin to receive in place."""
+    def launch_receive(self, tensors: Sequence[torch.Tensor], frm: int, tag: int = 0) -> Pending:
+        """Begin to receive as many in place."""
 
 
 def give(group: Channel, to: Sequence[int], donors: Sequence[int], flat: Flat, side: Json) -> None:
@@ -63,30 +103,62 @@ def give(group: Channel, to: Sequence[int], donors: Sequence[int], flat: Flat, s
     if group.rank == donors[0]:
         header = json.dumps({"tree": flat.tree, "side": side, "tensors": layout.table}).encode()
         length = len(header).to_bytes(_LENGTH_BYTES, "little")
-        _send(group, to, _LENGTH, _sealed(length, 0)).wait()
-        _send(group, to, _HEADER, _sealed(header, 0)).wait()
+        _send(group, to, _LENGTH, [_sealed(length)]).wait()
+        _send(group, to, _HEADER, [_sealed(header)]).wait()
+    else:
+        _send(group, to, _HEADER, [_sealed(layout.digest)]).wait()
     _send_chunks(group, to, layout, flat.tensors, layout.share_of(group.rank, sharing))
 
 
-def receive(group: Channel, donors: Sequence[int]) -> tuple[Any, dict[str, torch.Tensor], Any]:
+def receive(group: Channel, donors: Sequence[int], room: Room) -> tuple[Any, dict[str, torch.Tensor], Any]:
     """The tree, its tensors and the side, in memory of their own. DamagedError if bytes differ from what was sent."""
     first = donors[0]
     length = int.from_bytes(_fetch(group, first, _LENGTH, _LENGTH_BYTES), "little")
     header = json.loads(bytes(_fetch(group, first, _HEADER, length)))
     layout = Layout.read(header["tensors"])
-    tensors = {spec.name: empty(spec) for spec in layout.specs}
-    _receive_chunks(group, layout, tensors, layout.sharing(donors))
+    sharing = layout.sharing(donors)
+    for donor in sharing[1:]:  # gloo ends the process whose message is longer than what it receives into
+        if _fetch(group, donor, _HEADER, len(layout.digest)) != layout.digest:
+            raise DamagedError(f"ranks {first} and {donor} do not hold the same tensors")
+    tensors = {spec.name: room.take(spec) for spec in layout.specs}
+    _receive_chunks(group, layout, tensors, sharing)
     return header["tree"], tensors, header["side"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """Part of a tensor's bytes, and where in its chunk it lies."""
+    """Part of a tensor's bytes."""
 
     name: str
     begin: int
     end: int
-    at: int
+
+    @property
+    def nbytes(self) -> int:
+        """How many."""
+        return self.end - self.begin
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """Segments that are verified together."""
+
+    segments: tuple[Segment, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Of all segments."""
+        return sum(segment.nbytes for segment in self.segments)
+
+    @property
+    def own(self) -> list[Segment]:
+        """Those with a message of their own."""
+        return [segment for segment in self.segments if segment.nbytes >= OWN_BYTES]
+
+    @property
+    def packed(self) -> list[Segment]:
+        """Those that go together."""
+        return [segment for segment in self.segments if segment.nbytes < OWN_BYTES]
 
 
 class Layout:
@@ -96,8 +168,9 @@ class Layout:
         self.specs = tuple(specs)
         self.nbytes = sum(spec.nbytes for spec in self.specs)
         self.table = [[spec.name, spec.dtype, list(spec.shape)] for spec in self.specs]
-        self.chunks: tuple[tuple[Segment, ...], ...] = tuple(_cut(self.specs))
-        self._seed = xxhash.xxh3_64_intdigest(json.dumps(self.table).encode())
+        self.chunks = tuple(Chunk(segments=segments) for segments in _cut(self.specs))
+        self.digest = xxhash.xxh3_64_digest(json.dumps(self.table).encode())
+        self._seed = int.from_bytes(self.digest, "big")
 
     @classmethod
     def read(cls, table: Iterable[Sequence[Any]]) -> Layout:
@@ -116,11 +189,6 @@ class Layout:
         """What ties a chunk's digest to its place."""
         return (self._seed + index) & 0xFFFF_FFFF_FFFF_FFFF
 
-    def size(self, index: int) -> int:
-        """Bytes of a chunk."""
-        last = self.chunks[index][-1]
-        return last.at + last.end - last.begin
-
 
 def _cut(specs: Iterable[TensorSpec]) -> Iterator[tuple[Segment, ...]]:
     chunk: list[Segment] = []
@@ -129,7 +197,7 @@ def _cut(specs: Iterable[TensorSpec]) -> Iterator[tuple[Segment, ...]]:
         begin = 0
         while begin < spec.nbytes:
             end = min(spec.nbytes, begin + CHUNK_BYTES - filled)
-            chunk.append(Segment(name=spec.name, begin=begin, end=end, at=filled))
+            chunk.append(Segment(name=spec.name, begin=begin, end=end))
             filled += end - begin
             begin = end
             if filled == CHUNK_BYTES:
@@ -151,26 +219,33 @@ def _send_chunks(
     for turn, index in enumerate(share):
         if len(on_the_way) == WINDOW:
             on_the_way.popleft().wait()
-        message = buffers[turn % WINDOW][: layout.size(index) + _DIGEST_BYTES]
-        for segment in layout.chunks[index]:
-            message[segment.at :][: segment.end - segment.begin].copy_(raw[segment.name][segment.begin : segment.end])
-        on_the_way.append(_send(group, to, _FIRST_CHUNK + index, _seal(message, layout.seed(index))))
+        own = [raw[segment] for segment in layout.chunks[index].own]
+        last = _pack([raw[segment] for segment in layout.chunks[index].packed], buffers[turn % WINDOW])
+        _seal(last, layout.seed(index), own)
+        on_the_way.append(_send(group, to, _tag(index), [*own, last]))
     for pending in on_the_way:
         pending.wait()
 
 
 class _Raw:
-    """Tensors as bytes. One that is not contiguous is copied once, and the copy is kept while chunks need it."""
+    """Bytes of tensors. One that is not contiguous is copied once, and the copy is kept while chunks need it."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self._tensors = tensors
         self._name = ""
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
-    def __getitem__(self, name: str) -> torch.Tensor:
-        if name != self._name:
-            self._name, self._bytes = name, _bytes(self._tensors[name].contiguous())
-        return self._bytes
+    def __getitem__(self, segment: Segment) -> torch.Tensor:
+        if segment.name != self._name:
+            self._name, self._bytes = segment.name, _bytes(self._tensors[segment.name].detach().contiguous())
+        return self._bytes[segment.begin : segment.end].cpu()
+
+
+def _pack(parts: Sequence[torch.Tensor], buffer: torch.Tensor) -> torch.Tensor:
+    message = buffer[: sum(part.numel() for part in parts) + _DIGEST_BYTES]
+    if parts:
+        torch.cat(list(parts), out=message[:-_DIGEST_BYTES])
+    return message
 
 
 class _All:
@@ -184,45 +259,62 @@ class _All:
             message.wait()
 
 
-def _send(group: Channel, to: Sequence[int], tag: int, message: torch.Tensor) -> Pending:
-    return _All([group.launch_send(message, rank, tag) for rank in to])
+def _send(group: Channel, to: Sequence[int], tag: int, messages: Sequence[torch.Tensor]) -> Pending:
+    return _All([group.launch_send(messages, rank, tag) for rank in to])
 
 
 # Receiving
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Arrival:
+    """A chunk that is on its way into its tensors."""
+
+    own: Sequence[torch.Tensor]
+    packed: Sequence[torch.Tensor]
+    message: torch.Tensor
+    pending: Pending
+
+    def land(self, seed: int) -> bool:
+        """Wait for it; whether it is what this rank asked for."""
+        self.pending.wait()
+        if not _intact(self.message, seed, self.own):
+            return False
+        sizes = [place.numel() for place in self.packed]
+        for part, place in zip(torch.split(self.message[:-_DIGEST_BYTES], sizes), self.packed, strict=True):
+            place.copy_(part)
+        return True
 
 
 def _receive_chunks(
     group: Channel, layout: Layout, tensors: Mapping[str, torch.Tensor], sharing: Sequence[int]
 ) -> None:
     raw = {name: _bytes(tensor) for name, tensor in tensors.items()}
-    for index, message in _arrivals(group, layout, sharing):
-        if not _intact(message, layout.seed(index)):
-            donor = sharing[index % len(sharing)]
-            raise DamagedError(f"chunk {index} of the state from rank {donor} is not what this rank asked for")
-        for segment in layout.chunks[index]:
-            raw[segment.name][segment.begin : segment.end].copy_(message[segment.at :][: segment.end - segment.begin])
+    buffers = [_buffer(CHUNK_BYTES) for _ in range(WINDOW)]
 
+    def places(segments: Iterable[Segment]) -> list[torch.Tensor]:
+        return [raw[segment.name][segment.begin : segment.end] for segment in segments]
 
-def _arrivals(group: Channel, layout: Layout, sharing: Sequence[int]) -> Iterator[tuple[int, torch.Tensor]]:
-    """Chunks as they arrive, the next ones on their way meanwhile. Each is good until the next is asked for."""
-    buffers = [_buffer(CHUNK_BYTES) for _ in range(min(WINDOW, len(layout.chunks)))]
+    def donor(index: int) -> int:
+        return sharing[index % len(sharing)]
 
-    def launch(index: int) -> tuple[torch.Tensor, Pending]:
-        message = buffers[index % WINDOW][: layout.size(index) + _DIGEST_BYTES]
-        return message, group.launch_receive(message, sharing[index % len(sharing)], _FIRST_CHUNK + index)
+    def launch(index: int) -> _Arrival:
+        own, packed = places(layout.chunks[index].own), places(layout.chunks[index].packed)
+        message = buffers[index % WINDOW][: sum(place.numel() for place in packed) + _DIGEST_BYTES]
+        pending = group.launch_receive([*own, message], donor(index), _tag(index))
+        return _Arrival(own=own, packed=packed, message=message, pending=pending)
 
-    ahead = deque(launch(index) for index in range(len(buffers)))
+    ahead = deque(launch(index) for index in range(min(WINDOW, len(layout.chunks))))
     for index in range(len(layout.chunks)):
-        message, pending = ahead.popleft()
-        pending.wait()
-        yield index, message
+        if not ahead.popleft().land(layout.seed(index)):
+            raise DamagedError(f"chunk {index} of the state from rank {donor(index)} is not what this rank asked for")
         if index + WINDOW < len(layout.chunks):
             ahead.append(launch(index + WINDOW))
 
 
 def _fetch(group: Channel, donor: int, tag: int, nbytes: int) -> memoryview:
     message = _buffer(nbytes)
-    group.launch_receive(message, donor, tag).wait()
+    group.launch_receive([message], donor, tag).wait()
     if not _intact(message, 0):
         raise DamagedError(f"the description of the state from rank {donor} is not what that rank sent")
     return _view(message)[:-_DIGEST_BYTES]
@@ -231,21 +323,32 @@ def _fetch(group: Channel, donor: int, tag: int, nbytes: int) -> memoryview:
 # Messages
 
 
-def _sealed(data: bytes, seed: int) -> torch.Tensor:
+def _tag(index: int) -> int:
+    return _FIRST_CHUNK + index * _MESSAGES
+
+
+def _sealed(data: bytes) -> torch.Tensor:
     message = _buffer(len(data))
     _view(message)[: len(data)] = data
-    return _seal(message, seed)
+    return _seal(message, 0)
 
 
-def _seal(message: torch.Tensor, seed: int) -> torch.Tensor:
-    view = _view(message)
-    view[-_DIGEST_BYTES:] = xxhash.xxh3_128_digest(view[:-_DIGEST_BYTES], seed)
+def _seal(message: torch.Tensor, seed: int, own: Sequence[torch.Tensor] = ()) -> torch.Tensor:
+    _view(message)[-_DIGEST_BYTES:] = _digest(message, seed, own)
     return message
 
 
-def _intact(message: torch.Tensor, seed: int) -> bool:
-    view = _view(message)
-    return xxhash.xxh3_128_digest(view[:-_DIGEST_BYTES], seed) == view[-_DIGEST_BYTES:]
+def _intact(message: torch.Tensor, seed: int, own: Sequence[torch.Tensor] = ()) -> bool:
+    return _digest(message, seed, own) == _view(message)[-_DIGEST_BYTES:]
+
+
+def _digest(message: torch.Tensor, seed: int, own: Sequence[torch.Tensor]) -> bytes:
+    """Of what has messages of its own, and of this one."""
+    whole = xxhash.xxh3_128(seed=seed)
+    for part in own:
+        whole.update(_view(part))
+    whole.update(_view(message)[:-_DIGEST_BYTES])
+    return whole.digest()
 
 
 def _buffer(nbytes: int) -> torch.Tensor:

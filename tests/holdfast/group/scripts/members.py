@@ -147,7 +147,7 @@ def exchange(rank: Rank) -> None:
         group.broadcast_(tensor, 1)
     passed = torch.full((5,), float(rank.rank))
     after, before = (rank.rank + 1) % rank.size, (rank.rank - 1) % rank.size
-    sending = group.launch_send(passed.clone(), after, 7)
+    sending = group.launch_send([passed.clone()], after, 7)
     group.receive_(passed, before, 7)
     sending.wait()
     rank.say(

@@ -47,6 +47,16 @@ class Net(torch.nn.Module):
         return y + self.sometimes * chosen if bool(chosen.any()) else y
 
 
+class Fragile:
+    """Whoever takes its state over dies."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {"taken": 0}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def hold(job: Any, steps: Collection[int]) -> None:
     """At each of these steps, until the test lets go of it: a test that is slow must not find all steps made."""
     word = Path(os.environ["HOLDFAST_AGENT_SOCKET"]).with_name(f"go-{job.committed_step}")
@@ -69,6 +79,7 @@ def main() -> None:
     parser.add_argument("--raise-at", type=int, default=-1)
     parser.add_argument("--all-raise", action="store_true")
     parser.add_argument("--kill-at", type=int, default=-1)
+    parser.add_argument("--die-loading", action="store_true")
     parser.add_argument("--leave-at", type=int, default=-1)
     parser.add_argument("--exit-at", type=int, default=-1)
     args = parser.parse_args()
@@ -81,7 +92,8 @@ def main() -> None:
     torch.manual_seed(job.rank)  # ranks begin with different weights: rank 0's must win
     model = Net().to(torch.float64)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-    job.manage(model=model, optimizer=optimizer, max_grad_norm=5.0)
+    more = {"fragile": Fragile()} if args.die_loading else {}
+    job.manage(model=model, optimizer=optimizer, max_grad_norm=5.0, **more)
     losses = []
     for x, y in job.batches(Points(), global_batch_size=args.global_batch, micro_batch_size=2, max_steps=args.steps):
         if job.committed_step == args.raise_at and (args.all_raise or job.rank == job.world_size - 1):

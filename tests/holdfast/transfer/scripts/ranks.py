@@ -11,9 +11,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
 import xxhash
@@ -30,24 +31,25 @@ SIDE = {"position": {"cursor": 640}, "counters": {"skipped": 2}}
 
 
 class Faulty:
-    """A group whose owner dies, or whose wire flips a bit, at one message."""
+    """A group whose owner dies, or whose wire flips a bit, at one launch."""
 
-    def __init__(self, group: Group, at: int, act: Callable[[torch.Tensor], None]) -> None:
+    def __init__(
+        self, group: Group, at: int, act: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+    ) -> None:
         self.rank, self._group, self._at, self._act = group.rank, group, at, act
-        self.messages = 0
+        self.launches = 0
 
-    def launch_send(self, tensor: torch.Tensor, to: int, tag: int = 0) -> Any:
-        self._strike(tensor)
-        return self._group.launch_send(tensor, to, tag)
+    def launch_send(self, tensors: Sequence[torch.Tensor], to: int, tag: int = 0) -> Any:
+        return self._group.launch_send(self._struck(tensors), to, tag)
 
-    def launch_receive(self, tensor: torch.Tensor, frm: int, tag: int = 0) -> Any:
-        self._strike(tensor)
-        return self._group.launch_receive(tensor, frm, tag)
+    def launch_receive(self, tensors: Sequence[torch.Tensor], frm: int, tag: int = 0) -> Any:
+        return self._group.launch_receive(self._struck(tensors), frm, tag)
 
-    def _strike(self, tensor: torch.Tensor) -> None:
-        if self.messages == self._at:
-            self._act(tensor)
-        self.messages += 1
+    def _struck(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        if self.launches == self._at:
+            tensors = self._act(tensors)
+        self.launches += 1
+        return tensors
 
 
 def say(order: dict[str, Any], **what: Any) -> None:
@@ -60,13 +62,16 @@ def client(order: dict[str, Any]) -> PrefixStore:
     return PrefixStore(order["prefix"], TCPStore("127.0.0.1", order["port"], is_master=False, timeout=patience))
 
 
-def die(order: dict[str, Any]) -> None:
+def die(order: dict[str, Any]) -> NoReturn:
     say(order, dies=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def flip(tensor: torch.Tensor) -> None:
-    tensor[tensor.numel() // 2] ^= 1
+def flip(tensors: Sequence[torch.Tensor], which: int) -> Sequence[torch.Tensor]:
+    """On the wire: what the sender has stays as it is."""
+    flipped = [tensor.clone() for tensor in tensors]
+    flipped[which][flipped[which].numel() // 2] ^= 1
+    return flipped
 
 
 def state(kind: str, *, seed: int) -> dict[str, Any]:
@@ -112,18 +117,19 @@ def play(order: dict[str, Any]) -> None:
         timeout=PATIENCE,
     )
     fault = order["fault"] if order["fault"] and order["fault"]["rank"] == rank else {"at": -1, "act": "die"}
-    channel = Faulty(group, fault["at"], flip if fault["act"] == "flip" else lambda _: die(order))
+    acts = {"die": lambda _: die(order), "flip first": partial(flip, which=0), "flip last": partial(flip, which=-1)}
+    channel = Faulty(group, fault["at"], acts[fault["act"]])
     try:
         if rank in donors:
             transfer.give(channel, to, donors, mine, {**SIDE, "from": rank})
         else:
-            tree, tensors, side = transfer.receive(channel, donors)
+            tree, tensors, side = transfer.receive(channel, donors, transfer.Room())
             unflatten(tree, tensors.__getitem__)
             said.update(got=digest(Flat(tree=tree, tensors=tensors)), side=side, owned=owned(tensors))
     except HoldfastError as error:
         said.update(error=type(error).__name__, message=str(error))
         client(order).set("over", "")
-    say(order, **said, after=digest(mine), messages=channel.messages)
+    say(order, **said, after=digest(mine), launches=channel.launches)
     client(order).wait(["end"])
     group.abandon()
 

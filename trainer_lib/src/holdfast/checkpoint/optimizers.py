@@ -88,6 +88,14 @@ def rehearse(optimizer: torch.optim.Optimizer) -> Any:
         rng.apply(before)
 
 
+def foreseen(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.dtype, tuple[int, ...]]]:
+    """Dtype and shape of what its first step will make of a parameter's size; nothing where that cannot be told."""
+    for parameter, made in _entries(optimizer, rehearse(optimizer)):
+        for value in made.values():
+            if isinstance(value, torch.Tensor) and value.shape == _tiny(parameter).shape:
+                yield value.dtype, tuple(parameter.shape)
+
+
 def _understudy(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     tiny: dict[int, Any] = {}
     for group in optimizer.param_groups:
