@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from holdfast import checkpoint
 from holdfast.checkpoint.dcp import StorageReader, StorageWriter
 from holdfast.checkpoint.exchange import Alone
 from holdfast.checkpoint.reader import restore
+from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.errors import CheckpointError, StateError
 
 SCRIPT = Path(__file__).resolve().parent / "scripts" / "dcp_world.py"
@@ -68,6 +70,16 @@ def test_damage_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     dcp.load(into, storage_reader=StorageReader(tmp_path, step=1), no_dist=True)
     assert torch.equal(into["w"], state(1.0)["w"])
     assert (into["s"].item(), into["count"]) == (1.0, 1)
+
+
+def test_a_copy_with_a_good_manifest_stands_in_for_one_whose_is_damaged(tmp_path: Path) -> None:
+    first, copy = tmp_path / "first", tmp_path / "copy"
+    dcp.save(state(3.0), storage_writer=StorageWriter(first, step=1), no_dist=True)
+    shutil.copytree(first, copy)
+    (first / "step-1.g0.a1" / "MANIFEST.json").write_text("{")
+    into = state()
+    dcp.load(into, storage_reader=StorageReader([FolderStore(first), FolderStore(copy)]), no_dist=True)
+    assert torch.equal(into["w"], state(3.0)["w"])
 
 
 def test_a_save_that_fails_is_no_commit(tmp_path: Path) -> None:

@@ -308,16 +308,15 @@ class StorageReader(storage.StorageReader):
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> meta.Metadata:
         """What the commit holds."""
-        name = newest(self._where, claims=(), job_uid="", step=self._step)
-        if name is None:
+        found = newest(self._where, claims=(), job_uid="", step=self._step)
+        if found is None:
             which = "a commit" if self._step is None else f"a commit of step {self._step}"
             raise CheckpointError(f"there is no {which[2:]} that can be read in {self._where}")
-        store = next(store for store in as_stores(self._where) if name in store.commits())
-        self._name, self._manifest = name, store.manifest(name)
+        self._name, self._manifest = found
         told = self._manifest.state.get(_KEY)
         if told is None:
             raise CheckpointError(
-                f"{name} was not saved by torch.distributed.checkpoint: use holdfast.checkpoint.load"
+                f"{self._name} was not saved by torch.distributed.checkpoint: use holdfast.checkpoint.load"
             )
         return meta.Metadata(
             state_dict_metadata={

@@ -235,7 +235,8 @@ class Engine:
         return CommitName(step=answer[0], pair=Pair(answer[1], answer[2])) if answer else None
 
     def _newest_in(self, where: Sequence[Store]) -> CommitName | None:
-        return newest(where, claims=self._fence, job_uid=self._attempt.job_uid, resume=self._resume)
+        found = newest(where, claims=self._fence, job_uid=self._attempt.job_uid, resume=self._resume)
+        return None if found is None else found[0]
 
     def _newest_copy(self) -> CommitName | None:
         if len(self._where) == 1:

@@ -103,12 +103,12 @@ def newest(
     job_uid: str,
     resume: fencing.Resume = fencing.Resume.ALWAYS,
     step: int | None = None,
-) -> CommitName | None:
+) -> tuple[CommitName, Manifest] | None:
     """The newest readable commit (of `step`) with a good manifest, as one rank sees it."""
     search = _Search(
         stores=as_stores(where), exchange=Alone(), claims=tuple(claims), job_uid=job_uid, resume=resume, step=step
     )
-    return next((name for name, _ in search.commits()), None)
+    return next(search.commits(), None)
 
 
 def restore(
