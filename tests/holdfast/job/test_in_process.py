@@ -135,7 +135,7 @@ def test_growth_pauses_at_a_step_without_a_commit(launcher: Any, tmp_path: Path)
 
 
 def test_a_newcomer_that_dies_while_it_loads_costs_the_others_no_step(launcher: Any, tmp_path: Path) -> None:
-    """They do not wait for it to have loaded: their next step misses it."""
+    """They have given it their state, and wait until it has loaded."""
     launcher.start(2, tmp_path / "tier", *SLOWLY, "--die-loading")
     trains(launcher, 0, 1, beyond=5)
     for slot in (0, 1):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from holdfast.checkpoint.manifest import CHUNK_BYTES
 from holdfast.checkpoint.shard import TensorSpec
-from holdfast.transfer import ROOM_BYTES, SHARED_ABOVE_BYTES, Layout, Room
+from holdfast.transfer import MESSAGES, OWN_BYTES, ROOM_BYTES, SHARED_ABOVE_BYTES, Layout, Room
 
 # Donors, newcomers, and the launch before which the last donor dies; a first donor begins with two descriptions.
 DEATHS = [(1, 1, 0), (1, 1, 1), (1, 2, 5), (2, 2, 0), (2, 1, 2)]
@@ -95,9 +95,17 @@ def test_more_than_is_held_ahead_is_taken_when_it_comes() -> None:
     assert room.held == 4, "nothing is held twice"
 
 
+SIZES = st.integers(0, 5 * CHUNK_BYTES // 4)
 SPECS = st.lists(
     st.tuples(st.sampled_from(["F32", "U8", "BF16"]), st.integers(0, 5 * CHUNK_BYTES // 4)), min_size=0, max_size=8
 ).map(lambda drawn: [TensorSpec(name=str(i), dtype=dtype, shape=(size,)) for i, (dtype, size) in enumerate(drawn)])
+
+
+def test_a_chunk_of_nothing_but_messages_of_their_own_has_tags_enough() -> None:
+    layout = Layout(
+        TensorSpec(name=str(i), dtype="U8", shape=(OWN_BYTES,)) for i in range(CHUNK_BYTES // OWN_BYTES + 1)
+    )
+    assert [len(chunk.own) for chunk in layout.chunks] == [MESSAGES - 1, 1]
 
 
 @settings(derandomize=True, deadline=None)
@@ -107,6 +115,7 @@ def test_every_byte_travels_once(specs: list[TensorSpec], donors: list[int]) -> 
     went = {spec.name: 0 for spec in specs}
     for chunk in layout.chunks:
         assert chunk.nbytes <= CHUNK_BYTES
+        assert len(chunk.own) < MESSAGES
         assert sorted([*chunk.own, *chunk.packed], key=chunk.segments.index) == list(chunk.segments)
         for segment in chunk.segments:
             assert segment.begin == went[segment.name]

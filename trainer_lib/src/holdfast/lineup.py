@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any, Final
 
 import torch
@@ -140,8 +141,13 @@ class Lineup:
 
     def _make_room(self) -> None:
         """Whoever stands by has the time to. A shard's tensors are of other shapes."""
-        if self._agent.stands_by() and self._lineage.sharding is None:
-            self._room.prepare(self._lineage.foreseen())
+        if self._lineage.sharding is not None:
+            return
+        try:
+            self._room.prepare(takewhile(lambda _: self._agent.stands_by(), self._lineage.foreseen()))
+        except Exception as error:  # noqa: BLE001  (an optimizer of the script's own, no memory: it is done without)
+            _log.debug("no memory was touched ahead: %s", error)
+            self._room.close()
 
     def leave(self, team: Team, reason: str) -> None:
         """Have no more to do with a world, and be ready for the next."""
@@ -169,7 +175,6 @@ class Lineup:
             self._follow(team, verdict, claimed=claimed)
             self._stepper.attach(group, team.pair, peers=team.peers, mates=team.mates)
             over.waited = calls.waited
-            self._room.close()
         except BaseException:
             (team or group).abandon()
             raise
@@ -251,12 +256,13 @@ class Lineup:
         # Before anyone is synchronised: a claim that is due and fails is due again in the next attempt.
         self._lineage.claimed = team.pair.generation if claimed else None
         if verdict.donor is None:
+            self._room.close()
             self._from_checkpoint(team)
         else:
             self._from_memory(team, verdict, claimed=claimed)
         if verdict.apply:
             self._affirm(team)
-        elif verdict.donor is None:
+        else:
             team.group.barrier()
         if self._lineage.sharding is not None and self._lineage.step:
             self._lineage.sharding.settled()
@@ -317,6 +323,8 @@ class Lineup:
             return transfer.receive(group, donors, self._room)
         except DamagedError as error:
             raise PeerLostError(f"the state did not arrive whole: {error}") from error
+        finally:
+            self._room.close()
 
     def _take_shard(self, team: Team) -> None:
         if team.deal is not None and self._lineage.sharding is not None:

@@ -11,6 +11,7 @@ objects that they train with as they were.
 from __future__ import annotations
 
 import json
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ _DIGEST_BYTES: Final = 16
 _LENGTH_BYTES: Final = 8
 # Gloo matches messages by their tags. A chunk has this many at most.
 _LENGTH, _HEADER, _FIRST_CHUNK = range(3)
-_MESSAGES: Final = CHUNK_BYTES // OWN_BYTES + 1
+MESSAGES: Final = CHUNK_BYTES // OWN_BYTES + 1
 
 
 class Room:
@@ -56,11 +57,10 @@ class Room:
         self.close()
         held = 0
         for dtype, shape in kinds:
-            tensor = torch.empty(shape, dtype=dtype)
-            held += tensor.nbytes
+            held += math.prod(shape) * dtype.itemsize
             if held > ROOM_BYTES:
                 return
-            self._ready.setdefault((dtype, shape), []).append(tensor.zero_())
+            self._ready.setdefault((dtype, shape), []).append(torch.empty(shape, dtype=dtype).zero_())
 
     def take(self, spec: TensorSpec) -> torch.Tensor:
         """A tensor of its own memory, touched if there is such a one."""
@@ -324,7 +324,7 @@ def _fetch(group: Channel, donor: int, tag: int, nbytes: int) -> memoryview:
 
 
 def _tag(index: int) -> int:
-    return _FIRST_CHUNK + index * _MESSAGES
+    return _FIRST_CHUNK + index * MESSAGES
 
 
 def _sealed(data: bytes) -> torch.Tensor:

@@ -83,7 +83,8 @@ def state(kind: str, *, seed: int) -> dict[str, Any]:
         "flags": (torch.tensor([True, False]), torch.tensor(7), 1e-3, None, "text", float("nan")),
     }
     if kind == "large":
-        values["big"] = [torch.arange(3 << 20, dtype=torch.float32).add_(seed + i) for i in range(4)]
+        values["big"] = [torch.arange(3 << 20, dtype=torch.float32).add_(seed + i) for i in range(3)]
+        values["turned"] = torch.arange(3 << 20, dtype=torch.float32).add_(seed).view(3 << 10, 1 << 10).t()
     if kind == "other layout":
         values["big"] = [torch.zeros(6 << 20) for _ in range(2)]
     return values
@@ -123,7 +124,9 @@ def play(order: dict[str, Any]) -> None:
         if rank in donors:
             transfer.give(channel, to, donors, mine, {**SIDE, "from": rank})
         else:
-            tree, tensors, side = transfer.receive(channel, donors, transfer.Room())
+            room = transfer.Room()
+            room.prepare((tensor.dtype, tuple(tensor.shape)) for tensor in mine.tensors.values())
+            tree, tensors, side = transfer.receive(channel, donors, room)
             unflatten(tree, tensors.__getitem__)
             said.update(got=digest(Flat(tree=tree, tensors=tensors)), side=side, owned=owned(tensors))
     except HoldfastError as error:
