@@ -61,7 +61,7 @@ bench: setup ## every benchmark, each a table against its peer and its limit
 	  *) echo "$$b"; $(PY) $$b $(BENCH_ARGS) || missed="$$missed $$b" ;; esac; done; \
 	  if [ -n "$$missed" ]; then echo "these missed a bar or failed:$$missed" >&2; exit 1; fi
 
-bench-operator: bench-operator_scale ## the operator at scale
+bench-operator: bench-operator_scale bench-operator_recovery ## the operator at scale, and when it loses pods and nodes
 
 bench-checkpoint: setup ## what a checkpoint costs beside DCP, the disk's limit and a copy in memory
 	@$(PY) benchmarks/checkpoint.py $(BENCH_ARGS)

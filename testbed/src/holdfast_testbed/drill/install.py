@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -45,8 +47,11 @@ def uninstall_chart(cluster: Cluster) -> None:
     cluster.helm("uninstall", "holdfast", "--namespace", OPERATOR_NAMESPACE, "--wait", "--timeout", "60s")
 
 
-def apply_drill_job(cluster: Cluster, namespace: str) -> None:
-    """A job of three that trains next to nothing and notes what it does, with budgets that no drill spends."""
+def apply_drill_job(cluster: Cluster, namespace: str, elasticity: Mapping[str, Any] | None = None) -> None:
+    """A job of three that trains next to nothing and notes what it does, with budgets that no drill spends.
+
+    Without `elasticity` it has that of the example: two go on when one is lost.
+    """
     folder = cluster.checkpoint_dir(namespace) / namespace / DRILL_JOB
     folder.mkdir(parents=True, exist_ok=True)
     for path in (folder.parent, folder):
@@ -62,6 +67,7 @@ def apply_drill_job(cluster: Cluster, namespace: str) -> None:
         "backoff": {"initialSeconds": 0, "maxSeconds": 1},
     }
     body["spec"]["checkpoint"]["interval"] = DRILL_INTERVAL_STEPS
+    body["spec"]["elasticity"] = dict(elasticity or body["spec"]["elasticity"])
     cluster.kubectl("-n", namespace, "apply", "-f", "-", input=json.dumps(body))
 
 
