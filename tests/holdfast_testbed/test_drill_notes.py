@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -102,8 +103,15 @@ def test_files_are_read_cleared_and_torn_lines_left_alone(tmp_path: Path) -> Non
 
 def test_the_first_steps_after_a_clearing_do_not_count() -> None:
     torn = STORY[4:]  # of step 1 not all is there
-    assert min(entry.step for entry in whole(torn)) == 2
-    assert wrong_samples(whole(torn), batch=6, epoch=2) == 0
+    assert min(entry.step for entry in whole(torn, until=math.inf)) == 2
+    assert wrong_samples(whole(torn, until=math.inf), batch=6, epoch=2) == 0
+
+
+def test_a_step_that_was_made_while_the_files_were_read_is_not_judged() -> None:
+    """The file of w0 was read before it took its share of step 4, those of the others after they committed it."""
+    late = [entry for entry in step(TWO, 4, "w0", "w1") if entry.pod != "w0"]
+    assert wrong_samples([*STORY, *late], batch=6, epoch=2) == 3
+    assert wrong_samples(whole([*STORY, *late], until=3.5), batch=6, epoch=2) == 0
 
 
 def test_a_trial_holds_if_nothing_is_lost_wrong_or_counted_otherwise() -> None:

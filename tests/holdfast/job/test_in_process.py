@@ -25,8 +25,7 @@ def trains(launcher: Any, *slots: int, beyond: int) -> None:
 def left(launcher: Any, *slots: int, attempt: int = 1) -> None:
     """The first to leave ends the attempt for all, by the launcher's word.
 
-    gloo tells a rank only of a peer that it sends to or hears from at that moment: of two survivors, one may wait for
-    the other, which has left, and whose sockets stay open until its own waits end.
+    gloo does not tell every survivor of a loss: of two, one may wait for the other, which saw it and has left.
     """
 
     def has_left(slot: int) -> bool:

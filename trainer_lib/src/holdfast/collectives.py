@@ -7,9 +7,8 @@ thread at a time.
 
 Three facts of gloo shape this module. An operation's timeout ruins the group for all that follows, so only the
 waiting is sliced. Destroying a group with an operation in flight blocks until that operation fails, so a group is
-abandoned to a thread of its own. And with two operations in flight a survivor may never see a loss: it waits for
-another, which saw it and left, and whose sockets stay open because its second operation waits for the first. Only
-`Over` ends that, set by the launcher's word.
+abandoned to a thread of its own. And with two operations in flight a survivor of three may never see a loss: it
+waits for another, which saw it and left. Only `Over` ends that, set by the launcher's word.
 """
 
 from __future__ import annotations

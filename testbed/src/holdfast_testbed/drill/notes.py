@@ -57,8 +57,13 @@ def clear(folder: Path) -> None:
         os.truncate(file, 0)
 
 
-def whole(notes: list[Note]) -> list[Note]:
-    """Without the first steps after `clear`, of which some ranks' notes are gone."""
+def whole(notes: list[Note], until: float) -> list[Note]:
+    """Without the first steps after `clear`, of which some ranks' notes are gone, and what came after `until`.
+
+    Files are read one after the other while ranks write: what a rank took may be missing in a file that was read
+    early, and the step that it was taken for be committed in one that was read late. Say when the reading began.
+    """
+    notes = [note for note in notes if note.at <= until]
     takes = [(note.pair, note.step) for note in notes if note.do == TAKE]
     if not takes:
         return []

@@ -76,7 +76,8 @@ def run(case: Case, stage: Stage) -> Trial:
             case.repair(stage)
     settle(stage)
     time.sleep(LATE_COUNT_SECONDS)
-    seen = notes.whole(notes.read(folder))
+    until = time.time()
+    seen = notes.whole(notes.read(folder), until)
     times = [i.detected.timestamp() for i in stage.watcher.sight.incidents if i.pair not in pairs and i.detected]
     return Trial(
         case=case.name,
