@@ -10,8 +10,6 @@ TESTBED := $(PY) -m holdfast_testbed
 PACKAGES := operator/src sidecar/src trainer_lib/src testbed/src
 # Tests wait at least as long as they compute. Pieces of work are handed out in the order of tests/conftest.py.
 TWO_STREAMS := -n 2 --dist loadfile --no-loadscope-reorder
-# What depends on the host's haste gets a second run, which pytest counts and tests/conftest.py bounds and tells.
-ONCE_MORE := --reruns 1
 NODES ?= 3
 CLUSTER ?= default
 CHART_CRDS := charts/holdfast/crds
@@ -25,7 +23,7 @@ demo: setup ## train on a local real Kubernetes, break it on purpose, print the 
 	@exec $(PY) -m holdfast_testbed.demo
 
 test: setup ## every test: unit, integration, end to end, scale (set-up included)
-	@$(PY) -m pytest $(TWO_STREAMS) $(ONCE_MORE)
+	@$(PY) -m pytest $(TWO_STREAMS)
 
 test-unit: setup-venv ## tests that need no cluster
 	@$(PY) -m pytest $(TWO_STREAMS) -m "not integration and not e2e and not scale"

