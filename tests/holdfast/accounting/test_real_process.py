@@ -15,8 +15,6 @@ from holdfast.accounting import Spent
 from holdfast.activity import Activity
 
 SCRIPTS = Path(__file__).parent / "scripts"
-HOST = 0.1
-"""Seconds for which the host may stand still between two looks at a clock. A cause that nobody books is more."""
 CAUSES = {
     Spent.STARTUP: [Activity.SYNC],
     Spent.DATA: [Activity.DATA],
@@ -39,7 +37,7 @@ def test_what_a_process_slept_through_is_booked_on_its_cause(slow: Activity) -> 
         most = sum(told["without"][activity] for activity in activities)
         assert least - 1e-4 <= seconds[cause] <= most + 1e-4, cause
     booked = sum(seconds.values()) + report["open"]
-    assert abs(report["wall"] - booked) <= 0.01 * report["wall"] + HOST
+    assert abs(report["wall"] - booked) <= 0.01 * report["wall"]
     assert report["wall"] <= told["wall"]
 
 
@@ -60,8 +58,8 @@ def test_a_launcher_accounts_for_a_rank_that_is_killed_and_for_the_time_until_an
     assert done.returncode == 0, done.stderr
     told = json.loads((tmp_path / "status.json").read_text())["accounting"]
     assert (told["steps"], told["lostSteps"], told["failures"]) == (8, 0, 1)
-    assert abs(told["unattributedSeconds"]) <= 0.01 * told["wallSeconds"] + HOST
-    assert told["seconds"]["productive"] >= 8 * 0.05
+    assert abs(told["unattributedSeconds"]) <= 0.01 * told["wallSeconds"]
+    assert told["seconds"]["productive"] >= 8 * 0.5
     assert told["seconds"]["recompute"] >= float((tmp_path / "wasted").read_text()) - 1e-6
     assert told["seconds"]["restart"] > 0
     assert {known["phase"] for known in told["recoveries"]} == {"detection", "restart", "sync", "step"}
