@@ -1,10 +1,11 @@
-"""What the loss of a pod and of a node costs a job of three real pods (bars operator-2 and operator-3).
+"""What a lost pod, a lost node and a sick node cost a job of three real pods (bars operator-2 to operator-4).
 
-From the delete call, or from the node's link going down (then SIGKILL), to the first step that the next world
-committed, by the script's own notes; all nodes share this machine's clock. Elastic: the two that are left go on.
-Replaced: they wait for another pod. Beside a lost node stands a plain indexed Job of three pods in the same cluster,
-with Kubernetes' own timings: from the power cut until a pod runs in the place of the lost one, once (`--full`, and
-without a flag; some six minutes).
+From the delete call, or from the node's link going down (then SIGKILL), or from the metric's change, to the first
+step that the next world committed, by the script's own notes; all nodes share this machine's clock. Elastic: the two
+that are left go on. Replaced: they wait for another pod. A sick node is drained: its GPU's XID goes through
+Prometheus and Alertmanager to the operator, scraped and evaluated each second. Beside a lost node stands a plain
+indexed Job of three pods in the same cluster, with Kubernetes' own timings: from the power cut until a pod runs in
+the place of the lost one, once (`--full` and `--plain`; some six minutes).
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from __future__ import annotations
 import json
 import random
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import _bench as bench
@@ -23,9 +26,10 @@ import yaml
 from kubernetes import client
 
 from holdfast_testbed.cluster import Cluster
-from holdfast_testbed.drill.faults import Stage, cut_power, restore_power
+from holdfast_testbed.drill.faults import Stage, cut_power, lone_worker, restore_power
 from holdfast_testbed.drill.install import DRILL_JOB, apply_drill_job, example_job, install_chart
 from holdfast_testbed.drill.matrix import Case
+from holdfast_testbed.drill.sick_node import OFF_THE_BUS, Exporter, monitored, remediating, unschedulable
 from holdfast_testbed.drill.trial import run, settle
 from holdfast_testbed.drill.watch import Watcher
 
@@ -37,6 +41,12 @@ CONDITIONS: Mapping[str, Mapping[str, Any]] = {
 PLAIN = "plain"
 PLAIN_PATIENCE = 600.0
 LAST, COORDINATOR = -1, 0
+SICK, SICK_WITHIN = "sick GPU's node drained, replaced", 15
+FLAGS = {
+    "--losses": "only lost pods and nodes",
+    "--sick": "only a sick GPU",
+    "--plain": "only the plain indexed Job",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,23 +92,66 @@ LOSSES = (
 )
 
 
+def sick_gpu(source: Exporter) -> Case:
+    """A worker's node has a GPU that fell off the bus, until all train without that node."""
+    sick: list[str] = []
+
+    def inflict(stage: Stage) -> None:
+        sick[:] = [lone_worker(stage).node]
+        stage.strike()
+        source.xids[sick[0]] = OFF_THE_BUS
+
+    def repair(stage: Stage) -> None:
+        def elsewhere() -> bool:
+            return sick[0] not in {pod.node for pod in stage.workers()}
+
+        stage.watcher.wait("the workers are on other nodes", elsewhere, timeout=10)
+        source.xids[sick[0]] = 0
+        stage.watcher.wait("the node is given back", lambda: not unschedulable(stage.cluster, sick[0]), timeout=240)
+
+    return Case(name="sick", fault="sick GPU", inflict=inflict, cause="Interruption", repair=repair)
+
+
 @contextmanager
-def job(cluster: Cluster, condition: str) -> Iterator[Stage]:
+def job(cluster: Cluster, namespace: str, condition: str) -> Iterator[Stage]:
     """One that trains, in a namespace of its own."""
-    cluster.prepare_namespace(condition)
-    apply_drill_job(cluster, condition, CONDITIONS[condition])
-    with Watcher(cluster, condition, DRILL_JOB) as watcher:
+    cluster.prepare_namespace(namespace)
+    apply_drill_job(cluster, namespace, CONDITIONS[condition])
+    with Watcher(cluster, namespace, DRILL_JOB) as watcher:
         yield Stage(cluster=cluster, watcher=watcher, say=lambda text: None)
-    cluster.kubectl("-n", condition, "delete", "ftj", DRILL_JOB, "--wait=true", "--timeout=120s")
+    cluster.kubectl("-n", namespace, "delete", "ftj", DRILL_JOB, "--wait=true", "--timeout=120s")
 
 
-def seconds(loss: Loss, stage: Stage) -> float:
+def seconds(case: Case, stage: Stage) -> float:
     """One trial; what lost a step, or was counted otherwise, is no figure."""
-    trial = run(loss.case, stage)
-    if not trial.held(loss.case) or trial.resumed is None:
-        raise SystemExit(f"{loss.case.fault}: {trial}")
-    print(f"{stage.watcher.namespace}: {loss.case.fault}: {trial.resumed:.2f} s", file=sys.stderr, flush=True)
+    trial = run(case, stage)
+    if not trial.held(case) or trial.resumed is None:
+        raise SystemExit(f"{case.fault}: {trial}")
+    print(f"{stage.watcher.namespace}: {case.fault}: {trial.resumed:.2f} s", file=sys.stderr, flush=True)
     return trial.resumed
+
+
+def lose(cluster: Cluster, trials: bench.Trials, rounds: int) -> None:
+    """Pods and nodes, in random order each round."""
+    for condition in CONDITIONS:
+        with job(cluster, condition, condition) as stage:
+            for number in range(1, rounds + 1):
+                for loss in random.sample(LOSSES, len(LOSSES)):
+                    key = f"{condition} {loss.case.name}"
+                    trials.collect(key, number, lambda case=loss.case: seconds(case, stage))
+            settle(stage)
+
+
+def sicken(cluster: Cluster, trials: bench.Trials, rounds: int) -> None:
+    """A job for each trial, so that its three workers are on three nodes."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        remediating(cluster),
+        monitored(cluster, Path(folder)) as source,
+    ):
+        for number in range(len(trials.values(SICK)), rounds):
+            with job(cluster, f"sick-{number}", "replaced") as stage:
+                trials.keep(SICK, seconds(sick_gpu(source), stage))
 
 
 def plain_job_resumes(cluster: Cluster) -> float:
@@ -135,38 +188,41 @@ def _running(core: client.CoreV1Api, known: set[str], wanted: int, patience: flo
     raise TimeoutError(f"not {wanted} pods within {patience:.0f} s")
 
 
-def rows(values: Mapping[tuple[str, str], list[float]], plain: float | None) -> list[bench.Row]:
-    """All; a plain Job stands beside what is lost with a node."""
+def rows(trials: bench.Trials, plain: float | None) -> list[bench.Row]:
+    """Of what was measured."""
     made = []
     for loss in LOSSES:
-        peer = plain if loss.bar == "operator-3" else None
         for condition, within in loss.within.items():
-            what, own = f"{loss.case.fault}, {condition}: next step after", values[condition, loss.case.name]
-            target = f"<= {within}"
-            beside = "" if peer is None else "plain indexed Job"
-            made.append(bench.row(loss.bar, what, own, "s", target=target, peer=peer, peer_name=beside))
+            if own := trials.values(f"{condition} {loss.case.name}"):
+                what = f"{loss.case.fault}, {condition}: next step after"
+                made.append(bench.row(loss.bar, what, own, "s", target=f"<= {within}"))
+    if own := trials.values(SICK):
+        made.append(bench.row("operator-4", f"{SICK}: next step after", own, "s", target=f"<= {SICK_WITHIN}"))
+    if plain is not None:
+        what = "node's power cut, plain indexed Job: pod runs elsewhere after"
+        made.append(bench.row("operator-3", what, [plain], "s"))
     return made
 
 
 def main() -> int:
     """All rows."""
-    effort = bench.arguments(__doc__ or "")
-    rounds = effort.pick(quick=1, default=5, full=25)
+    effort = bench.arguments(__doc__ or "", FLAGS)
+    rounds = effort.pick(quick=1, default=3, full=25)
     trials = bench.Trials("operator_recovery", effort)
+    only = effort.flags & FLAGS.keys()
+    plain = None
     cluster = Cluster.up(name="bench", nodes=NODES, replace=True)
     try:
         install_chart(cluster)
-        for condition in CONDITIONS:
-            with job(cluster, condition) as stage:
-                for number in range(1, rounds + 1):
-                    for loss in random.sample(LOSSES, len(LOSSES)):
-                        trials.collect(f"{condition} {loss.case.name}", number, lambda one=loss: seconds(one, stage))
-                settle(stage)
-        plain = None if effort.quick else plain_job_resumes(cluster)
+        if not only or "--losses" in only:
+            lose(cluster, trials, rounds)
+        if not only or "--sick" in only:
+            sicken(cluster, trials, rounds)
+        if "--plain" in only or (effort.full and not only):
+            plain = plain_job_resumes(cluster)
     finally:
         cluster.down()
-    values = {(c, loss.case.name): trials.values(f"{c} {loss.case.name}") for c in CONDITIONS for loss in LOSSES}
-    return bench.finish("operator_recovery", rows(values, plain), effort)
+    return bench.finish("operator_recovery", rows(trials, plain), effort)
 
 
 if __name__ == "__main__":

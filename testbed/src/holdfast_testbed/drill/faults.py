@@ -254,9 +254,7 @@ def damage_was_named(stage: Stage) -> tuple[str, ...]:
 
 
 def cut_power(stage: Stage) -> None:
-    nodes = [worker.node for worker in stage.workers()]
-    # Two workers on the node would be a majority of three: then nobody may go on, which is another promise.
-    pod = min(workers_away_from_operator(stage), key=lambda worker: nodes.count(worker.node))
+    pod = lone_worker(stage)
     stage.strike()
     stage.cluster.node(stage.node_number(pod)).kill()
     stage.say(f"power cut on {pod.node} ({pod.name} ran there)")
@@ -315,6 +313,15 @@ def workers_away_from_operator(stage: Stage) -> list[PodSight]:
     """Workers whose node does not host the operator that leads: its death is a drill of its own."""
     host = leader(stage.cluster)["spec"]["nodeName"]
     return [pod for pod in reversed(stage.workers()) if pod.node != host]
+
+
+def lone_worker(stage: Stage) -> PodSight:
+    """One away from the operator, alone on its node if there is such a one.
+
+    Two of three would be the majority: without it nobody may go on, which is another promise.
+    """
+    nodes = [worker.node for worker in stage.workers()]
+    return min(workers_away_from_operator(stage), key=lambda worker: nodes.count(worker.node))
 
 
 def drills(interval_steps: int) -> list[Drill]:

@@ -23,10 +23,9 @@ from holdfast_testbed.drill.faults import (
     cut_power,
     delete_pod,
     kill_launcher_and_operator,
+    lone_worker,
     restore_power,
-    workers_away_from_operator,
 )
-from holdfast_testbed.drill.watch import PodSight
 
 API_AWAY_SECONDS = 60.0
 PARTITION_SECONDS = 15.0
@@ -103,7 +102,7 @@ def evict_pod(stage: Stage) -> None:
 
 
 def drain_node(stage: Stage) -> None:
-    pod = _lone_worker(stage)
+    pod = lone_worker(stage)
     words = ("drain", pod.node, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=60s")
     stage.strike()
     _meanwhile(stage, *words)
@@ -115,7 +114,7 @@ def uncordon(stage: Stage) -> None:
 
 
 def cut_cable(stage: Stage) -> None:
-    node = stage.cluster.node(stage.node_number(_lone_worker(stage)))
+    node = stage.cluster.node(stage.node_number(lone_worker(stage)))
     stage.strike()
     node.cut()
 
@@ -129,7 +128,7 @@ def plug_cable(stage: Stage) -> None:
 
 
 def reboot(stage: Stage) -> None:
-    node = stage.cluster.node(stage.node_number(_lone_worker(stage)))
+    node = stage.cluster.node(stage.node_number(lone_worker(stage)))
     stage.strike()
     node.kill()
     node.start()
@@ -204,12 +203,6 @@ def free_disk(stage: Stage) -> None:
 def _meanwhile(stage: Stage, *words: str) -> None:
     """A kubectl that goes on while the job is watched."""
     threading.Thread(target=lambda: stage.cluster.kubectl(*words, check=False), daemon=True).start()
-
-
-def _lone_worker(stage: Stage) -> PodSight:
-    """One away from the operator, alone on its node if there is such a one: two of three would be the majority."""
-    nodes = [worker.node for worker in stage.workers()]
-    return min(workers_away_from_operator(stage), key=lambda worker: nodes.count(worker.node))
 
 
 def _wait_until(stage: Stage, seconds: float) -> None:
