@@ -170,6 +170,44 @@ def test_a_node_that_is_only_disturbed_is_neither_left_nor_avoided(trained: Any,
     assert trained.status.avoided == ()
 
 
+@pytest.mark.parametrize(
+    "taint",
+    [
+        "ToBeDeletedByClusterAutoscaler",
+        "karpenter.sh/disrupted",
+        "karpenter.sh/disruption",
+        "aws-node-termination-handler/spot-itn",
+        "aws-node-termination-handler/asg-lifecycle-termination",
+        "cloud.google.com/impending-node-termination",
+        "node.cloudprovider.kubernetes.io/shutdown",
+    ],
+)
+def test_a_node_that_is_tainted_to_go_is_left_after_a_commit_and_not_used_again(trained: Any, taint: str) -> None:
+    """By an autoscaler that scales down, a handler of notices, or the cloud itself."""
+    node = trained.node_of("gpt-w1")
+    trained.nodes[node]["spec"]["taints"] = [{"key": taint, "effect": "NoSchedule"}]
+    trained.tick()
+    assert trained.document["directives"]["drain"] == ["uid-gpt-w1"]
+    assert "gpt-w3" in trained.names(), "its replacement is asked for at once"
+    trained.end("gpt-w1", 75)
+    trained.run(60, until=lambda: "gpt-w3" in trained.world_names())
+    trained.run(30)
+    assert trained.node_of("gpt-w3") != node
+    assert [entry.node for entry in trained.status.avoided] == [node]
+    assert trained.counted == ["Interruption"]
+    (incident,) = trained.status.incidents
+    assert incident.reason == "NodeLeaving"
+    assert taint in incident.message
+
+
+def test_a_taint_that_says_something_else_moves_nobody(trained: Any) -> None:
+    node = trained.node_of("gpt-w1")
+    trained.nodes[node]["spec"]["taints"] = [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]
+    trained.run(10)
+    assert trained.document["directives"]["drain"] == []
+    assert trained.status.avoided == ()
+
+
 @pytest.mark.parametrize("action", ["terminate", "stop", "hibernate", "preempt", "redeploy", "reboot"])
 def test_a_worker_on_a_node_that_any_cloud_takes_away_drains(trained: Any, action: str) -> None:
     trained.notice("gpt-w1")
