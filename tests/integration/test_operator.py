@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import threading
@@ -548,6 +549,38 @@ def test_every_line_of_the_log_is_json_and_lines_of_a_pass_name_the_job(stage: A
     assert any("created pod gpt-w0" in line["message"] for line in about)
     assert any(line["generation"] == 1 for line in about)
     assert "eyJ" not in stage.operator.log(), "a token was logged"
+
+
+def test_no_key_and_no_token_stands_in_a_log_a_status_an_event_or_a_metric(stage: Any, cluster: Any) -> None:
+    stage.nodes(3)
+    player = stage.run(replicas=3, elasticity={"minReplicas": 2})
+    stage.lose("gpt-w1", player)
+    stage.wait(lambda: recovered(stage, ["gpt-w0", "gpt-w3", "gpt-w2"]), "the replacement trains")
+    await_count(stage)
+    agent = next(iter(player.agents.values()))
+    assert agent.call("GET", "/v1/membership", token="x" * 40)[0] == 401
+    kinds = "ftj,events,pods,services,configmaps,networkpolicies"
+    made = cluster.kubectl("get", kinds, "-n", stage.namespace, "-o", "json", "--show-managed-fields")
+    told = made + stage.operator.log() + stage.operator.get("/metrics")[1]
+    assert all(word in told for word in (agent.uid, "GenerationPublished", "holdfast_restarts_total")), "all was read"
+    hidden = hidden_words(stage, player)
+    assert all(len(word) > 30 for words in hidden.values() for word in words)
+    assert [name for name, words in hidden.items() if any(word in told for word in words)] == []
+
+
+def hidden_words(stage: Any, player: Any) -> dict[str, list[str]]:
+    """What would give a secret away, in each form in which it is written somewhere."""
+    authority = stage.core.read_namespaced_secret("holdfast-ca", "holdfast-system").data["ca.key"]
+    pem = base64.b64decode(authority).decode()
+    key = stage.core.read_namespaced_secret("holdfast-key", "holdfast-system").data["key"]
+    agents = list(player.agents.values())
+    return {
+        "the CA's key": [authority[-60:], *(line for line in pem.splitlines() if len(line) == 64)],
+        "the operator's key": [key, base64.b64decode(key).hex()],
+        "the job's key": [agent.membership["jobKey"] for agent in agents if agent.membership],
+        "an agent's token": [agent._token for agent in agents],
+        "a token that was refused": ["x" * 40],
+    }
 
 
 def test_events_tell_the_story_to_kubectl_describe(stage: Any, cluster: Any) -> None:
