@@ -167,3 +167,58 @@ def test_the_timeout_is_looked_at_in_time(make_sim: Make) -> None:
     sim.settle()
     assert sim.plan().requeue_after is not None
     assert timedelta(seconds=sim.plan().requeue_after) <= timedelta(seconds=60)
+
+
+NO_LIMIT = {"budgets": [], "backoff": {"initialSeconds": 0, "maxSeconds": 1}}
+"""As often and as fast as the schema allows."""
+
+
+def test_a_gang_that_fails_whenever_it_runs_costs_another_job_nothing(make_sim: Make) -> None:
+    alone = make_sim(name="beta", replicas=2, minimum=2, nodes=3)
+    beside = make_sim(name="beta", replicas=2, minimum=2, nodes=3)
+    loop = make_sim(name="alpha", replicas=3, minimum=3, nodes=3, recovery=NO_LIMIT)
+    share(loop, beside)
+    assert ticks_of_start_and_recovery(alone, lambda: None) == ticks_of_start_and_recovery(beside, failing(loop))
+    assert loop.status.restart_count > 20
+    assert beside.status.restart_count == 1
+    assert beside.created_names == ["beta-w0", "beta-w1", "beta-w2"]
+
+
+def failing(sim: Any) -> Callable[[], None]:
+    """A tick in which whatever of this job runs ends with 1."""
+
+    def tick() -> None:
+        sim.tick()
+        for name in sim.running():
+            sim.end(name, 1)
+
+    return tick
+
+
+def ticks_of_start_and_recovery(sim: Any, beside: Callable[[], None]) -> tuple[int, int]:
+    def ticks(until: Callable[[], bool]) -> int:
+        for count in range(200):
+            if until():
+                return count
+            beside()
+            sim.tick()
+        raise AssertionError(sim.plan().message)
+
+    started = ticks(lambda: sim.world_names() == ["beta-w0", "beta-w1"])
+    for _ in range(60):
+        beside()
+        sim.tick()
+    assert sim.world_names() == ["beta-w0", "beta-w1"]
+    sim.end("beta-w0", 137)
+    return started, ticks(lambda: sim.world_names() == ["beta-w1", "beta-w2"])
+
+
+def test_a_gang_that_fails_whenever_it_runs_pauses_ever_longer(make_sim: Make) -> None:
+    sim = make_sim(recovery={"budgets": []})
+    tick = failing(sim)
+    for _ in range(1200):
+        tick()
+    # 5 s, 10 s, … 300 s, less the jitter, and some seconds for each start.
+    assert len(sim.created_names) <= 3 * 10
+    assert sim.status.restart_count == len(sim.created_names) // 3
+    assert len(sim.status.incidents) <= 10

@@ -95,6 +95,20 @@ def test_requeue_after_is_kept_even_if_added_meanwhile(queue: KeyedQueue, clock:
     assert queue.depth() == 1
 
 
+def test_a_key_that_comes_back_at_once_takes_nobodys_turn(queue: KeyedQueue, clock: Clock) -> None:
+    queue.add("hot")
+    for number in range(5):
+        queue.add(f"quiet-{number}")
+    found = []
+    for _ in range(8):
+        key = queue.get()
+        assert key is not None
+        found.append(key)
+        clock.now += 0.01
+        queue.done(key, requeue_after=0.0 if key == "hot" else None)
+    assert found == ["hot", *(f"quiet-{number}" for number in range(5)), "hot", "hot"]
+
+
 def test_the_wait_beyond_what_was_asked_is_measured(clock: Clock) -> None:
     waits: list[float] = []
     queue = KeyedQueue(clock=clock, waited=waits.append)
