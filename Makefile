@@ -77,9 +77,10 @@ drill-checkpoint: setup-venv ## checkpoints under harm: damage, kills, cuts, tou
 drill-%: setup
 	@$(PY) drills/matrix.py $* $(DRILL_ARGS)
 
-generate: ## make the files that are derived from others
+generate: setup-venv ## make the files that are derived from others
 	@mkdir -p $(CHART_CRDS) && cp crds/*.yaml $(CHART_CRDS)/
 	@python3 charts/dashboards.py charts/holdfast/dashboards
+	@$(PY) charts/reference.py docs/reference/faulttolerantjob.md
 
 verify: ## fail if a derived file differs from what `make generate` makes
 	@diff -ru crds $(CHART_CRDS) || { echo "the chart's copy of the CRD is stale: run 'make generate'" >&2; exit 1; }

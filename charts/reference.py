@@ -1,0 +1,124 @@
+"""Writes docs/reference/faulttolerantjob.md from the CRD: `python charts/reference.py FILE`, or `make generate`.
+
+It is what `kubectl explain` says, on one page. Which how-to page a group of fields has stands here, and a test holds
+each page to it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+Json = dict[str, Any]
+
+CRD = Path(__file__).resolve().parents[1] / "crds" / "holdfast.dev_faulttolerantjobs.yaml"
+PAGES = {
+    "workers": ["elasticity", "placement"],
+    "elasticity": ["elasticity"],
+    "recovery": ["restart-policy"],
+    "hangDetection": ["hang-detection"],
+    "checkpoint": ["checkpoints", "memory-tier", "object-store", "suspend-and-deadlines"],
+    "interruption": ["survive-interruptions"],
+    "preflight": ["preflight"],
+    "scheduling": ["placement"],
+    "nodeRemediation": ["node-remediation"],
+    "suspend": ["suspend-and-deadlines"],
+    "activeDeadlineSeconds": ["suspend-and-deadlines"],
+    "startupDeadlineSeconds": ["suspend-and-deadlines", "hang-detection"],
+    "ttlSecondsAfterFinished": ["suspend-and-deadlines"],
+}
+_HEAD = """# FaultTolerantJob
+
+`holdfast.dev/v1alpha1`, short name `ftj`. Made by `make generate` from `crds/`: it is what `kubectl explain` prints.
+`[]` is an entry of a list. A field without a default may be left out, unless it says *needed*.
+"""
+_KUBERNETES = "workers.template"
+"""Below it are Kubernetes' own fields."""
+
+
+def page(crd: Json) -> str:
+    """The whole text."""
+    top = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    spec, status = (top["properties"][name] for name in ("spec", "status"))
+    parts = [_HEAD]
+    for name, group in spec["properties"].items():
+        links = ", ".join(f"[{link}](../how-to/{link}.md)" for link in PAGES[name])
+        inner = [row for row in rows(group, name) if row[0] != name]
+        parts.append(f"## spec.{name}\n{_words(group)} {_bounds(group)}\n\nHow to: {links}\n".replace(" \n", "\n"))
+        parts.append(_table(inner) if inner else "")
+    parts.append("## status\n" + _words(status) + "\n")
+    parts.append(_table([row for name, field in status["properties"].items() for row in rows(field, name)]))
+    parts.append("## What is refused\n" + "".join(f"- {text}\n" for text in refusals(top)))
+    return "\n".join(part for part in parts if part)
+
+
+def rows(schema: Json, path: str, *, needed: bool = False) -> Iterator[tuple[str, str, str]]:
+    """Path, kind and bounds, meaning: of this field and of all below it."""
+    listed = schema.get("type") == "array"
+    yield path, _bounds(schema, needed=needed), _words(schema)
+    if path == _KUBERNETES:
+        return
+    inner = schema.get("items", schema) if listed else schema
+    for name, field in inner.get("properties", {}).items():
+        is_needed = name in inner.get("required", ())
+        yield from rows(field, f"{path}{'[]' if listed else ''}.{name}", needed=is_needed)
+
+
+def refusals(schema: Json) -> list[str]:
+    """What the rules between fields say, each once."""
+    found = [rule["message"] for rule in schema.get("x-kubernetes-validations", ())]
+    for inner in (*schema.get("properties", {}).values(), *filter(None, [schema.get("items")])):
+        found += refusals(inner)
+    return list(dict.fromkeys(found))
+
+
+def _bounds(schema: Json, *, needed: bool = False) -> str:
+    """In words: needed, kind, values or bounds, default."""
+    told = ["*needed*"] if needed else []
+    items = schema.get("items", {})
+    if schema.get("x-kubernetes-int-or-string"):
+        told.append("number or string")
+    elif "enum" in (items or schema):
+        values = ", ".join(f"`{_literal(value)}`" for value in (items or schema)["enum"])
+        told.append(f"list of {values}" if items else values)
+    else:
+        told.append(_kind(schema))
+    default = schema.get("default")
+    if default not in (None, {}):
+        told.append(f"default `{_literal(default)}`")
+    return "; ".join(filter(None, told))
+
+
+def _literal(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _kind(schema: Json) -> str:
+    kind = str(schema.get("type", ""))
+    if kind == "array":
+        return f"list of {schema.get('items', {}).get('type', 'object')}s"
+    least, most = schema.get("minimum"), schema.get("maximum")
+    if kind == "integer" and most is not None:
+        return f"{least:,} to {most:,}"
+    return {"integer": "number", "object": ""}.get(kind, kind)
+
+
+def _words(schema: Json) -> str:
+    return " ".join(str(schema.get("description", "")).split())
+
+
+def _table(found: list[tuple[str, str, str]]) -> str:
+    lines = ["| field | | |", "|---|---|---|"]
+    for path, bounds, words in found:
+        cells = (f"`{path}`", bounds, words)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(page(yaml.safe_load(CRD.read_text())))
