@@ -37,6 +37,8 @@ _VALUES = (
     "nodeRemediation.token.secretName=alerts",
     "nodeRemediation.maxUnavailable=1",
     "nodeRemediation.releaseAfterSeconds=1",
+    "nodeRemediation.maxPerHour=1000",
+    "nodeRemediation.cooldownSeconds=1",
     f"{_ALERT}.alert=HoldfastGpuXid,{_ALERT}.action=Drain",
 )
 
