@@ -217,6 +217,27 @@ def test_copies_have_an_interval_of_their_own(nodes: Callable[..., Nodes], world
     assert read(made.stores("b"), CommitName(step=2, pair=FIRST)) == tensors(2)
 
 
+@pytest.mark.parametrize("interval", [1, 3])
+@pytest.mark.parametrize("lost", "ab")
+def test_a_commit_that_is_asked_for_is_copied_between_two_that_are_due_and_survives_any_one_node(
+    nodes: Callable[..., Nodes], world: Callable[..., list[Any]], lost: str, interval: int
+) -> None:
+    made = nodes("ab", interval=interval, peer_interval=3)
+
+    def last(exchange: Any) -> SaveResult:
+        tier = made.tier(exchange)
+        due = [step for step in range(1, 5) if tier.due_at(step)]
+        assert all(tier.save(snapshot_of(step, exchange.rank), TERMS).committed for step in due)
+        return tier.save(snapshot_of(5, exchange.rank), TERMS, copy=True)
+
+    results = world(2, last)
+    assert all(result.committed and result.nbytes and result.copying for result in results)
+    made.lose(lost)
+    (stays,) = made.folders
+    for step in (3, 5):
+        assert read(made.stores(stays), CommitName(step=step, pair=FIRST)) == tensors(step)
+
+
 @pytest.mark.parametrize("steps", [4, 5, 6, 7])
 @pytest.mark.parametrize("lost", "ab")
 def test_the_last_step_that_was_copied_survives_any_one_node_however_many_were_not(

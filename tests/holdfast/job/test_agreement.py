@@ -21,6 +21,7 @@ BALLOTS = st.builds(
     non_finite=st.booleans(),
     pause=st.booleans(),
     bound=st.booleans(),
+    near=st.booleans(),
     touched=st.lists(st.booleans(), min_size=4, max_size=4),
     loss=st.floats(-1e6, 1e6),
     weight=st.floats(0.01, 1),
@@ -38,6 +39,7 @@ def test_flags_are_ored_and_sums_are_exact(ballots: list[Ballot]) -> None:
     assert agreed.non_finite == any(ballot.non_finite for ballot in ballots)
     assert agreed.pause == any(ballot.pause for ballot in ballots)
     assert agreed.bound == any(ballot.bound for ballot in ballots)
+    assert agreed.near == any(ballot.near for ballot in ballots)
     assert agreed.touched == tuple(any(column) for column in zip(*(b.touched for b in ballots), strict=True))
     total = Audit()
     for ballot in ballots:

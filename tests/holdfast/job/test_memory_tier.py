@@ -137,3 +137,41 @@ def test_nothing_is_lost_where_memory_has_an_interval(launcher: Any, nodes: Node
     launcher.memory[2] = launcher.memory[1]
     launcher.form(2, [0, 2])
     went_on(launcher, 6, 0, 2)
+
+
+def test_a_last_commit_lies_on_another_node_too_where_that_is_asked_for_and_not_due(
+    launcher: Any, nodes: Nodes, tmp_path: Path
+) -> None:
+    """The worker of rank 1 leaves with its node, and with all that the shared tier had."""
+    for slot in (0, 1):
+        nodes.add(slot)
+        launcher.memory[slot] |= {"interval": 1000, "peerInterval": 1000}
+    launcher.start(2, tmp_path / "tier", "--steps", "60", "--pause", "0.05")
+    launcher.wait("two steps", lambda: len(launcher.of(0, "step")) >= 2)
+    launcher.ask(1, "quiesce", "notice", commit=True, near=True)
+    launcher.wait("the end", lambda: all(launcher.of(slot, "quiesced") for slot in (0, 1)))
+    last = launcher.of(0, "quiesced")[-1]["step"]
+    assert [kept(launcher, slot) for slot in (0, 1)] == [last, last]
+    process = launcher.processes.pop(1)
+    process.kill()
+    process.wait()
+    nodes.lose(1)
+    for commit in (tmp_path / "tier").glob("step-*"):
+        shutil.rmtree(commit)
+    nodes.add(2)
+    for slot in (0, 2):
+        launcher.memory[slot] |= {"interval": 1000, "peerInterval": 1000}
+    launcher.form(2, [0, 2])
+    went_on(launcher, last, 0, 2)
+
+
+def test_without_that_only_the_shared_tier_has_it(launcher: Any, nodes: Nodes, tmp_path: Path) -> None:
+    for slot in (0, 1):
+        nodes.add(slot)
+        launcher.memory[slot] |= {"interval": 1000, "peerInterval": 1000}
+    launcher.start(2, tmp_path / "tier", "--steps", "60", "--pause", "0.05")
+    launcher.wait("two steps", lambda: len(launcher.of(0, "step")) >= 2)
+    launcher.ask(1, "quiesce", "notice", commit=True, near=False)
+    launcher.wait("the end", lambda: all(launcher.of(slot, "quiesced") for slot in (0, 1)))
+    assert [kept(launcher, slot) for slot in (0, 1)] == [0, 0]
+    assert len(list((tmp_path / "tier").glob("step-*"))) == 1

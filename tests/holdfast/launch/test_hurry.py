@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import UsageError
 from holdfast.launch.hurry import SHARE, Plan, Speed, Tier, plan
+from holdfast.launch.membership import Member
+from holdfast.launch.memory_options import MemoryOptions
+from holdfast.launch.memory_tier import MemoryHost
+from holdfast.launch.report import Identity
 
 GB = 10**9
 
 
-def tier(name: str, seconds: float | None, source: str = "") -> Tier:
-    return Tier(name=name, nbytes=GB, bytes_per_second=None if seconds is None else GB / seconds, source=source)
+def tier(name: str, seconds: float | None, source: str = "", *, node: str | None = None, due: bool = False) -> Tier:
+    speed = None if seconds is None else GB / seconds
+    return Tier(name=name, nbytes=GB, bytes_per_second=speed, source=source, node=node, due=due)
 
 
 tiers = st.lists(
@@ -96,3 +103,153 @@ def test_a_full_commit_is_predicted_at_the_median_speed_of_the_last_five() -> No
 def test_a_speed_that_is_none_is_refused() -> None:
     with pytest.raises(UsageError, match="tier shared"):
         Tier(name="shared", nbytes=1, bytes_per_second=0.0)
+
+
+# Memory and peers
+
+OWN, OTHER = "node-a", "node-b"
+
+
+@st.composite
+def worlds(draw: st.DrawFn, *, due: bool = True) -> list[Tier]:
+    """A job's tiers, in the order in which a last commit fills them."""
+    took = st.none() | st.floats(0.01, 100.0)
+    memory = tier("memory", draw(took), node=OWN, due=due and draw(st.booleans()))
+    peer = tier(
+        "peer", draw(took), "memory", node=draw(st.sampled_from([OTHER, OWN])), due=memory.due and draw(st.booleans())
+    )
+    shared, copies = tier("shared", draw(took)), tier("object", draw(took), "shared")
+    near = draw(st.sampled_from([[], [memory], [memory, peer]]))
+    return [*near, shared, *draw(st.sampled_from([[], [copies]]))]
+
+
+GOING = st.sampled_from([frozenset[str](), frozenset({OWN}), frozenset({OTHER}), frozenset({OWN, OTHER})])
+SOON = st.floats(0, 300)
+
+
+@given(tiers=worlds(due=False), notice=SOON, wait=st.floats(0, 10), going=GOING)
+def test_all_that_is_counted_on_is_done_within_the_share_behind_all_that_is_made_before_it(
+    tiers: list[Tier], notice: float, wait: float, going: frozenset[str]
+) -> None:
+    made = plan(tiers, notice, wait=wait, going=going)
+    at = wait
+    for one in (one for one in tiers if one.name in made.tiers):
+        if one.seconds is None:
+            break  # nothing measured comes behind it where something is counted on
+        at += one.seconds
+        assert not made.certain or at <= SHARE * notice * (1 + 1e-9)
+
+
+@given(tiers=worlds(), notice=SOON, wait=st.floats(0, 10), going=GOING)
+def test_a_plan_is_certain_only_by_a_tier_that_is_known_in_time_and_still_there_afterwards(
+    tiers: list[Tier], notice: float, wait: float, going: frozenset[str]
+) -> None:
+    made = plan(tiers, notice, wait=wait, going=going)
+    at: float | None = wait
+    counted = []
+    for one in (one for one in tiers if one.name in made.tiers):
+        at = None if at is None or one.seconds is None else at + one.seconds
+        counted += [one.name] if at is not None and at <= SHARE * notice and one.node not in going else []
+    assert made.certain == bool(counted)
+
+
+@given(tiers=worlds(), notice=SOON, wait=st.floats(0, 10), going=GOING)
+def test_what_goes_with_a_node_is_made_only_where_it_is_due_or_another_tier_is_filled_from_it(
+    tiers: list[Tier], notice: float, wait: float, going: frozenset[str]
+) -> None:
+    made = plan(tiers, notice, wait=wait, going=going)
+    sources = {one.source for one in tiers if one.name in made.tiers}
+    for one in tiers:
+        if one.name in made.tiers and one.node in going:
+            assert one.due or one.name in sources
+    assert {one.name for one in tiers if one.due} <= set(made.tiers)
+
+
+@given(tiers=worlds(), notice=SOON, more=SOON, wait=st.floats(0, 10), going=GOING)
+def test_a_longer_notice_takes_no_tier_away_from_a_certain_plan_memory_and_peers_included(
+    tiers: list[Tier], notice: float, more: float, wait: float, going: frozenset[str]
+) -> None:
+    short = plan(tiers, notice, wait=wait, going=going)
+    if short.certain:
+        assert set(short.tiers) <= set(plan(tiers, notice + more, wait=wait, going=going).tiers)
+
+
+@given(tiers=worlds(due=False), notice=SOON, wait=st.floats(0, 10))
+def test_memory_and_copies_that_all_go_change_nothing(tiers: list[Tier], notice: float, wait: float) -> None:
+    durable = [one for one in tiers if one.node is None]
+    made, without = plan(tiers, notice, wait=wait, going={OWN, OTHER}), plan(durable, notice, wait=wait)
+    assert (made.tiers, made.certain) == (without.tiers, without.certain)
+
+
+def near(memory: float | None, peer: float | None, *, there: str = OTHER, due: bool = False) -> list[Tier]:
+    return [
+        tier("memory", memory, node=OWN, due=due),
+        tier("peer", peer, "memory", node=there, due=due),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tiers", "chosen", "certain"),
+    [
+        pytest.param([*near(1.0, 2.0), tier("shared", 4.0)], ("memory", "peer", "shared"), True, id="all fit"),
+        pytest.param([*near(1.0, 2.0), tier("shared", 40.0)], ("memory", "peer"), True, id="only a copy fits"),
+        pytest.param([*near(8.0, 10.0), tier("shared", 4.0)], ("shared",), True, id="a copy would make it late"),
+        pytest.param([*near(8.0, 10.0), tier("shared", 40.0)], ("memory", "peer"), True, id="just in time"),
+        pytest.param(
+            [*near(8.0, 10.1), tier("shared", 40.0)], ("memory", "peer"), False, id="late, but the quickest"
+        ),
+        pytest.param([tier("memory", 0.1, node=OWN), tier("shared", 40.0)], ("shared",), False, id="memory alone"),
+        pytest.param(
+            [*near(0.1, 0.2, there=OWN), tier("shared", 40.0)], ("shared",), False, id="the copy's node goes too"
+        ),
+        pytest.param([*near(1.0, None), tier("shared", 4.0)], ("shared",), True, id="unknown delays none that fits"),
+        pytest.param([*near(1.0, None), tier("shared", 40.0)], ("memory", "peer"), False, id="unknown is tried"),
+        pytest.param(
+            [*near(1.0, 2.0, due=True), tier("shared", 15.1)], ("memory", "peer"), True, id="what is due comes first"
+        ),
+        pytest.param(
+            [tier("memory", 8.0, node=OWN, due=True), tier("shared", 10.0)],
+            ("memory", "shared"),
+            True,
+            id="due, and worth nothing",
+        ),
+    ],
+)
+def test_the_choice_with_memory_and_peers_when_this_node_goes_in_30_seconds(
+    tiers: list[Tier], chosen: tuple[str, ...], certain: bool
+) -> None:
+    made = plan(tiers, 30.0, going={OWN})
+    assert (made.tiers, made.certain) == (chosen, certain)
+
+
+def test_the_reason_says_what_goes_with_the_node_and_what_the_step_takes() -> None:
+    made = plan([*near(1.0, 2.0), tier("shared", 40.0)], 30.0, wait=0.5, going={OWN})
+    assert made.reason == (
+        "of 30.0 s, 18.0 s are counted on, the first 0.5 s for the step that is being made "
+        "(memory: done in 1.5 s, and gone with node-a; peer: done in 3.5 s; shared: done in 43.5 s)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("intervals", "due"), [((1, 1), (True, True)), ((1, 4), (True, False)), ((4, 4), (False,) * 2)]
+)
+def test_a_launcher_knows_where_its_copies_go_and_what_they_take(
+    tmp_path: Path, intervals: tuple[int, int], due: tuple[bool, bool]
+) -> None:
+    options = MemoryOptions(root=tmp_path, interval=intervals[0], peer_interval=intervals[1])
+    host = MemoryHost(options, identity=Identity(pod_uid="u1", pod="one", node=OWN), host="127.0.0.1")
+    speeds = {name: Speed() for name in ("memory", "peer")}
+    speeds["memory"].took(GB, 1.0)
+    speeds["peer"].took(GB, 2.0)
+    world = [Member(index=0, pod_uid="u1", node=OWN), Member(index=1, pod_uid="u2", node=OTHER)]
+    memory, peer = host.tiers(speeds, world)
+    assert (memory.seconds, memory.node, memory.due) == (1.0, OWN, due[0])
+    assert (peer.seconds, peer.node, peer.due, peer.source) == (2.0, OTHER, due[1], "memory")
+    assert [one.name for one in host.tiers(speeds, world[:1])] == ["memory"], "nobody is on another node"
+
+
+def test_a_launcher_that_is_asked_for_no_copies_plans_none(tmp_path: Path) -> None:
+    options = MemoryOptions(root=tmp_path)
+    host = MemoryHost(options, identity=Identity(pod_uid="u1", pod="one", node=OWN), host="127.0.0.1")
+    world = [Member(index=0, pod_uid="u1", node=OWN), Member(index=1, pod_uid="u2", node=OTHER)]
+    assert [one.name for one in host.tiers({"memory": Speed()}, world)] == ["memory"]

@@ -13,7 +13,7 @@ from typing import Final
 
 from holdfast.data.audit import Audit
 
-_FLAGS: Final = 5
+_FLAGS: Final = 6
 _SLOT: Final = 5
 _NOTHING: Final = float("-inf")
 # Doubles hold 53 bits exactly, so a hash travels in halves.
@@ -24,8 +24,8 @@ _HALF: Final = 32
 class Ballot:
     """One rank's contribution. `loss` is a sum already weighted by `weight`.
 
-    `quiesce` ends the attempt after a commit, `pause` without one, unless some rank says `bound`: it cannot take its
-    state into another attempt.
+    `quiesce` ends the attempt after a commit, which with `near` is made in memory and on other nodes too; `pause`
+    ends it without one, unless some rank says `bound`: it cannot take its state into another attempt.
     """
 
     checkpoint: bool
@@ -33,6 +33,7 @@ class Ballot:
     non_finite: bool
     pause: bool = False
     bound: bool = False
+    near: bool = False
     touched: Sequence[bool]
     loss: float
     weight: float
@@ -48,6 +49,7 @@ class Agreed:
     non_finite: bool
     pause: bool
     bound: bool
+    near: bool
     touched: tuple[bool, ...]
     loss: float
     weight: float
@@ -56,7 +58,7 @@ class Agreed:
 
 def encode(ballot: Ballot, *, rank: int, world_size: int) -> list[float]:
     """The numbers of which the ranks take the maximum."""
-    own = [ballot.checkpoint, ballot.quiesce, ballot.non_finite, ballot.pause, ballot.bound]
+    own = [ballot.checkpoint, ballot.quiesce, ballot.non_finite, ballot.pause, ballot.bound, ballot.near]
     flags = [*own, *ballot.touched]
     slots = [_NOTHING] * (_SLOT * world_size)
     loss = 0.0 if ballot.non_finite else ballot.loss
@@ -86,6 +88,7 @@ def decode(numbers: Sequence[float], *, world_size: int) -> Agreed:
         non_finite=flags[2],
         pause=flags[3],
         bound=flags[4],
+        near=flags[5],
         touched=tuple(flags[_FLAGS:]),
         loss=sum(slot[0] for slot in slots) / weight if weight and not flags[2] else float("nan"),
         weight=weight,

@@ -15,7 +15,7 @@ from holdfast.checkpoint.writer import SaveResult, Snapshot
 from holdfast.collectives import Over
 from holdfast.config import Interval
 from holdfast.constants import MEMORY_TIER, SHARED_TIER
-from holdfast.errors import CheckpointError, PeerLostError
+from holdfast.errors import CheckpointError, NoRoomError, PeerLostError
 from holdfast.lineage import Lineage
 from holdfast.rank_agent import Agent, Requests
 
@@ -145,16 +145,24 @@ class Committer:
             self._land(flight)
         self._lineage.failures, self._entered = self.failures, time.monotonic()
 
-    def memory_due_at(self, step: int) -> bool:
-        """Whether every rank commits this step into memory."""
-        return self._engine is not None and self._engine.memory_due_at(step)
+    def memory_due_at(self, step: int, *, asked: bool = False) -> bool:
+        """Whether every rank commits this step into memory, if not `asked` to."""
+        return self._engine is not None and self._engine.memory_due_at(step, asked=asked)
 
-    def commit_in_memory(self, step: int, snapshot: Callable[[], Snapshot]) -> None:
-        """Commit where it is fast, beside what is durable. What fails is told; the one before is still there."""
+    def commit_in_memory(self, step: int, snapshot: Callable[[], Snapshot], *, asked: bool = False) -> None:
+        """Commit where it is fast, beside what is durable. What fails is told; the one before is still there.
+
+        `asked`: to other nodes as well, due or not, since a worker must leave.
+        """
         if self._engine is None:
             return
         started = time.monotonic()
-        result = self._engine.save_in_memory(snapshot())
+        try:
+            result = self._engine.save_in_memory(snapshot(), copy=asked)
+        except NoRoomError as error:
+            if not asked:
+                raise
+            result = SaveResult(committed=False, message=str(error))  # the durable commit is still to come
         if result.committed or result.message != self._memory_trouble:  # the same trouble each step is told once
             self._tell(step, result, (), time.monotonic() - started, tier=MEMORY_TIER)
         if not result.committed and result.message != self._memory_trouble:
@@ -207,10 +215,11 @@ class Committer:
             step=step,
             tier=tier,
             result="Committed" if result.committed else "Failed",
-            seconds=round(seconds, 3),
+            seconds=round(seconds, 6),
             bytes=result.nbytes,
             ids=list(ids),
             message=result.message,
+            **_copying(result),
         )
 
     def _count_failed(self, step: int, message: str) -> None:
@@ -232,6 +241,11 @@ class _Flight:
     asked: tuple[str, ...]
     saving: Saving
     waited: float
+
+
+def _copying(result: SaveResult) -> dict[str, float]:
+    """Of a commit that went to another node, how long that took of it."""
+    return {"copying": round(result.copying, 6)} if result.copying else {}
 
 
 def _say(step: int, result: SaveResult, stalled: float) -> None:

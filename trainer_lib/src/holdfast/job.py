@@ -475,8 +475,9 @@ class Job:
     def _commit_if_due(self, agreed: Agreed) -> None:
         """A commit that failed is tried again after the next step: the request stays. Without a folder there is
         nothing to wait for."""
-        if self._committer.memory_due_at(self.committed_step):
-            self._commit_in_memory()
+        asked = agreed.quiesce and agreed.near
+        if self._committer.memory_due_at(self.committed_step, asked=asked):
+            self._commit_in_memory(asked=asked)
         needed = agreed.quiesce or (agreed.pause and agreed.bound)
         ends = agreed.pause and not needed
         if self._committer.due_at(self.committed_step) or agreed.checkpoint or needed:
@@ -520,10 +521,10 @@ class Job:
             flat = self._lineage.flat()
             self._engine.prepare(flat.specs, self._parts()[1].holding(flat.sharded))
 
-    def _commit_in_memory(self) -> None:
+    def _commit_in_memory(self, *, asked: bool) -> None:
         self._parts()[0].check()
         with self._meter.during(Activity.CHECKPOINT):
-            self._committer.commit_in_memory(self.committed_step, self._snapshot)
+            self._committer.commit_in_memory(self.committed_step, self._snapshot, asked=asked)
 
     def _snapshot(self) -> Snapshot:
         _, team = self._parts()

@@ -39,11 +39,13 @@ _RECEIVE_BYTES: Final = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Requests:
-    """What was asked and not answered yet, by id. `quiesce` ends the attempt after a commit, `pause` without one."""
+    """What was asked and not answered yet, by id. `quiesce` ends the attempt after a commit, `pause` without one.
+    With `near` that commit is wanted in memory and on other nodes as well, due there or not."""
 
     checkpoint: tuple[str, ...] = ()
     quiesce: tuple[str, ...] = ()
     pause: tuple[str, ...] = ()
+    near: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +209,7 @@ class RankAgent:
         self._staying = False
         self._awaited: tuple[Pair, str] | None = None  # it was told to leave while it stays
         self._claims: tuple[Claim, ...] | None = None
-        self._requests: dict[str, list[str]] = {"checkpoint": [], "quiesce": [], "pause": []}
+        self._requests: dict[str, list[str]] = {"checkpoint": [], "quiesce": [], "pause": [], "near": []}
         self._closing = False
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -260,7 +262,7 @@ class RankAgent:
             if self._pair == pair:
                 return self._over
             self._pair, self._over, self._claims = pair, Over(), None
-            self._requests["quiesce"], self._requests["pause"] = [], []
+            self._requests = {"checkpoint": self._requests["checkpoint"], "quiesce": [], "pause": [], "near": []}
             if self._left is not None and self._left >= pair:
                 self._over.set("the launcher ended it before it began")
             over = self._over
@@ -408,6 +410,8 @@ class RankAgent:
             case "checkpoint":
                 self._want("checkpoint", str(message["id"]))
             case "quiesce":
+                if message.get("near"):
+                    self._want("near", str(message["id"]))  # first: no vote on the end may lack it
                 self._want("quiesce" if message.get("commit", True) else "pause", str(message["id"]))
             case "leave":
                 self._told_to_leave(Pair.from_json(message), str(message.get("reason", ""))[:MAX_TEXT])

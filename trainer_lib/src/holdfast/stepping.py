@@ -218,6 +218,7 @@ class Stepper:
             checkpoint=self._wants_commit(),
             quiesce=bool(wanted.quiesce),
             pause=bool(wanted.pause),
+            near=bool(wanted.near),
             bound=not self._agent.parting().keep,
             non_finite=not math.isfinite(self._batch.loss),
             touched=touched,

@@ -205,15 +205,15 @@ class Engine:
         """How many were begun in this attempt."""
         return self._saves
 
-    def memory_due_at(self, step: int) -> bool:
-        """Whether every rank commits this step into memory."""
-        return self._memory is not None and self._memory.due_at(step)
+    def memory_due_at(self, step: int, *, asked: bool = False) -> bool:
+        """Whether every rank commits this step into memory, if not `asked` to."""
+        return self._memory is not None and (asked or self._memory.due_at(step))
 
-    def save_in_memory(self, snapshot: Snapshot) -> SaveResult:
-        """Commit into memory, and with copies into that of other nodes."""
+    def save_in_memory(self, snapshot: Snapshot, *, copy: bool = False) -> SaveResult:
+        """Commit into memory, and with copies into that of other nodes; `copy`: also if none is due."""
         if self._memory is None:
             raise CheckpointError("there is no memory tier")
-        return self._memory.save(self._owned(snapshot), self._terms())
+        return self._memory.save(self._owned(snapshot), self._terms(), copy=copy)
 
     def is_durable(self, name: CommitName) -> bool:
         """Whether the shared tier has this commit. Every rank calls it."""

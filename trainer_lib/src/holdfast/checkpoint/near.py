@@ -15,6 +15,7 @@ one of these is spared too, in a third slot: it is what is left when a node is l
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -178,19 +179,20 @@ class MemoryTier:
         """Training goes on from this commit: it is overwritten last."""
         self._newest = name
 
-    def save(self, snapshot: Snapshot, terms: Terms) -> SaveResult:
+    def save(self, snapshot: Snapshot, terms: Terms, *, copy: bool = False) -> SaveResult:
         """Commit; every rank gets the same answer. NoRoomError if there is no room for the very first one: training
-        would go on without what it was asked for."""
+        would go on without what it was asked for. `copy`: to the other nodes too, also if that is not due."""
         exchange = self._world()
         self._look(exchange, terms)
         part = _Part(snapshot, exchange, self._planner)
-        copied = self._copies_at(snapshot.name.step)
+        copied = self._copies_at(snapshot.name.step) or (copy and self.copies)
         trouble: Exception | None = None
         record = writer = None
+        seconds = 0.0
         try:
             writer, record = self._stage(part)
             if copied:
-                self._copy(part, writer, record)
+                seconds = self._copy(part, writer, record)
         except (CheckpointError, OSError) as error:
             trouble = error
         told = exchange.gather({**self._report(record, trouble), "failures": _failures(snapshot)})
@@ -205,7 +207,12 @@ class MemoryTier:
         if not failed:
             self._newest, self._made = snapshot.name, True
             self._copied = snapshot.name if copied else self._copied
-        return SaveResult(committed=not failed, message="; ".join(failed))
+        return SaveResult(
+            committed=not failed,
+            message="; ".join(failed),
+            nbytes=0 if record is None else sum(file.nbytes for file in record.files.values()),
+            copying=seconds,
+        )
 
     def close(self) -> None:
         """Let another process write these slots."""
@@ -295,10 +302,12 @@ class MemoryTier:
                 launcher.close()
             return slots.begin(name, room, keep=keep, job=job, promised=promised)
 
-    def _copy(self, part: _Part, writer: SlotWriter, record: ShardRecord) -> None:
-        copy = self._outgoing(part, record.files)
+    def _copy(self, part: _Part, writer: SlotWriter, record: ShardRecord) -> float:
+        """How long it took."""
+        began, copy = time.monotonic(), self._outgoing(part, record.files)
         places = [writer.place(file) for file in copy.files]
         peers.send(self._neighbour(), copy, places, per_second=self._settings.per_second)
+        return time.monotonic() - began
 
     def _outgoing(self, part: _Part, files: Mapping[str, FileRecord]) -> Copy:
         source = f"{xxhash.xxh3_64_hexdigest(self._settings.me.pod)}-{self._owner}"

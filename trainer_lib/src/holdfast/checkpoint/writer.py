@@ -76,6 +76,8 @@ class SaveResult:
     """Until it was copied."""
     seconds: float = 0.0
     """From the end of the copy until it was durable."""
+    copying: float = 0.0
+    """Of a commit in memory, what it took to send it to another node; 0 if it was not sent."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from holdfast.constants import (
     AGENT_SOCKET_FILE,
     CONTROL_PORT,
     OBJECT_TIER,
+    PEER_TIER,
     SHARED_TIER,
     STORE_PORT,
     TIMELINE_FILE,
@@ -36,7 +37,7 @@ from holdfast.launch.chronicle import Chronicle
 from holdfast.launch.control import Address, ControlChannel
 from holdfast.launch.files import clean
 from holdfast.launch.hang import HangWatch, Scene
-from holdfast.launch.hurry import Plan, plan
+from holdfast.launch.hurry import Plan, Tier, plan
 from holdfast.launch.local import LocalRanks
 from holdfast.launch.membership import Membership, Rules
 from holdfast.launch.membership_file import MembershipFile
@@ -369,15 +370,33 @@ class Agent:
         if after.drain is not None and after.drain != before.drain and after.drain.cause is not None:
             self._hurry(after.drain.until)
 
+    def _near(self) -> bool:
+        """Whether the last commit is to lie on another node's memory, due there or not."""
+        return self._plan is not None and PEER_TIER in self._plan.tiers
+
     def _hurry(self, until: float) -> None:
         """Choose where the last commit of this worker goes."""
-        copies = [self._uploads.speed.tier(OBJECT_TIER, source=SHARED_TIER)] if self._uploads.wanted else []
-        self._plan = made = plan([self._local.speed.tier(SHARED_TIER), *copies], until - self.now())
+        step = self._local.progress.step_seconds or 0.0
+        self._plan = made = plan(self._tiers(), until - self.now(), wait=step, going=self._going())
         chosen = " and ".join(made.tiers)
+        if SHARED_TIER not in made.tiers:
+            chosen += f" (and then to {SHARED_TIER}, though late)"
         if made.certain:
             _log.info("the last commit goes to %s: %s", chosen, made.reason)
         else:
             _log.warning("the last commit may come too late, and is tried to %s: %s", chosen, made.reason)
+
+    def _tiers(self) -> list[Tier]:
+        """In the order in which a last commit fills them."""
+        world, speeds = self._state.world, self._local.speeds
+        near = [] if self._memory is None or world is None else self._memory.tiers(speeds, world.members)
+        copies = [self._uploads.speed.tier(OBJECT_TIER, source=SHARED_TIER)] if self._uploads.wanted else []
+        return [*near, speeds[SHARED_TIER].tier(SHARED_TIER), *copies]
+
+    def _going(self) -> frozenset[str]:
+        """The nodes whose memory is lost: this worker's goes with its pod, if not with the whole node."""
+        said = [peer.hello.notice for peer in self._state.peers.values() if peer.hello and peer.hello.notice]
+        return frozenset({self._config.identity.node, *(notice.node for notice in said)})
 
     def _trains(self, state: State) -> bool:
         """A script without Holdfast's loop never shows a step."""
@@ -508,7 +527,7 @@ class Agent:
             case e.StopRanks(pair=pair, reason=reason, grace=grace):
                 self._local.stop(pair, reason, self._grace(grace))
             case e.QuiesceRanks(pair=pair, id=wish, reason=reason, commit=commit):
-                self._local.quiesce(pair, wish, reason, commit=commit)
+                self._local.quiesce(pair, wish, reason, commit=commit, near=commit and self._near())
             case e.RequestCheckpoint(pair=pair, id=wish, reason=reason):
                 self._local.checkpoint(pair, wish, reason)
             case e.Note(phase=phase, message=text):

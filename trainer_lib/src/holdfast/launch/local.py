@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.checkpoint.names import CommitName
-from holdfast.constants import SHARED_TIER, SURVIVOR, Cause
+from holdfast.constants import MEMORY_TIER, PEER_TIER, SHARED_TIER, SURVIVOR, Cause
 from holdfast.errors import DocumentError
 from holdfast.launch import causes
 from holdfast.launch.agent_socket import RankMessage
@@ -64,10 +64,11 @@ class Wish:
     id: str
     reason: str
     commit: bool = True
+    near: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Wire form."""
-        commit = {"commit": self.commit} if self.type == "quiesce" else {}
+        commit = {"commit": self.commit, "near": self.near} if self.type == "quiesce" else {}
         return {"type": self.type, "id": self.id, "reason": self.reason, **commit}
 
 
@@ -105,7 +106,7 @@ class LocalRanks:
         self._trained: Pair | None = None
         self.memory: Callable[[], dict[str, Any] | None] = lambda: None
         self.progress = Progress()
-        self.speed = Speed()  # of commits to the shared tier
+        self.speeds = {tier: Speed() for tier in (MEMORY_TIER, PEER_TIER, SHARED_TIER)}
         self.supervisor: Supervisor
 
     # What the core wants
@@ -162,9 +163,10 @@ class LocalRanks:
             self.supervisor.kill(rank)  # at once: its end takes a while, and the next attempt waits for it
         self._fail(rank, causes.hung(rank.number, message, self._place(), cause=cause, step=rank.step))
 
-    def quiesce(self, pair: Pair, wish_id: str, reason: str, *, commit: bool) -> None:
-        """Ask for an agreed end of the attempt; a script without the loop is asked to end (SIGTERM)."""
-        self._wish(Wish(type="quiesce", pair=pair, id=wish_id, reason=reason, commit=commit))
+    def quiesce(self, pair: Pair, wish_id: str, reason: str, *, commit: bool, near: bool = False) -> None:
+        """Ask for an agreed end of the attempt; a script without the loop is asked to end (SIGTERM). `near`: with a
+        commit in memory and on other nodes, due there or not."""
+        self._wish(Wish(type="quiesce", pair=pair, id=wish_id, reason=reason, commit=commit, near=near))
         if not self.supervisor.speaks_holdfast and self.supervisor.ranks:
             age = asyncio.get_running_loop().time() - self.supervisor.ranks[0].started_at
             self._later(max(0.0, _PLAIN_AFTER_SECONDS - age), lambda: self._terminate_plain(pair))
@@ -287,11 +289,17 @@ class LocalRanks:
                 **pair.to_json(),
                 "time": self._now(),
             }
-            if body["tier"] == SHARED_TIER:
-                self.speed.took(int(body.get("bytes", 0)), float(body["seconds"]))
+            self._measure(body)
         else:
             _log.error("checkpoint of step %s failed: %s", body["step"], body["message"])
         self._answer(body["ids"], body)
+
+    def _measure(self, body: Mapping[str, Any]) -> None:
+        """What a commit took. One in memory was sent to another node in a part of that time."""
+        nbytes, copying = int(body.get("bytes", 0)), float(body.get("copying", 0.0))
+        if body["tier"] in self.speeds:
+            self.speeds[body["tier"]].took(nbytes, float(body["seconds"]) - copying)
+        self.speeds[PEER_TIER].took(nbytes, copying)
 
     def _answer(self, ids: Iterable[str], body: Mapping[str, Any]) -> None:
         for request_id in ids:

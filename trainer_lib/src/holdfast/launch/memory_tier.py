@@ -5,14 +5,18 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from holdfast.checkpoint.near import MemorySettings
-from holdfast.checkpoint.stores.peer import Neighbour, derive
+from holdfast.checkpoint.stores.peer import Neighbour, derive, successor
 from holdfast.checkpoint.stores.peer_server import PeerServer
 from holdfast.checkpoint.stores.slots import remove
+from holdfast.constants import MEMORY_TIER, PEER_TIER
 from holdfast.errors import UsageError
+from holdfast.launch.hurry import Speed, Tier
+from holdfast.launch.membership import Member
 from holdfast.launch.memory_options import MemoryOptions
 from holdfast.launch.report import Identity
 
@@ -64,6 +68,25 @@ class MemoryHost:
             me=Neighbour(node=node, pod=pod, host=self._host or "127.0.0.1", port=server.port),
             key=server.key,
         ).to_json()
+
+    def tiers(self, speeds: Mapping[str, Speed], members: Iterable[Member]) -> list[Tier]:
+        """Where a last commit of this world would lie: in memory here, and if copies are made, on the next node."""
+        options, (node, _) = self._options, self._me
+        memory = speeds[MEMORY_TIER].tier(MEMORY_TIER, node=node, due=options.interval == 1)
+        there = self._copies_go_to(members)
+        if there is None:
+            return [memory]
+        due = options.peer_interval == 1
+        return [memory, speeds[PEER_TIER].tier(PEER_TIER, MEMORY_TIER, node=there.node, due=due)]
+
+    def _copies_go_to(self, members: Iterable[Member]) -> Neighbour | None:
+        """As each of its ranks chooses."""
+        if self._options.peer_interval is None:
+            return None
+        node, pod = self._me
+        others = [one for one in members if one.pod_uid != pod]
+        world = [Neighbour(node=one.node, pod=one.pod_uid, host="", port=0) for one in others]
+        return successor(world, Neighbour(node=node, pod=pod, host="", port=0))
 
     def close(self, *, complete: bool) -> None:
         """Let go of the folder; of a job that is complete, nothing is kept."""
