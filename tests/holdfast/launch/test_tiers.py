@@ -1,0 +1,203 @@
+"""All tiers of one job at once: memory and a copy on another node at each step, and deltas in a folder, of a model of
+which each shard is in one rank's memory only. Whoever dies, the state that goes on is bit for bit the last one."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from holdfast.activity import Activity
+from holdfast.chaos.inject import PLAN_FILE
+from holdfast.chaos.plan import Fault, Kind
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.stores.memory import MemoryStore
+from holdfast.checkpoint.tier import list_commits, read_manifest
+from holdfast.constants import ENV_CHAOS
+from holdfast.worlds import Pair
+
+Wait = Callable[..., Any]
+WorldPair = tuple[int, int]
+PROCESSES = 2
+DURABLE_EVERY = 5
+
+
+class Found(NamedTuple):
+    """What a world went on from: its step, and the last one for which `job.step` had returned on any rank."""
+
+    step: int
+    returned: int
+
+
+class Job:
+    """Pods on nodes of their own, each with the memory of its node, and what their ranks said of their states."""
+
+    def __init__(self, cluster: Any, wait_for: Wait, **environ: str) -> None:
+        self.cluster, self._wait, self._environ = cluster, wait_for, environ
+        self.folder = cluster.shared / "checkpoints"
+        self._members: tuple[str, ...] = ()
+        cluster.settings |= {"processesPerWorker": PROCESSES, "replicas": 2, "minReplicas": 2, "budgets": []}
+        cluster.settings["checkpoint"] |= {"interval": str(DURABLE_EVERY), "fullEvery": 100}
+
+    def start(self, name: str) -> Any:
+        (pod,) = self.cluster.start(
+            name,
+            script="shards.py",
+            HOLDFAST_CHECKPOINT_DIR=str(self.folder),
+            HOLDFAST_MEMORY_TIER=str(self._memory(name)),
+            HOLDFAST_PEER_INTERVAL="1",
+            **self._environ,
+        )
+        return pod
+
+    def replace(self, generation: int, after: WorldPair, *names: str, gone: tuple[str, ...]) -> WorldPair:
+        """As the operator does when pods are gone: the next generation, with others in their places."""
+        before = [f"uid-{name}" for name in self._members]
+        previous = [{"generation": after[0], "publication": f"p{after[0]}", "members": before}]
+        claims = [json.loads(file.read_text()) for file in (self.folder / "claims").glob("*.json")]
+        active = {"generation": after[0], "attempt": after[1]}
+        return self.publish(
+            generation, *names, active=active, previous=previous, gone=[f"uid-{name}" for name in gone], claims=claims
+        )
+
+    def publish(self, generation: int, *names: str, **changes: Any) -> WorldPair:
+        self._members = names
+        self.cluster.publish(generation, *names, **changes)
+        pair: WorldPair = self.cluster.await_world(generation, *names)
+        return pair
+
+    def lose_nodes(self, *names: str) -> None:
+        """Launchers, ranks and memory, at one blow."""
+        for name in names:
+            self.cluster.pods[name].process.kill()
+        for name in names:
+            self.cluster.pods.pop(name).stop()
+            shutil.rmtree(self._memory(name))
+
+    def found(self, pair: WorldPair) -> Found:
+        """Once all ranks of a world have found a state: the same step, each shard as it was when that was made."""
+        size = PROCESSES * len(self._members)
+        here = self._wait(lambda: (own := self._said("found", pair)) and len(own) >= size and own, self.cluster.tail)
+        (step,) = {one["step"] for one in here}
+        made = defaultdict(set)
+        for one in self._said("applied"):
+            if tuple(one["pair"]) < pair:
+                made[one["step"], one["shard"]].add(one["digest"])
+        assert {one["shard"] for one in here} == set(range(size))
+        for one in here:
+            assert made[step, one["shard"]] == {one["digest"]}, f"shard {one['shard']} of step {step} is another"
+        returned = max(one["step"] for one in self._said("returned") if tuple(one["pair"]) < pair)
+        return Found(step=step, returned=returned)
+
+    def goes_on(self, pair: WorldPair, steps: int) -> None:
+        """By so many steps, of which each is applied as it was the first time, if it was made before."""
+        begun = self.found(pair).step
+        (first, *_) = (self.cluster.pods[name] for name in self._members)
+        self._wait(lambda: first.world == pair and first.step >= begun + steps, self.cluster.tail)
+        made = defaultdict(set)
+        for one in self._said("applied"):
+            made[one["step"], one["shard"]].add(one["digest"])
+        assert all(len(digests) == 1 for digests in made.values())
+
+    def durable(self) -> list[Manifest]:
+        """The commits in the folder, oldest first."""
+        return [read_manifest(self.folder, name) for name in sorted(list_commits(self.folder), key=lambda n: n.step)]
+
+    def restored_from(self, pod: Any, number: int) -> str:
+        """Where the state came from after that incident, as its launcher tells."""
+        incident = self._wait(lambda: _resumed(pod.status.get("incidents", ()), number), self.cluster.tail)
+        assert incident["lostSteps"] <= 1, "but for a step that no rank had returned from"
+        return str(incident["restoredFrom"])
+
+    def _said(self, kind: str, pair: WorldPair | None = None) -> list[dict[str, Any]]:
+        """Whole lines only: a rank may be in the middle of one."""
+        texts = [file.read_text() for file in self.cluster.shared.glob("states-*")]
+        lines = [json.loads(line) for text in texts for line in text.split("\n")[:-1]]
+        return [one for one in lines if one["kind"] == kind and pair in (None, tuple(one["pair"]))]
+
+    def _memory(self, name: str) -> Path:
+        return memory_of(self.cluster, name)
+
+
+def _resumed(incidents: Sequence[dict[str, Any]], number: int) -> dict[str, Any] | None:
+    known = incidents[number] if len(incidents) > number else None
+    return known if known and known["resumedTime"] else None
+
+
+def memory_of(cluster: Any, name: str) -> Path:
+    """The memory of a pod's node."""
+    return Path(cluster.shared.parent / f"memory-{name}")
+
+
+def test_a_rank_then_a_node_then_both_nodes_are_lost_and_each_time_the_state_goes_on_bit_for_bit(
+    cluster: Any, wait_for: Wait
+) -> None:
+    """The rank dies when it begins to commit in memory what all have applied, and from which none returned."""
+    chaos = cluster.shared / "chaos"
+    chaos.mkdir()
+    dies = Fault(number=1, kind=Kind.KILL, rank=1, step=13, at=Activity.CHECKPOINT)
+    (chaos / PLAN_FILE).write_text(json.dumps([dies.to_json()]))
+    job = Job(cluster, wait_for, **{ENV_CHAOS: str(chaos)})
+    a, _ = job.start("a"), job.start("b")
+    first = job.publish(1, "a", "b")
+
+    second = cluster.await_world(1, "a", "b", above=first)
+    rank = job.found(second)
+    assert rank.step == rank.returned, "what no rank had returned from was in no slot yet"
+    assert set(job.restored_from(a, 0).split(", ")) <= {"memory", "peer"}, "the folder has an older one"
+    job.goes_on(second, 3 * DURABLE_EVERY)
+    assert job.durable()[-1].stands_on, "a delta"
+
+    job.lose_nodes("b")
+    job.start("c")
+    third = job.replace(2, second, "a", "c", gone=("b",))
+    node = job.found(third)
+    assert node.returned <= node.step <= node.returned + 1, "no step that any rank had returned from is lost"
+    assert set(job.restored_from(a, 1).split(", ")) == {"memory", "peer"}
+    job.goes_on(third, 3 * DURABLE_EVERY)
+
+    job.lose_nodes("a", "c")
+    newest = job.durable()[-1]
+    assert newest.stands_on, "a delta"
+    job.start("d")
+    job.start("e")
+    fourth = job.replace(3, third, "d", "e", gone=("a", "c"))
+    both = job.found(fourth)
+    assert both.step == newest.step, "what lay in memory only is lost with both nodes, and nothing else"
+    assert both.returned - both.step <= 2 * DURABLE_EVERY
+    job.goes_on(fourth, 3)
+
+
+def test_a_notice_sends_the_last_step_to_another_node_too_though_none_is_due_there_and_tells_why(
+    cluster: Any, wait_for: Wait
+) -> None:
+    every = {
+        "HOLDFAST_CHECKPOINT_DIR": str(cluster.shared / "checkpoints"),
+        "HOLDFAST_MEMORY_INTERVAL": "200",
+        "HOLDFAST_PEER_INTERVAL": "200",
+    }
+    for name in "abc":
+        cluster.start(name, script="trains.py", HOLDFAST_MEMORY_TIER=str(memory_of(cluster, name)), **every)
+    c = cluster.pods["c"]
+    cluster.publish(1, "a", "b", "c")
+    pair = cluster.await_world(1, "a", "b", "c")
+    wait_for(lambda: c.step > 205, "a commit in memory has been measured")
+    notice = {"version": 1, "id": "spot-1", "reason": "spot terminate", "source": "AWS", "drain": True}
+    (c.run_dir / "wish").write_text(json.dumps(notice))
+    (c.run_dir / "wish").rename(c.run_dir / "emergency_checkpoint")
+    assert c.wait() == 75, cluster.tail()
+    last = json.loads((c.run_dir / "emergency_checkpoint.ack").read_text())["step"]
+    assert last % 200, "not due in memory"
+    assert c.status["checkpoints"]["memory"]["step"] == last, cluster.tail()
+    told = re.findall(r"the last commit goes to (.*?): of .*? s are counted on.*?\((.*)\)", c.log.read_text())
+    assert [chosen for chosen, _ in told] == ["memory and peer and shared"], cluster.tail()
+    figures = r"memory: done in \d.* s, and gone with node-c; peer: done in \d.* s; shared: done in \d.* s"
+    assert re.fullmatch(figures, told[0][1]), told
+    (there,) = memory_of(cluster, "a").glob("launcher-*")  # of the nodes in the order of their names, the next one
+    with MemoryStore(there).open(CommitName(step=last, pair=Pair(*pair)), "rank-2.safetensors") as copy:
+        assert copy.nbytes > 0
