@@ -22,6 +22,8 @@ import _bench as bench
 from _recovery import contenders as c
 from _recovery.observer import Line
 
+from holdfast_testbed.ports import free_port
+
 HERE = Path(__file__).resolve().parent
 # Model → samples of a rank in a step, growths that a session has.
 SIZES = {"3.7 M": 4, "29 M": 1}
@@ -105,7 +107,7 @@ class Copier:
     def __init__(self, size: str) -> None:
         meet = {
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(c.free_port()),
+            "MASTER_PORT": str(free_port()),
             "WORLD_SIZE": "2",
             "GLOO_SOCKET_IFNAME": "lo",
         }

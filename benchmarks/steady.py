@@ -22,9 +22,11 @@ from pathlib import Path
 from typing import IO
 
 import _bench as bench
-from _recovery.contenders import PEERS, free_port, torchft_is_here
+from _recovery.contenders import PEERS, torchft_is_here
 from _steady.workload import SHAPES, parameters
 from torch.distributed import TCPStore
+
+from holdfast_testbed.ports import free_port
 
 RANK = Path(__file__).resolve().parent / "_steady" / "rank.py"
 BAR = "recovery-8"

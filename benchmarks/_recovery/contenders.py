@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -20,6 +18,8 @@ from functools import cache
 from pathlib import Path
 
 from _recovery.observer import Trace, healthy_steps, latest
+from holdfast_testbed.ports import free_port
+from holdfast_testbed.processes import die_with_parent
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -29,19 +29,10 @@ PEER_LIST = HERE.parent / "peers.txt"
 STEPS = 1_000_000
 QUIET_SECONDS = 1.0
 QUIET_TICKS = 3  # hundredths of a second
-_PR_SET_PDEATHSIG = 1
-_prctl = ctypes.PyDLL(None).prctl
 
 
 class TrialFailedError(Exception):
     """A job did not do what was waited for."""
-
-
-def free_port() -> int:
-    """A port that nobody uses at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Job(ABC):
@@ -174,7 +165,7 @@ class Job(ABC):
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                preexec_fn=_die_with_us,  # noqa: PLW1509 - one call into libc
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - one call into libc
             )
         self._processes.append(process)
         return process
@@ -185,10 +176,6 @@ def _comm(pid: int) -> str:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
         return ""
-
-
-def _die_with_us() -> None:
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 class OneLauncher(Job):

@@ -6,6 +6,7 @@ point, because the process writes its own record and only then becomes the progr
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -18,6 +19,9 @@ from holdfast_testbed.settings import child_environment
 from holdfast_testbed.waiting import wait_for
 
 _PROC = Path("/proc")
+_PR_SET_PDEATHSIG = 1
+# PyDLL keeps the interpreter's lock: between fork and exec nothing else may run.
+_prctl = ctypes.PyDLL(None).prctl
 # $1 is the record, $2 the log. A missing folder (the cluster is being removed) ends it before the program starts.
 _STUB = (
     'IFS= read -r stat </proc/$$/stat && printf "%s\\n" "$stat" >"$1" || exit 1; '
@@ -129,6 +133,11 @@ def kill_all(identities: Sequence[Identity], *, seconds: float = 30.0) -> None:
         what=f"killed processes {[i.pid for i in identities if alive(i)]} are gone",
         seconds=seconds,
     )
+
+
+def die_with_parent() -> None:
+    """A `preexec_fn`: a child of ours is killed when the thread that started it ends, and so however we end."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def stop(process: subprocess.Popen[bytes], *, seconds: float = 20.0) -> None:
