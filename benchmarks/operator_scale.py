@@ -24,9 +24,9 @@ import _bench as bench
 from _fleet.agents import Stage
 from _fleet.api import Api
 from _fleet.fleet import PODS_A_NODE, Death, Fleet, Job, add_nodes, jobs_of, kwok, latencies, requests
-from _fleet.process import Cost, Operator, rights
+from _fleet.process import Cost, Operator
 
-from holdfast_testbed import bootstrap
+from holdfast_testbed import bootstrap, chart
 from holdfast_testbed.cluster import Cluster
 from holdfast_testbed.waiting import wait_for
 
@@ -99,7 +99,7 @@ def prepared(name: str, profile: bool) -> Iterator[Bench]:
         cluster.kubectl("apply", "-f", str(CRDS))
         wait_for(lambda: established(cluster), what="the API server knows the kind", seconds=60)
         file = bench.OUT / f"operator-{name}.profile" if profile else None
-        operator = Operator(rights(cluster), bench.OUT / f"operator-{name}.log", file)
+        operator = Operator(chart.grant(cluster, chart.rights()), bench.OUT, f"operator-{name}", file)
         with kwok(cluster, bench.OUT / "kwok.log"):
             yield Bench(cluster=cluster, operator=operator)
     finally:

@@ -13,21 +13,17 @@ import json
 import ssl
 import time
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
 from typing import Any
 
 import aiohttp
 
 from _fleet.api import Api
 from _fleet.fleet import Job
+from holdfast_testbed import played
+from holdfast_testbed.clock import stamp
+from holdfast_testbed.played import Json
 
 REPORT_SECONDS = 1.0
-Json = dict[str, Any]
-
-
-def stamp() -> str:
-    """Now, as in the contract."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 class Agent:
@@ -35,7 +31,8 @@ class Agent:
 
     def __init__(self, player: Player, pod: Json, token: str) -> None:
         self.player, self.pod = player, pod
-        self.uid = str(pod["metadata"]["uid"])
+        meta, node = pod["metadata"], pod["spec"]["nodeName"]
+        self.worker = played.Worker(namespace=meta["namespace"], name=meta["name"], uid=meta["uid"], node=node)
         self.news = asyncio.Event()
         self.membership: Json | None = None
         self._headers = {"Authorization": f"Bearer {token}"}
@@ -51,25 +48,11 @@ class Agent:
 
     async def _report(self) -> None:
         while True:
-            meta = self.pod["metadata"]
-            body = {
-                "version": 1,
-                "sidecar": {"startId": self.uid[:8], "number": next(self._numbers)},
-                "pod": {**{key: meta[key] for key in ("namespace", "name", "uid")}, "node": self.node},
-                "launcher": self.player.status(self),
-                "launcherSilentSeconds": 0.1,
-                "notices": [],
-                "gpu": [],
-            }
+            body = played.report(self.worker, self.player.status(self.worker), number=next(self._numbers))
             await self._call("POST", "/v1/report", json.dumps(body).encode())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.news.wait(), REPORT_SECONDS)
             self.news.clear()
-
-    @property
-    def node(self) -> str:
-        """Where it runs."""
-        return str(self.pod["spec"]["nodeName"])
 
     async def _poll(self) -> None:
         while True:
@@ -115,7 +98,7 @@ class Player:
     def join(self, pod: Json, token: str) -> None:
         """A launcher starts in a pod."""
         agent = Agent(self, pod, token)
-        self.agents[agent.uid] = agent
+        self.agents[agent.worker.uid] = agent
 
     def lose(self, uid: str) -> None:
         """A launcher dies; its peers see it at once."""
@@ -125,92 +108,31 @@ class Player:
 
     def look(self) -> None:
         """A new world where the rules allow one."""
-        documents = [agent.membership for agent in self.agents.values() if agent.membership]
-        if documents:
-            self._form(max(documents, key=lambda found: int(found["revision"])))
+        membership = played.newest(agent.membership for agent in self.agents.values())
+        if membership is not None:
+            self._form(membership)
         for agent in self.agents.values():
             agent.news.set()
 
-    def _form(self, document: Json) -> None:
-        members = [str(member["podUID"]) for member in document["members"]]
-        told = [_pair(entry) for entry in document["acknowledged"]]
-        self.incidents = [incident for incident in self.incidents if _pair(incident) not in told]
-        generation, up, current = int(document["generation"]), set(self.agents), self.world
-        newer = current is None or generation > current["generation"]
-        if newer and set(members) <= up:
-            self._enter(document, generation, 1, members)
-        elif not newer and current is not None and not set(current["members"]) <= up:
-            survivors = [uid for uid in current["members"] if uid in up]
-            enough = 2 * len(survivors) > len(members) and len(survivors) >= document["settings"]["minReplicas"]
-            self.broken = not (document["settings"]["onFailure"] == "Shrink" and enough)
-            if not self.broken:
-                self._enter(document, generation, current["attempt"] + 1, survivors)
-
-    def _enter(self, document: Json, generation: int, attempt: int, members: list[str]) -> None:
-        ended = self.world
-        gone = [uid for uid in ended["members"] if uid in self.dead and uid not in members] if ended else []
+    def _form(self, membership: Json) -> None:
+        ended, up = self.world, self.agents.keys()
+        self.incidents = played.unacknowledged(self.incidents, membership)
+        self.world, self.broken = played.form(membership, ended, broken=self.broken, up=up)
+        gone = [uid for uid in played.gone(ended, self.world) if uid in self.dead]
         if ended and gone:
-            self.incidents.append(self._incident(ended, gone))
-        self.world = {
-            "generation": generation,
-            "attempt": attempt,
-            "publication": document["publication"],
-            "members": members,
-            "coordinator": members[0],
-        }
-        self.broken, self.seen = False, self.seen | set(members)
+            self.incidents.append(played.incident(ended, gone, at=stamp()))
+        self.seen |= set(self.world["members"] if self.world else ())
 
-    def _incident(self, ended: Json, gone: list[str]) -> Json:
-        return {
-            "generation": ended["generation"],
-            "attempt": ended["attempt"],
-            "cause": "Infrastructure",
-            "action": "Shrink",
-            "reason": "WorkerLost",
-            "message": f"{len(gone)} workers gone",
-            "pod": None,
-            "rank": None,
-            "node": None,
-            "detectedTime": stamp(),
-            "resumedTime": stamp(),
-            "lostSteps": 0,
-        }
-
-    def status(self, agent: Agent) -> Json:
-        """What a launcher writes."""
-        inside = self.world is not None and agent.uid in self.world["members"] and not self.broken
-        pair = {key: self.world[key] for key in ("generation", "attempt")} if inside and self.world else None
-        step = int(2 * (time.monotonic() - self.began))
-        return {
-            "version": 1,
-            "podUID": agent.uid,
-            "pod": agent.pod["metadata"]["name"],
-            "node": agent.node,
-            "ready": True,
-            "ports": {"store": 29400, "control": 29401},
-            "accepted": pair,
-            "started": pair,
-            "world": self.world if inside else None,
-            "phase": "Running" if inside else "Waiting",
-            "message": "",
-            "committedStep": step if inside else None,
-            "committedAt": stamp() if inside else None,
-            "ranks": [],
-            "checkpoints": {},
-            "highestClaim": None,
-            "foreignClaims": [],
-            "quarantined": [],
-            "loss": 2.0,
-            "throughput": 100.0,
-            "incidents": self.incidents if inside else [],
-            "notices": [],
-            "lostMembers": [
-                {"podUID": uid, "since": since, "how": "Silent"}
-                for uid, since in self.dead.items()
-                if inside and uid in self.seen
-            ],
-            "exit": None,
-        }
+    def status(self, worker: played.Worker) -> Json:
+        """What a launcher writes; one whose world is broken is in none."""
+        return played.status(
+            worker,
+            None if self.broken else self.world,
+            step=int(2 * (time.monotonic() - self.began)),
+            at=stamp(),
+            incidents=self.incidents,
+            lost={uid: since for uid, since in self.dead.items() if uid in self.seen},
+        )
 
 
 class Stage:
@@ -259,13 +181,7 @@ class Stage:
 
     async def _join(self, pod: Json) -> None:
         meta = pod["metadata"]
-        bound = {"kind": "Pod", "apiVersion": "v1", "name": meta["name"], "uid": meta["uid"]}
-        spec = {"audiences": ["holdfast"], "boundObjectRef": bound, "expirationSeconds": 3600}
-        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
+        body = played.token_request(pod=meta["name"], uid=meta["uid"])
         path = f"/api/v1/namespaces/{self._namespace}/serviceaccounts/default/token"
         made = await self._api.call("POST", path, body)
         self.players[meta["labels"]["holdfast.dev/job-name"]].join(pod, made["status"]["token"])
-
-
-def _pair(value: Json) -> tuple[int, int]:
-    return int(value["generation"]), int(value["attempt"])

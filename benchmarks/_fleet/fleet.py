@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import json
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -16,10 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from _fleet.api import JOBS, MERGE, Api
-from _fleet.process import ACCOUNT
+from holdfast_testbed.chart import account
+from holdfast_testbed.clock import stamp
 from holdfast_testbed.cluster import Cluster
+from holdfast_testbed.processes import die_with_parent
 from holdfast_testbed.programs import program
 
+ACCOUNT = account()
 PODS_A_NODE = 110
 JOBS_A_NAMESPACE = 100
 PATIENCE = 900.0
@@ -35,17 +36,13 @@ def kwok(cluster: Cluster, file: Path) -> Iterator[None]:
             [program("kwok"), f"--kubeconfig={cluster.kubeconfig}", f"--config={STAGES}", *words],
             stdout=log,
             stderr=log,
-            preexec_fn=_die_with_parent,  # noqa: PLW1509 - one call, no locks
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - one call into libc
         )
     try:
         yield
     finally:
         process.terminate()
         process.wait(30)
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 async def add_nodes(api: Api, count: int) -> None:
@@ -156,7 +153,7 @@ class Fleet:
     async def kill(self, job: Job, pod: dict[str, Any]) -> Death:
         """A pod's trainer dies of SIGKILL, as its kubelet would tell it."""
         meta = pod["metadata"]
-        state = {"terminated": {"exitCode": 137, "reason": "Error", "finishedAt": _stamp(), "startedAt": _stamp()}}
+        state = {"terminated": {"exitCode": 137, "reason": "Error", "finishedAt": stamp(), "startedAt": stamp()}}
         ended = [{**status, "ready": False, "state": state} for status in pod["status"]["containerStatuses"]]
         status = {"phase": "Failed", "containerStatuses": ended}
         at = time.time()
@@ -171,10 +168,6 @@ def jobs_of(first: int, count: int, workers: int, *, prefix: str = "fleet") -> l
         Job(namespace=f"{prefix}-{number // JOBS_A_NAMESPACE}", name=f"job-{number}", workers=workers)
         for number in range(first, first + count)
     ]
-
-
-def _stamp() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 @dataclass(frozen=True, kw_only=True)

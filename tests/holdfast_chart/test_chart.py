@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,26 +14,13 @@ from holdfast_operator.api import parse_job
 from holdfast_operator.constants import LEASE_NAME
 from holdfast_operator.seen import Platform
 from holdfast_operator.status import Worker
+from holdfast_testbed.chart import CHART, render
 from holdfast_testbed.commands import run
 from holdfast_testbed.errors import TestbedError
 from holdfast_testbed.flows import End, Flow, allowed
 from holdfast_testbed.programs import program
 
 pytestmark = pytest.mark.integration  # needs the Helm CLI
-
-CHART = Path(__file__).resolve().parents[2] / "charts" / "holdfast"
-
-
-def render(
-    *values: str, namespace: str = "holdfast-system", release: str = "holdfast", hooks: bool = False
-) -> list[dict[str, Any]]:
-    """What is installed; with `hooks` also what `helm test` makes."""
-    flags = [flag for value in values for flag in ("--set", value)]
-    text = run(
-        [program("helm"), "template", release, CHART, "-n", namespace, "--kube-version", "1.36.0", *flags]
-        + ([] if hooks else ["--no-hooks"]),
-    )
-    return [document for document in yaml.safe_load_all(text) if document]
 
 
 def one(documents: list[dict[str, Any]], kind: str, name: str | None = None) -> dict[str, Any]:

@@ -6,38 +6,31 @@ their leases; ``Launchers`` speaks the agents' API over TLS with real projected 
 
 from __future__ import annotations
 
-import ctypes
 import http.client
 import itertools
 import json
 import os
-import signal
 import ssl
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 from urllib3.util import Retry
 
+from holdfast_testbed import chart, played
+from holdfast_testbed.clock import stamp
 from holdfast_testbed.cluster import Cluster, recorded_clusters, remove_cluster
-from holdfast_testbed.commands import run
 from holdfast_testbed.errors import CommandFailedError
-from holdfast_testbed.ports import free_port
-from holdfast_testbed.programs import program
+from holdfast_testbed.operator_process import OperatorProcess
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PREFIX = "integration-"
-SYSTEM = "holdfast-system"
 JOBS = ("holdfast.dev", "v1alpha1")
 PLURAL = "faulttolerantjobs"
 BUSY = (0, 429, 500, 502, 503, 504)
@@ -145,104 +138,23 @@ def _wait_until() -> Callable[..., Any]:
     return wait_until
 
 
-def stamp() -> str:
-    """Now, as in the contract."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
-def _die_with_parent() -> None:
-    """A test run that is killed leaves no operator behind (PR_SET_PDEATHSIG)."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-
-
-class Operator:
-    """``python -m holdfast_operator`` as a process of its own."""
-
-    def __init__(
-        self,
-        kubeconfig: Path,
-        folder: Path,
-        program: tuple[str, ...] = ("-m", "holdfast_operator"),
-        **environment: str,
-    ) -> None:
-        self.agents_port, self.http_port = free_port(), free_port()
-        self._program = program
-        self._log = folder / f"operator-{self.http_port}.log"
-        self._environment = {
-            "PATH": os.defpath,
-            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
-            "KUBECONFIG": str(kubeconfig),
-            "HOLDFAST_NAMESPACE": SYSTEM,
-            "HOLDFAST_POD_NAME": f"operator-{self.http_port}",
-            "HOLDFAST_POD_IP": "127.0.0.1",
-            "HOLDFAST_HOST": "127.0.0.1",
-            "HOLDFAST_AGENTS_PORT": str(self.agents_port),
-            "HOLDFAST_HTTP_PORT": str(self.http_port),
-            "HOLDFAST_AGENTS_URL": f"https://127.0.0.1:{self.agents_port}",
-            "HOLDFAST_SIDECAR_IMAGE": "docker.io/holdfast/sidecar:test",
-            **environment,
-        }
-        self._process: subprocess.Popen[bytes] | None = None
+class Operator(OperatorProcess):
+    """``python -m holdfast_operator`` as a process of its own. It is ready once it is started."""
 
     def start(self) -> None:
         """Start it; returns when it is ready."""
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, *self._program],
-                env=self._environment,
-                stdout=log,
-                stderr=log,
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 - one call, no locks
-            )
-        wait_until(self._ready_or_ended, "the operator is ready")
-        assert self._process.poll() is None, self.log()
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        self._end(signal.SIGKILL)
-
-    def stop(self) -> int:
-        """SIGTERM; returns its exit status."""
-        return self._end(signal.SIGTERM)
+        super().start()
+        wait_until(lambda: not self.alive() or self.ready(), "the operator is ready")
+        assert self.alive(), self.log()
 
     def restart(self) -> None:
         """SIGKILL and start anew."""
         self.kill()
         self.start()
 
-    def signal(self, number: int) -> None:
-        """Any signal."""
-        assert self._process is not None
-        self._process.send_signal(number)
-
-    def wait(self) -> int:
-        """Its exit status, once it has ended."""
-        assert self._process is not None
-        return self._process.wait(120)
-
-    def alive(self) -> bool:
-        """Whether the process is the one that was started."""
-        return self._process is not None and self._process.poll() is None
-
-    def ready(self) -> bool:
-        """Whether its probe says so."""
-        return self.answers("/readyz")
-
-    def answers(self, path: str) -> bool:
-        """Whether a page is there and well."""
-        try:
-            return self.get(path, seconds=5)[0] == 200
-        except (OSError, http.client.HTTPException):
-            return False
-
     def began(self) -> int:
         """How often the program began, in this process or an earlier one."""
         return self.log().count('"message": "holdfast operator ')
-
-    def log(self) -> str:
-        """All lines that it wrote; the last one may be on its way."""
-        whole, _, _rest = self._log.read_bytes().rpartition(b"\n")
-        return whole.decode()
 
     def lines(self) -> list[dict[str, Any]]:
         """Its log, parsed: every line must be JSON."""
@@ -256,24 +168,6 @@ class Operator:
             if line.startswith(f"{wanted} "):
                 return float(line.rpartition(" ")[2])
         return 0.0
-
-    def get(self, path: str, seconds: float = 60) -> tuple[int, str]:
-        """A page of probes and metrics."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=seconds)
-        try:
-            connection.request("GET", path)
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode()
-        finally:
-            connection.close()
-
-    def _ready_or_ended(self) -> bool:
-        assert self._process is not None
-        return self._process.poll() is not None or self.ready()
-
-    def _end(self, number: int) -> int:
-        self.signal(number)
-        return self.wait()
 
 
 class Kubelets(threading.Thread):
@@ -412,7 +306,9 @@ class Agent:
 
     def __init__(self, api: Any, operator: Operator, pod: Any, trust: str) -> None:
         self.pod = pod
-        self.uid = str(pod.metadata.uid)
+        meta, node = pod.metadata, pod.spec.node_name
+        self.worker = played.Worker(namespace=meta.namespace, name=meta.name, uid=meta.uid, node=node)
+        self.uid = self.worker.uid
         self.membership: dict[str, Any] | None = None
         self.answers: list[int] = []
         self._operator = operator
@@ -425,22 +321,7 @@ class Agent:
 
     def report(self, launcher: dict[str, Any] | None, preflight: dict[str, Any] | None = None) -> int:
         """POST; returns the status code, 0 when nobody answered."""
-        meta = self.pod.metadata
-        body = {
-            "version": 1,
-            "sidecar": {"startId": self.uid[:8], "number": next(self._numbers)},
-            "pod": {
-                "namespace": meta.namespace,
-                "name": meta.name,
-                "uid": self.uid,
-                "node": self.pod.spec.node_name,
-            },
-            "launcher": launcher,
-            "launcherSilentSeconds": 0.1 if launcher else None,
-            "notices": [],
-            "gpu": [],
-            "preflight": preflight,
-        }
+        body = played.report(self.worker, launcher, number=next(self._numbers), preflight=preflight)
         while (status := self.call("POST", "/v1/report", json.dumps(body))[0]) == 429:
             time.sleep(0.1)  # as a sidecar waits that reported too often
         return status
@@ -478,9 +359,7 @@ class Agent:
 def token_for(api: Any, pod: Any, audience: str = "holdfast") -> str:
     """What a projected volume would hold: a token bound to the pod."""
     meta = pod.metadata
-    bound = {"kind": "Pod", "apiVersion": "v1", "name": meta.name, "uid": meta.uid}
-    spec = {"audiences": [audience], "boundObjectRef": bound, "expirationSeconds": 3600}
-    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
+    body = played.token_request(pod=meta.name, uid=meta.uid, audience=audience)
     made = client.CoreV1Api(api).create_namespaced_service_account_token("default", meta.namespace, body)
     return str(made.status.token)
 
@@ -544,14 +423,10 @@ class Launchers(threading.Thread):
 
     def _tick(self) -> None:
         self._meet()
-        document = max(
-            (agent.membership for agent in self.agents.values() if agent.membership),
-            key=lambda found: int(found["revision"]),
-            default=None,
-        )
-        if document is not None:
-            self._obey(document)
-            self._form(document)
+        membership = played.newest(agent.membership for agent in self.agents.values())
+        if membership is not None:
+            self._obey(membership)
+            self._form(membership)
         if self.world is not None and not self.broken:
             self.step += 1
         for uid, agent in list(self.agents.items()):
@@ -588,97 +463,35 @@ class Launchers(threading.Thread):
         pod = self._core.read_namespaced_pod(self.agents[uid].pod.metadata.name, self._namespace)
         return pod.metadata.deletion_timestamp is not None
 
-    def _form(self, document: dict[str, Any]) -> None:
+    def _form(self, membership: dict[str, Any]) -> None:
         """A new world where the rules allow one."""
-        members = [str(member["podUID"]) for member in document["members"]]
-        up = set(self.agents) - self.dead - set(self.left) - set(document["directives"]["drain"])
-        self.incidents = [i for i in self.incidents if _pair(i) not in [_pair(a) for a in document["acknowledged"]]]
-        generation = int(document["generation"])
-        current = self.world
-        newer = current is None or generation > current["generation"]
-        if newer and set(members) <= up:
-            self._enter(document, generation, 1, members)
-        elif not newer and current is not None and not set(current["members"]) <= up:
-            settings = document["settings"]
-            survivors = [uid for uid in current["members"] if uid in up]
-            enough = 2 * len(survivors) > len(members) and len(survivors) >= settings["minReplicas"]
-            self.broken = not (settings["onFailure"] == "Shrink" and enough)
-            if not self.broken:
-                self._enter(document, generation, current["attempt"] + 1, survivors)
-
-    def _enter(self, document: dict[str, Any], generation: int, attempt: int, members: list[str]) -> None:
         ended = self.world
-        gone = [uid for uid in ended["members"] if uid not in members] if ended else []
+        up = set(self.agents) - self.dead - set(self.left) - set(membership["directives"]["drain"])
+        self.incidents = played.unacknowledged(self.incidents, membership)
+        self.world, self.broken = played.form(membership, ended, broken=self.broken, up=up)
+        if self.world is not None and self.world is not ended:
+            self.worlds.append((self.world["generation"], self.world["attempt"], tuple(self.world["members"])))
+        gone = played.gone(ended, self.world)
         if ended and gone and not set(gone) <= self.ordered:
             drained = set(gone) <= set(self.left)
+            pod = next((member["pod"] for member in membership["members"] if member["podUID"] == gone[0]), None)
+            steps = 0 if drained else 3
             self.incidents.append(
-                {
-                    "generation": ended["generation"],
-                    "attempt": ended["attempt"],
-                    "cause": "Interruption" if drained else "Infrastructure",
-                    "action": "Shrink",
-                    "reason": "WorkerLeft" if drained else "WorkerLost",
-                    "message": f"{len(gone)} workers gone",
-                    "pod": self._name_of(document, gone[0]),
-                    "rank": None,
-                    "node": None,
-                    "detectedTime": stamp(),
-                    "resumedTime": stamp(),
-                    "lostSteps": 0 if drained else 3,
-                }
+                played.incident(ended, gone, at=stamp(), drained=drained, pod=pod, lost_steps=steps)
             )
-        self.world = {
-            "generation": generation,
-            "attempt": attempt,
-            "publication": document["publication"],
-            "members": members,
-            "coordinator": members[0],
-        }
-        self.broken = False
-        self.worlds.append((generation, attempt, tuple(members)))
-
-    @staticmethod
-    def _name_of(document: dict[str, Any], uid: str) -> str | None:
-        return next((member["pod"] for member in document["members"] if member["podUID"] == uid), None)
 
     def _status(self, agent: Agent) -> dict[str, Any]:
-        inside = self.world is not None and agent.uid in self.world["members"]
-        pair = {key: self.world[key] for key in ("generation", "attempt")} if inside and self.world else None
-        commit = {**pair, "step": self.step, "time": stamp()} if pair else None
-        return {
-            "version": 1,
-            "podUID": agent.uid,
-            "pod": agent.pod.metadata.name,
-            "node": agent.pod.spec.node_name,
-            "ready": True,
-            "ports": {"store": 29400, "control": 29401},
-            "accepted": pair,
-            "started": pair,
-            "world": self.world if inside and not self.broken else None,
-            "phase": "Running" if inside and not self.broken else "Waiting",
-            "message": "",
-            "committedStep": self.step if inside else None,
-            "committedAt": stamp() if inside else None,
-            "ranks": [],
-            "checkpoints": {"shared": commit} if commit else {},
-            "highestClaim": None,
-            "foreignClaims": [],
-            "quarantined": [],
-            "loss": 2.0,
-            "throughput": 100.0,
-            "incidents": self.incidents if inside else [],
-            "notices": [],
-            "lostMembers": [
-                {"podUID": uid, "since": stamp(), "how": "Silent"}
-                for uid in sorted(self.dead)
-                if inside and self.worlds and any(uid in world[2] for world in self.worlds)
-            ],
-            "exit": None,
-        }
-
-
-def _pair(value: dict[str, Any]) -> tuple[int, int]:
-    return int(value["generation"]), int(value["attempt"])
+        now, seen = stamp(), {uid for world in self.worlds for uid in world[2]}
+        return played.status(
+            agent.worker,
+            self.world,
+            step=self.step,
+            at=now,
+            broken=self.broken,
+            tiers=("shared",),
+            incidents=self.incidents,
+            lost=dict.fromkeys(sorted(self.dead & seen), now),
+        )
 
 
 class Stage:
@@ -809,13 +622,7 @@ class Stage:
 @pytest.fixture(scope="session")
 def rights(cluster: Cluster) -> Path:
     """A kubeconfig of the chart's own service account, with exactly the chart's rights."""
-    flags = ("-n", SYSTEM, "--kube-version", "1.36.0", "--no-hooks")
-    rendered = run([program("helm"), "template", "holdfast", REPOSITORY / "charts" / "holdfast", *flags])
-    kinds = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
-    granted = [document for document in yaml.safe_load_all(rendered) if document and document["kind"] in kinds]
-    cluster.kubectl("create", "namespace", SYSTEM)
-    cluster.kubectl("apply", "-f", "-", input=yaml.safe_dump_all(granted))
-    return cluster.kubeconfig_for(service_account="holdfast", namespace=SYSTEM)
+    return chart.grant(cluster, chart.rights())
 
 
 @pytest.fixture(scope="session")

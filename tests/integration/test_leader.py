@@ -20,8 +20,8 @@ import yaml
 from kubernetes import client
 
 from holdfast_testbed.api_faults import ApiProxy, Mode, api_faults
+from holdfast_testbed.constants import OPERATOR_NAMESPACE
 
-SYSTEM = "holdfast-system"
 LEASE_SECONDS = 15  # with less, a machine that stands still for a moment changes the leader
 # The operator as it is, but for its time of day: that of the machine and the seconds in a file.
 WITH_A_CLOCK = """
@@ -127,12 +127,8 @@ def leads(one: Any) -> bool:
 
 def holder(stage: Any) -> tuple[str, int]:
     """Of the Lease, and how often it has changed hands."""
-    lease = client.CoordinationV1Api(stage.api).read_namespaced_lease("holdfast-operator", SYSTEM)
+    lease = client.CoordinationV1Api(stage.api).read_namespaced_lease("holdfast-operator", OPERATOR_NAMESPACE)
     return str(lease.spec.holder_identity), int(lease.spec.lease_transitions)
-
-
-def name_of(operator: Any) -> str:
-    return f"operator-{operator.http_port}"
 
 
 def asked(stage: Any, operator: Any) -> tuple[int, Any]:
@@ -158,7 +154,7 @@ def recovered(stage: Any, members: list[str]) -> bool:
 def test_a_standby_goes_on_where_a_killed_leader_was_and_nothing_is_doubled(stage: Any, operator: Pair) -> None:
     stage.nodes(3)
     player = stage.run(replicas=3, elasticity={"minReplicas": 2})
-    assert holder(stage)[0] == name_of(operator.leader)
+    assert holder(stage)[0] == operator.leader.name
     assert operator.standby.get("/readyz")[0] == 200
     assert operator.standby.metric("holdfast_leader") == 0
     known = (503, {"version": 1, "leader": f"https://127.0.0.1:{operator.leader.agents_port}"})
@@ -171,7 +167,7 @@ def test_a_standby_goes_on_where_a_killed_leader_was_and_nothing_is_doubled(stag
     stage.wait(lambda: recovered(stage, ["gpt-w0", "gpt-w3", "gpt-w2"]), "the replacement trains")
 
     stage.wait(lambda: stage.status().get("incidents"), "it is counted")
-    assert holder(stage) == (name_of(operator.leader), transitions + 1)
+    assert holder(stage) == (operator.leader.name, transitions + 1)
     assert [pod.metadata.name for pod in stage.pods()] == ["gpt-w0", "gpt-w1", "gpt-w2", "gpt-w3"]
     assert before <= {pod.metadata.uid for pod in stage.pods()}, "no pod was made anew"
     found = stage.status()

@@ -7,31 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from kubernetes import client
 
-from holdfast_testbed.commands import run
-from holdfast_testbed.programs import program
+from holdfast_testbed import chart
 
-CHART = Path(__file__).resolve().parents[2] / "charts" / "holdfast"
 SYSTEM = "holdfast-namespaced"
-USER = f"system:serviceaccount:{SYSTEM}:holdfast"
+USER = chart.account(SYSTEM)
 
 
 @pytest.fixture
 def granted(cluster: Any, namespace: str) -> Iterator[Path]:
     """A kubeconfig with exactly the rights of a release that watches the test's namespace."""
-    flags = ("-n", SYSTEM, "--kube-version", "1.36.0", "--no-hooks", "--set", f"watchNamespaces={{{namespace}}}")
-    documents = yaml.safe_load_all(run([program("helm"), "template", "holdfast", CHART, *flags]))
-    kinds = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
-    chosen = [document for document in documents if document and document["kind"] in kinds]
+    chosen = chart.rights(f"watchNamespaces={{{namespace}}}", namespace=SYSTEM)
     for document in chosen:
         document["metadata"]["labels"]["app.kubernetes.io/name"] = "holdfast-namespaced"
-    cluster.kubectl("create", "namespace", SYSTEM)
-    cluster.kubectl("apply", "-f", "-", input=yaml.safe_dump_all(chosen))
-    yield cluster.kubeconfig_for(service_account="holdfast", namespace=SYSTEM)
-    cluster.kubectl("delete", "-f", "-", input=yaml.safe_dump_all(chosen))
-    cluster.kubectl("delete", "namespace", SYSTEM, "--wait=false")
+    yield chart.grant(cluster, chosen, SYSTEM)
+    chart.withdraw(cluster, chosen, SYSTEM)
 
 
 @pytest.fixture

@@ -11,15 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from kubernetes import client
 
-from holdfast_testbed.commands import run
-from holdfast_testbed.programs import program
+from holdfast_testbed import chart
 
-CHART = Path(__file__).resolve().parents[2] / "charts" / "holdfast"
 SYSTEM = "holdfast-nodes"
-USER = f"system:serviceaccount:{SYSTEM}:holdfast"
+USER = chart.account(SYSTEM)
 TOKEN = "a-token-of-the-test"
 MARK = "holdfast.dev/remediation"
 REMEDIATION = {
@@ -35,16 +32,10 @@ REMEDIATION = {
 @pytest.fixture(scope="module")
 def granted(cluster: Any) -> Iterator[Path]:
     """A kubeconfig with exactly the rights of a release whose mode is Drain."""
-    values = ("--set", "nodeRemediation.mode=Drain,nodeRemediation.token.secretName=alerts")
-    flags = ("-n", SYSTEM, "--kube-version", "1.36.0", "--no-hooks", *values)
-    documents = yaml.safe_load_all(run([program("helm"), "template", "holdfast", CHART, *flags]))
-    kinds = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
-    chosen = [renamed(document) for document in documents if document and document["kind"] in kinds]
-    cluster.kubectl("create", "namespace", SYSTEM)
-    cluster.kubectl("apply", "-f", "-", input=yaml.safe_dump_all(chosen))
-    yield cluster.kubeconfig_for(service_account="holdfast", namespace=SYSTEM)
-    cluster.kubectl("delete", "-f", "-", input=yaml.safe_dump_all(chosen))
-    cluster.kubectl("delete", "namespace", SYSTEM, "--wait=false")
+    values = ("nodeRemediation.mode=Drain", "nodeRemediation.token.secretName=alerts")
+    chosen = [renamed(document) for document in chart.rights(*values, namespace=SYSTEM)]
+    yield chart.grant(cluster, chosen, SYSTEM)
+    chart.withdraw(cluster, chosen, SYSTEM)
 
 
 def renamed(document: dict[str, Any]) -> dict[str, Any]:
@@ -65,8 +56,6 @@ def operator(granted: Path, tmp_path_factory: pytest.TempPathFactory, operator_c
     made = operator_class(
         granted,
         folder,
-        # The operator of this tree, also where the environment was made for another one.
-        PYTHONPATH=str(CHART.parents[1] / "operator" / "src"),
         HOLDFAST_NAMESPACE=SYSTEM,
         HOLDFAST_NODE_REMEDIATION=json.dumps(REMEDIATION),
         HOLDFAST_ALERTS_TOKEN_FILE=str(folder / "token"),

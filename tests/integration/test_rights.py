@@ -18,9 +18,10 @@ from kubernetes import client, config
 from holdfast_operator.cluster import Cluster
 from holdfast_operator.errors import ConflictError, NotFoundError, RejectedError
 from holdfast_operator.ownsecrets import ClusterSecrets
+from holdfast_testbed.chart import account
+from holdfast_testbed.constants import OPERATOR_NAMESPACE
 
-SYSTEM = "holdfast-system"
-USER = f"system:serviceaccount:{SYSTEM}:holdfast"
+USER = account()
 EVERYWHERE = EVERY_NAME = "*"
 
 Right = tuple[str, str, str, str, str]
@@ -63,7 +64,7 @@ def calls(cluster: Cluster, namespace: str) -> dict[str, Callable[[], Any]]:
     """Every call of ``Cluster``, about what is not there."""
     nobody = {"namespace": namespace, "name": "nobody", "uid": "0", "resourceVersion": "1"}
     meta = {"name": "nobody", "namespace": namespace}
-    lease = {"metadata": {"name": "holdfast-operator", "namespace": SYSTEM}}
+    lease = {"metadata": {"name": "holdfast-operator", "namespace": OPERATOR_NAMESPACE}}
     pod = {"metadata": meta, "spec": {"containers": [{"name": "c", "image": "x"}]}}
 
     def apply() -> None:
@@ -92,7 +93,7 @@ def calls(cluster: Cluster, namespace: str) -> dict[str, Callable[[], Any]]:
         "nodes": cluster.nodes,
         "node": lambda: cluster.node("nobody"),
         "lease": lambda: cluster.lease("nobody"),
-        "own_lease": lambda: cluster.own_lease(SYSTEM),
+        "own_lease": lambda: cluster.own_lease(OPERATOR_NAMESPACE),
         "write_own_lease": write_own_lease,
         "pod_events": lambda: cluster.pod_events(namespace, "0"),
         "pods_on": lambda: cluster.pods_on("nobody"),
@@ -139,7 +140,7 @@ def test_every_call_is_granted_and_every_right_is_used(
             made[name]()
         except NotFoundError:
             continue
-    of_secrets(ClusterSecrets(client.CoreV1Api(api), SYSTEM))
+    of_secrets(ClusterSecrets(client.CoreV1Api(api), OPERATOR_NAMESPACE))
     client.CoreV1Api(stage.api).delete_namespaced_pod("nobody", namespace, grace_period_seconds=0)
 
     granted = rights_of(cluster)
@@ -176,7 +177,7 @@ def test_what_an_operator_that_only_observes_nodes_never_does_it_may_not_do(
 
 def test_other_secrets_are_closed_even_beside_its_own(refused_api: Any) -> None:
     with pytest.raises(client.ApiException) as refusal:
-        ClusterSecrets(client.CoreV1Api(refused_api), SYSTEM).read("another")
+        ClusterSecrets(client.CoreV1Api(refused_api), OPERATOR_NAMESPACE).read("another")
     assert refusal.value.status == 403
 
 

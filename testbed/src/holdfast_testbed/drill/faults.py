@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from holdfast_testbed.constants import OPERATOR_NAMESPACE
 from holdfast_testbed.drill.judge import Outcome, Promise, first_new_step, lost_steps
 from holdfast_testbed.drill.sight import Incident, Pair
 from holdfast_testbed.drill.watch import PodSight, Watcher
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from holdfast_testbed.cluster import Cluster
     from holdfast_testbed.processes import Process
 
-OPERATOR_NAMESPACE = "holdfast-system"
 SETTLE_SECONDS = 60.0
 _COMMIT = re.compile(r"step-(\d+)\.g(\d+)\.a(\d+)")
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import yaml
 
+from holdfast_testbed.chart import CHART
 from holdfast_testbed.cluster import Cluster
-from holdfast_testbed.constants import RUNTIME_CLAIM
-from holdfast_testbed.drill.faults import OPERATOR_NAMESPACE, leader
+from holdfast_testbed.constants import OPERATOR_NAMESPACE, RUNTIME_CLAIM
+from holdfast_testbed.drill.faults import leader
 
 REPOSITORY = Path(__file__).resolve().parents[4]
-CHART = REPOSITORY / "charts" / "holdfast"
 EXAMPLE = REPOSITORY / "trainer_lib" / "examples" / "gpt" / "job.yaml"
 # What `helm test` needs here: the trainer's image is near-empty, the host lends it Python and torch.
 _HOST = {"claimName": RUNTIME_CLAIM, "readOnly": True}

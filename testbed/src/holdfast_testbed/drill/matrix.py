@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from holdfast_testbed.constants import OPERATOR_NAMESPACE
 from holdfast_testbed.drill.faults import (
-    OPERATOR_NAMESPACE,
     Stage,
     await_save,
     commits,

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 
-from holdfast_testbed.drill.faults import OPERATOR_NAMESPACE, leader
-from holdfast_testbed.drill.install import CHART, REPOSITORY, install_chart
+from holdfast_testbed.chart import CHART
+from holdfast_testbed.constants import OPERATOR_NAMESPACE
+from holdfast_testbed.drill.faults import leader
+from holdfast_testbed.drill.install import REPOSITORY, install_chart
 from holdfast_testbed.monitoring import alertmanager, prometheus
 from holdfast_testbed.waiting import wait_for
 
