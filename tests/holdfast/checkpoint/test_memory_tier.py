@@ -268,6 +268,30 @@ def test_also_after_another_attempt_went_on_from_one_that_was_not_copied(
     assert read(made.stores("b"), CommitName(step=3, pair=FIRST)) == tensors(3)
 
 
+def test_another_attempt_spares_what_was_copied_last_also_if_no_copy_was_due_then(
+    nodes: Callable[..., Nodes], world: Callable[..., list[Any]]
+) -> None:
+    made = nodes("ab", peer_interval=10)
+
+    def first(exchange: Any) -> SaveResult:
+        saves(tier := made.tier(exchange), exchange.rank, 10, 11)
+        return tier.save(snapshot_of(12, exchange.rank), TERMS, copy=True)
+
+    assert all(result.committed for result in world(2, first))
+    claim = Claim(pair=Pair(1, 2), job_uid="job", publication="p", from_step=12, from_pair=FIRST)
+
+    def again(exchange: Any) -> None:
+        tier = made.tier(exchange)
+        tier.restored(CommitName(step=12, pair=FIRST))
+        for step in (13, 14, 15):
+            snapshot = snapshot_of(step, exchange.rank, Pair(1, 2))
+            assert tier.save(snapshot, replace(TERMS, claims=(claim,))).committed
+
+    world(2, again)
+    made.lose("a")
+    assert read(made.stores("b"), CommitName(step=12, pair=FIRST)) == tensors(12)
+
+
 def test_the_next_attempt_spares_what_it_goes_on_from(
     nodes: Callable[..., Nodes], world: Callable[..., list[Any]]
 ) -> None:

@@ -257,25 +257,26 @@ class MemoryTier:
         commits = [
             fencing.Commit(step=name.step, pair=name.pair, job_uid=job, publication=publication)
             for one in told
-            for text, job, publication in one
+            for text, job, publication, _ in one
             if (name := parse_commit(text)) is not None
         ]
         found = fencing.order(commits, terms.claims, job_uid=terms.job_uid, resume=terms.resume)
         names = [CommitName(step=one.step, pair=one.pair) for one in found]
-        every = self._settings.peer_interval
         self._newest = self._newest or next(iter(names), None)
-        if every is not None and self._target is not None:  # else none will be that could take its place
-            self._copied = next((name for name in names if name.step % every == 0), None)
+        if self._target is not None:  # else none will be that could take its place
+            copied = {text for one in told for text, _, _, there in one if there}
+            self._copied = next((name for name in names if str(name) in copied), None)
         self._looked = True
 
-    def _have(self, terms: Terms) -> list[tuple[str, str, str]]:
+    def _have(self, terms: Terms) -> list[tuple[str, str, str, bool]]:
         store, found = MemoryStore(self._settings.folder, terms.jobs), []
+        copied = frozenset[CommitName]() if self._slots is None else self._slots.copied()
         for name in store.commits():
             try:
                 manifest = store.manifest(name)
             except CheckpointError:
                 continue
-            found.append((str(name), manifest.job_uid, manifest.publication))
+            found.append((str(name), manifest.job_uid, manifest.publication, name in copied))
         return found
 
     def _stage(self, part: _Part) -> tuple[SlotWriter, ShardRecord]:
@@ -357,7 +358,7 @@ class MemoryTier:
 
     def _seal(self, part: _Part, writer: SlotWriter, manifest: Manifest, copied: bool) -> str:
         try:
-            writer.seal(manifest)
+            writer.seal(manifest, copied=copied)
             if copied:
                 peers.seal(self._neighbour(), self._outgoing(part, {}), manifest)
         except (CheckpointError, OSError) as error:

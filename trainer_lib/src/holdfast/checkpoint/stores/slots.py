@@ -66,7 +66,8 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """What a whole slot holds, and of whose commit. `number` tells its bytes from all that were there before."""
+    """What a whole slot holds, and of whose commit. `number` tells its bytes from all that were there before;
+    `copied` says that another node has them as well."""
 
     name: CommitName
     number: int
@@ -74,6 +75,7 @@ class Content:
     files: Mapping[str, Extent] = field(default_factory=dict)
     manifest: Extent | None = None
     void: bool = False
+    copied: bool = False
 
     @property
     def end(self) -> int:
@@ -89,6 +91,7 @@ class Content:
             "files": {name: [one.offset, one.nbytes] for name, one in self.files.items()},
             "manifest": [self.manifest.offset, self.manifest.nbytes] if self.manifest else None,
             "void": self.void,
+            "copied": self.copied,
         }
 
     @classmethod
@@ -104,6 +107,7 @@ class Content:
             files={file: Extent(offset=offset, nbytes=nbytes) for file, (offset, nbytes) in value["files"].items()},
             manifest=Extent(offset=manifest[0], nbytes=manifest[1]) if manifest else None,
             void=value["void"],
+            copied=value.get("copied", False),
         )
 
 
@@ -288,6 +292,11 @@ class SlotSet:
             slot = self._make(index, need, promised)
         return SlotWriter(slot, name, job)
 
+    def copied(self) -> frozenset[CommitName]:
+        """The commits of which another node has these bytes as well."""
+        contents = [slot.content() for index in self._indices() if (slot := self._open(index)) is not None]
+        return frozenset(one.name for one in contents if one is not None and one.copied and not one.void)
+
     def close(self) -> None:
         """Let another writer have them."""
         for slot in self._slots.values():
@@ -398,14 +407,14 @@ class SlotWriter:
         """All bytes are here."""
         self._slot.stage(self._content)
 
-    def seal(self, manifest: Manifest) -> None:
+    def seal(self, manifest: Manifest, *, copied: bool = False) -> None:
         """Add the manifest: it is a commit."""
         raw = encode(manifest)
         at = -(-self._content.end // PADDING) * PADDING
         if at + len(raw) > self._slot.capacity:
             raise CheckpointError(f"the manifest of {self._content.name} does not fit its slot")
         self._slot.view[at : at + len(raw)] = raw
-        self._content = replace(self._content, manifest=Extent(offset=at, nbytes=len(raw)))
+        self._content = replace(self._content, manifest=Extent(offset=at, nbytes=len(raw)), copied=copied)
         self._slot.amend(self._content)
 
 
