@@ -4,8 +4,12 @@ which each shard is in one rank's memory only. Whoever dies, the state that goes
 from __future__ import annotations
 
 import json
+import os
+import random
 import re
 import shutil
+import signal
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -104,6 +108,10 @@ class Job:
             made[one["step"], one["shard"]].add(one["digest"])
         assert all(len(digests) == 1 for digests in made.values())
 
+    def ranks(self, pair: WorldPair) -> list[int]:
+        """The processes of a world."""
+        return sorted(one["pid"] for one in self._said("found", pair))
+
     def durable(self) -> list[Manifest]:
         """The commits in the folder, oldest first."""
         return [read_manifest(self.folder, name) for name in sorted(list_commits(self.folder), key=lambda n: n.step)]
@@ -171,6 +179,24 @@ def test_a_rank_then_a_node_then_both_nodes_are_lost_and_each_time_the_state_goe
     assert both.step == newest.step, "what lay in memory only is lost with both nodes, and nothing else"
     assert both.returned - both.step <= 2 * DURABLE_EVERY
     job.goes_on(fourth, 3)
+
+
+def test_ranks_that_are_killed_at_any_moment_take_no_step_along_from_which_one_had_returned(
+    cluster: Any, wait_for: Wait
+) -> None:
+    """In its forward pass, its vote, or while a commit is made, sent, sealed or read."""
+    chance = random.Random(7)
+    job = Job(cluster, wait_for, WARM="2")
+    a, _ = job.start("a"), job.start("b")
+    pair = job.publish(1, "a", "b")
+    wait_for(lambda: a.step > DURABLE_EVERY, cluster.tail)
+    for _ in range(10):
+        time.sleep(chance.uniform(0.05, 0.5))
+        os.kill(chance.choice(job.ranks(pair)), signal.SIGKILL)
+        pair = cluster.await_world(1, "a", "b", above=pair)
+        found = job.found(pair)
+        assert found.returned <= found.step <= found.returned + 1, cluster.tail()
+        job.goes_on(pair, 1)
 
 
 def test_a_notice_sends_the_last_step_to_another_node_too_though_none_is_due_there_and_tells_why(
