@@ -47,6 +47,18 @@ def test_deltas_are_asked_of_launchers_where_they_are_wanted() -> None:
     assert "fullEvery" not in manifests.settings(parse_spec(SMALLEST))["checkpoint"]
 
 
+def test_what_deltas_may_leave_out_is_said_where_it_is_wanted() -> None:
+    asked = parse_spec({**SMALLEST, "checkpoint": {"fullEvery": 8, "deltaThreshold": 0.0001}})
+    assert manifests.settings(asked)["checkpoint"]["deltaThreshold"] == 0.0001
+    assert "deltaThreshold" not in manifests.settings(parse_spec(SMALLEST))["checkpoint"]
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.5, "0.1", True, None])
+def test_a_threshold_that_is_none_is_refused_by_name(value: object) -> None:
+    with pytest.raises(UnreadableError, match=r"spec\.checkpoint\.deltaThreshold must be a number from 0 to 1"):
+        parse_spec({**SMALLEST, "checkpoint": {"fullEvery": 8, "deltaThreshold": value}})
+
+
 def test_retention_is_said_in_the_words_that_launchers_read() -> None:
     fields = {"keepLast": 5, "keepEvery": 10000, "keepHours": 6, "keepDaily": 7, "keepWeekly": 13}
     asked = parse_spec({**SMALLEST, "checkpoint": {"retention": fields}})

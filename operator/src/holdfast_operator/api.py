@@ -20,6 +20,7 @@ from holdfast_operator.reading import choice as _choice
 from holdfast_operator.reading import integer as _integer
 from holdfast_operator.reading import items as _list
 from holdfast_operator.reading import mapping as _mapping
+from holdfast_operator.reading import number as _number
 from holdfast_operator.recovery import Escalation, Rule, parse_escalation, parse_rules
 
 Json = Mapping[str, Any]
@@ -118,6 +119,7 @@ class CheckpointSpec:
     claim_name: str | None = None
     interval: str = "300s"
     full_every: int = 1
+    delta_threshold: float = 0.0
     keep_last: int = 3
     retention: str = ""  # what is kept beside them, in the words that launchers read: hours=6,daily=7
     resume: str = c.RESUME_ALWAYS
@@ -359,6 +361,7 @@ def _checkpoint(value: Json) -> CheckpointSpec:
         claim_name=str(claim) if claim else None,
         interval=_interval(value.get("interval", "5m")),
         full_every=_integer(value, "fullEvery", "spec.checkpoint", 1, minimum=1),
+        delta_threshold=_number(value, "deltaThreshold", "spec.checkpoint", 0.0, maximum=1.0),
         keep_last=_integer(retention, "keepLast", "spec.checkpoint.retention", 3, minimum=1),
         retention=_rules(retention),
         resume=_choice(value, "resume", "spec.checkpoint", ("Always", "Never"), c.RESUME_ALWAYS),

@@ -386,6 +386,7 @@ def settings(spec: JobSpec) -> Manifest:
             "interval": spec.checkpoint.interval,
             "keepLast": spec.checkpoint.keep_last,
             **({"fullEvery": spec.checkpoint.full_every} if spec.checkpoint.full_every > 1 else {}),
+            **({"deltaThreshold": spec.checkpoint.delta_threshold} if spec.checkpoint.delta_threshold else {}),
             **({"retention": spec.checkpoint.retention} if spec.checkpoint.retention else {}),
             "resume": spec.checkpoint.resume,
             "deadlineSeconds": float(spec.drain_seconds),

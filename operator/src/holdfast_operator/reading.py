@@ -51,6 +51,14 @@ def integer(value: Json, key: str, path: str, default: int | None = None, *, min
     return found
 
 
+def number(value: Json, key: str, path: str, default: float, *, maximum: float) -> float:
+    """A number from 0 to ``maximum``."""
+    found = value.get(key, default)
+    if not isinstance(found, int | float) or isinstance(found, bool) or not 0 <= found <= maximum:
+        raise UnreadableError(f"{path}.{key} must be a number from 0 to {maximum:g}, not {found!r}")
+    return float(found)
+
+
 def choice(value: Json, key: str, path: str, known: tuple[str, ...], default: str | None) -> str:
     """One of the words that are known."""
     found = value.get(key, default)

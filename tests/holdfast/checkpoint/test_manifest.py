@@ -94,8 +94,8 @@ def test_a_truncation_anywhere_is_damage() -> None:
 def test_a_whole_manifest_of_a_newer_version_is_refused_by_name() -> None:
     document = json.loads(encode(MANIFEST))
     del document["manifestDigest"]
-    with pytest.raises(UnknownFormatError, match=r"version 3.*reads .* version 1 and 2.*use a newer holdfast"):
-        decode(sealed({**document, "version": 3, "novelty": True}))
+    with pytest.raises(UnknownFormatError, match=r"version 4.*reads .* versions 1 to 3.*use a newer holdfast"):
+        decode(sealed({**document, "version": 4, "novelty": True}))
 
 
 def test_another_digest_than_ours_is_refused_by_name() -> None:

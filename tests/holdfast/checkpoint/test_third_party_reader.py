@@ -139,6 +139,49 @@ def test_it_reads_a_delta_bit_for_bit(tmp_path: Path, reader: ModuleType) -> Non
     assert_same(reader.build(manifest["state"]["objects"]["model"], tensors), model.state_dict())
 
 
+def test_it_reads_a_commit_that_is_not_exact_as_holdfast_does(
+    tmp_path: Path, reader: ModuleType, world: Callable[..., Any]
+) -> None:
+    from holdfast.checkpoint.deltas import Chain
+    from holdfast.checkpoint.exchange import Alone
+    from holdfast.checkpoint.reader import restore
+    from holdfast.checkpoint.state import flatten, trained
+    from holdfast.checkpoint.writer import Arena, Planner, commit, stage
+
+    model, chains = torch.nn.Linear(1100, 512), [Chain(every=4, threshold=1e-2) for _ in range(2)]
+    for step in (1, 2):
+        with torch.no_grad():
+            model.weight += 1e-4
+            model.weight[::40, ::7] += step
+        flat = flatten({"model": model})
+        snapshot = Snapshot(
+            name=CommitName(step=step, pair=Pair(1, 1)),
+            specs=flat.specs,
+            read=flat.read,
+            state={"objects": flat.tree, "counters": {}},
+            data=None,
+            alone={},
+            numerics={},
+            inexact=trained({"model": model}, flat),
+        )
+
+        def act(exchange: Any, snapshot: Snapshot = snapshot) -> bool:
+            staged = stage(snapshot, Arena(), Planner(), rank=exchange.rank, size=2)
+            return commit(tmp_path, staged, exchange, chain=chains[exchange.rank]).committed
+
+        assert all(world(2, act))
+
+    folder, manifest = reader.newest(tmp_path)
+    assert manifest["version"] == 3
+    assert len(manifest["tensors"]["model/weight"]["patches"]) == 2
+    tensors = reader.read_tensors(folder, manifest)
+    loaded = restore(tmp_path, Alone()).loaded
+    assert loaded is not None
+    assert {name: bits(tensor) for name, tensor in tensors.items()} == {
+        name: bytes(data) for name, data in loaded.tensors.items()
+    }
+
+
 def test_it_takes_the_commit_that_the_claims_allow(
     tmp_path: Path, reader: ModuleType, commit: Callable[..., Any]
 ) -> None:

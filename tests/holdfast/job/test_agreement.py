@@ -83,6 +83,7 @@ def test_arguments_win_over_the_environment_which_wins_over_defaults() -> None:
         "HOLDFAST_CHECKPOINT_INTERVAL": "20",
         "HOLDFAST_CHECKPOINT_KEEP": "7",
         "HOLDFAST_CHECKPOINT_FULL_EVERY": "4",
+        "HOLDFAST_CHECKPOINT_DELTA_THRESHOLD": "1e-5",
         "HOLDFAST_CHECKPOINT_RETENTION": "daily=7",
     }
     config = effective(read_environment(environ), keep_last=2)
@@ -91,6 +92,7 @@ def test_arguments_win_over_the_environment_which_wins_over_defaults() -> None:
         "checkpoint_interval": "20 steps (environment)",
         "keep_last": "2 (argument)",
         "full_every": "4 (environment)",
+        "delta_threshold": "1e-05 (environment)",
         "retention": "daily=7 (environment)",
         "resume": "Always (default)",
     }
@@ -102,6 +104,9 @@ def test_arguments_win_over_the_environment_which_wins_over_defaults() -> None:
         ({"keep_last": 0}, "keep at least one"),
         ({"full_every": 0}, "full_every is 0"),
         ({"full_every": 101}, "to 100"),
+        ({"full_every": 4, "delta_threshold": -1e-3}, "a delta threshold of -0.001"),
+        ({"full_every": 4, "delta_threshold": 10}, "at most 1"),
+        ({"delta_threshold": 1e-3}, "full_every 1"),
         ({"retention": "monthly=2"}, "retention rule 'monthly=2'"),
         ({"resume": "Sometimes"}, "give 'Always' or 'Never'"),
     ],

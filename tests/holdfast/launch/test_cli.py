@@ -6,6 +6,7 @@ import pytest
 
 from holdfast.cli import main, parse
 from holdfast.errors import UsageError
+from holdfast.launch.standalone import Terms
 
 
 def test_torchruns_words_are_read_in_both_spellings() -> None:
@@ -43,6 +44,14 @@ def test_without_dashes_the_rest_belongs_to_the_script() -> None:
         (["run", "--node-rank", "1", "--", "x"], ["--node-rank", "by itself"]),
         (["run", "--master_addr=h", "--", "x"], ["--master-addr", "--rdzv-endpoint"]),
         (["run", "--checkpoint-interval", "5m", "--", "x"], ["--checkpoint-interval", "30s", "Auto"]),
+        (
+            ["run", "--checkpoint-delta-threshold", "low", "--", "x"],
+            ["--checkpoint-delta-threshold", "'low'", "1e-5"],
+        ),
+        (
+            ["run", "--checkpoint-delta-threshold", "1e-5", "--", "x"],
+            ["--checkpoint-delta-threshold", "full_every 1"],
+        ),
         (["run", "--hang-timeout", "soon", "--", "x"], ["--hang-timeout", "whole seconds", "Off"]),
         (["run", "--max-restarts", "-1", "--", "x"], ["--max-restarts"]),
         (["run", "--warm-processes", "some", "--", "x"], ["--warm-processes", "whole number", "none"]),
@@ -54,6 +63,18 @@ def test_a_bad_option_is_named_with_its_mend(words: list[str], parts: list[str])
     with pytest.raises(UsageError) as caught:
         parse(words)
     assert [part for part in parts if part not in str(caught.value)] == []
+
+
+def test_what_deltas_may_leave_out_is_told_to_all() -> None:
+    words = ["run", "--checkpoint-full-every", "8", "--checkpoint-delta-threshold", "1e-5", "--", "x"]
+    options = parse(words)
+    terms = Terms(
+        run_id="run",
+        checkpoint_full_every=options.checkpoint_full_every,
+        checkpoint_delta_threshold=options.checkpoint_delta_threshold,
+    )
+    assert terms.settings()["checkpoint"]["deltaThreshold"] == 1e-5
+    assert "deltaThreshold" not in Terms(run_id="run").settings()["checkpoint"]
 
 
 def test_a_bad_option_ends_with_2_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:

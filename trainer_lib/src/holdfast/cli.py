@@ -42,6 +42,7 @@ class RunOptions:
     checkpoint_interval: str
     checkpoint_keep: int
     checkpoint_full_every: int
+    checkpoint_delta_threshold: float
     checkpoint_retention: str
     resume: str
     hang_timeout: str
@@ -195,6 +196,7 @@ def parse(words: Sequence[str]) -> RunOptions:
         checkpoint_interval=known.checkpoint_interval or "",
         checkpoint_keep=known.checkpoint_keep,
         checkpoint_full_every=known.checkpoint_full_every,
+        checkpoint_delta_threshold=_threshold(known),
         checkpoint_retention=known.checkpoint_retention,
         resume=known.resume,
         hang_timeout=known.hang_timeout,
@@ -262,6 +264,13 @@ def _parser() -> _Parser:
         _full_every,
         1,
         "of so many checkpoints one is full, the others hold what changed (1: all are full)",
+    )
+    _add(
+        run,
+        "--checkpoint-delta-threshold",
+        _number,
+        0.0,
+        "deltas may leave out what moved a weight by less than this (0: restored weights are exact)",
     )
     _add(run, "--checkpoint-retention", _rules, "", "what is kept beside them, such as hours=6,daily=7,every=10000")
     _add(run, "--object-url", str, "", "s3://BUCKET/PREFIX or another URL to which checkpoints are copied as well")
@@ -363,6 +372,22 @@ def _full_every(text: str) -> int:
     if count > MOST_FULL_EVERY:
         raise ValueError(f"{text!r} does not do: give at most {MOST_FULL_EVERY}")
     return count
+
+
+def _threshold(known: argparse.Namespace) -> float:
+    from holdfast.config import checked_threshold
+
+    try:
+        return checked_threshold(known.checkpoint_delta_threshold, known.checkpoint_full_every)
+    except UsageError as error:
+        raise UsageError(f"holdfast run: --checkpoint-delta-threshold: {error}") from error
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} does not do: give a number, such as 1e-5") from None
 
 
 def _rules(text: str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from holdfast.checkpoint import sparse
 from holdfast.checkpoint.fencing import Resume
 from holdfast.checkpoint.retention import Rules
 from holdfast.constants import MOST_FULL_EVERY
@@ -60,6 +61,7 @@ class JobConfig:
     interval: Interval
     keep_last: int
     full_every: int
+    delta_threshold: float
     retention: Rules
     resume: Resume
     sources: Mapping[str, str]
@@ -71,6 +73,7 @@ class JobConfig:
             "checkpoint_interval": str(self.interval),
             "keep_last": self.keep_last,
             "full_every": self.full_every,
+            "delta_threshold": self.delta_threshold,
             "retention": str(self.retention) or "none",
             "resume": str(self.resume),
         }
@@ -84,6 +87,7 @@ def effective(
     checkpoint_interval: str | int | None = None,
     keep_last: int | None = None,
     full_every: int | None = None,
+    delta_threshold: float | None = None,
     retention: str | None = None,
     resume: str | None = None,
 ) -> JobConfig:
@@ -104,16 +108,27 @@ def effective(
     full = int(pick("full_every", full_every, environment.checkpoint_full_every, 1))
     if not 1 <= full <= MOST_FULL_EVERY:
         raise UsageError(f"full_every is {full}: give 1 (every commit is a full one) to {MOST_FULL_EVERY}")
+    threshold = pick("delta_threshold", delta_threshold, environment.checkpoint_delta_threshold, 0.0)
     every = pick("checkpoint_interval", checkpoint_interval, environment.checkpoint_interval, DEFAULT_INTERVAL)
     return JobConfig(
         checkpoint_dir=pick("checkpoint_dir", checkpoint_dir, environment.checkpoint_dir, None),
         interval=Interval.parse(str(every)),
         keep_last=keep,
         full_every=full,
+        delta_threshold=checked_threshold(float(threshold), full),
         retention=Rules.parse(str(pick("retention", retention, environment.checkpoint_retention, ""))),
         resume=_resume(str(pick("resume", resume, environment.resume, Resume.ALWAYS))),
         sources=sources,
     )
+
+
+def checked_threshold(threshold: float, full_every: int) -> float:
+    """By how much a restored weight may differ from the saved one; UsageError if that cannot be."""
+    if sparse.threshold(threshold) and full_every == 1:
+        raise UsageError(
+            f"delta_threshold is {threshold}, and full_every 1: where every commit is a full one nothing is left out"
+        )
+    return threshold
 
 
 def _resume(text: str) -> Resume:

@@ -70,6 +70,9 @@ ENV_CHECKPOINT_KEEP: Final = "HOLDFAST_CHECKPOINT_KEEP"
 ENV_CHECKPOINT_FULL_EVERY: Final = "HOLDFAST_CHECKPOINT_FULL_EVERY"
 # Commits that may stand on each other: what one of them lacks, all above it lack.
 MOST_FULL_EVERY: Final = 100
+ENV_CHECKPOINT_DELTA_THRESHOLD: Final = "HOLDFAST_CHECKPOINT_DELTA_THRESHOLD"
+# By how much a restored weight may differ from the saved one. More is a slip of the pen, such as 1e4 for 1e-4.
+LARGEST_THRESHOLD: Final = 1.0
 ENV_CHECKPOINT_RETENTION: Final = "HOLDFAST_CHECKPOINT_RETENTION"  # rules beside the last ones: hours=6,daily=7
 ENV_RESUME: Final = "HOLDFAST_RESUME"
 ENV_CHAOS: Final = "HOLDFAST_CHAOS"  # the folder of a `holdfast chaos` that is at work

@@ -55,6 +55,7 @@ class Environment:
     checkpoint_interval: str
     checkpoint_keep: int | None
     checkpoint_full_every: int | None
+    checkpoint_delta_threshold: float | None
     checkpoint_retention: str
     resume: str
     rank: int
@@ -123,6 +124,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         checkpoint_interval=source.get(c.ENV_CHECKPOINT_INTERVAL, ""),
         checkpoint_keep=_optional_int(source, c.ENV_CHECKPOINT_KEEP),
         checkpoint_full_every=_optional_int(source, c.ENV_CHECKPOINT_FULL_EVERY),
+        checkpoint_delta_threshold=_optional_float(source, c.ENV_CHECKPOINT_DELTA_THRESHOLD),
         checkpoint_retention=source.get(c.ENV_CHECKPOINT_RETENTION, ""),
         resume=source.get(c.ENV_RESUME, ""),
         rank=_optional_int(source, "RANK") or 0,
@@ -167,6 +169,10 @@ def _optional_int(source: Mapping[str, str], name: str) -> int | None:
         return int(value)
     except ValueError:
         raise UsageError(f"{name} is {value!r}, which is not a whole number: correct or unset it") from None
+
+
+def _optional_float(source: Mapping[str, str], name: str) -> float | None:
+    return _float(source, name, 0.0) if source.get(name) else None
 
 
 def _float(source: Mapping[str, str], name: str, default: float) -> float:

@@ -28,7 +28,7 @@ from holdfast.checkpoint.aging import told
 from holdfast.checkpoint.engine import Engine
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.numerics import fingerprint as numerics
-from holdfast.checkpoint.state import Stateful, check_savable, flatten
+from holdfast.checkpoint.state import Stateful, check_savable, flatten, trained
 from holdfast.checkpoint.writer import Snapshot
 from holdfast.checks import check_managed, check_run, check_whole
 from holdfast.collectives import store_client, unless_over
@@ -535,6 +535,7 @@ class Job:
             holding=team.holding(flat.sharded),
             read=flat.read,
             fill=flat.fill,
+            inexact=trained(lineage.objects, flat) if self._config.delta_threshold else frozenset(),
             state={
                 "objects": flat.tree,
                 "counters": {"skipped": lineage.skipped},

@@ -38,6 +38,7 @@ def init(
     checkpoint_interval: str | int | None = None,
     keep_last: int | None = None,
     full_every: int | None = None,
+    delta_threshold: float | None = None,
     retention: str | None = None,
     resume: str | None = None,
 ) -> Job:
@@ -54,6 +55,7 @@ def init(
         checkpoint_interval=checkpoint_interval,
         keep_last=keep_last,
         full_every=full_every,
+        delta_threshold=delta_threshold,
         retention=retention,
         resume=resume,
     )
@@ -127,6 +129,7 @@ def _engine(config: JobConfig, agent: Agent, copies: str) -> Engine | None:
         config.checkpoint_dir,
         keep_last=config.keep_last,
         full_every=config.full_every,
+        delta_threshold=config.delta_threshold,
         rules=config.retention,
         resume=config.resume,
         on_foreign=report,

@@ -28,7 +28,7 @@ def read_manifest(commit: Path) -> dict:
         raise UnusableError(f"{commit.name}: the manifest is damaged")
     manifest = json.loads(raw)
     known = (manifest["format"], manifest["version"], manifest["digest"]["algorithm"])
-    if known not in [("holdfast-checkpoint", version, "xxh3_128") for version in (1, 2)]:
+    if known not in [("holdfast-checkpoint", version, "xxh3_128") for version in (1, 2, 3)]:
         raise UnusableError(f"{commit.name}: {known} is not known here")
     return manifest
 
@@ -45,12 +45,15 @@ def read_file(commit: Path, name: str, manifest: dict) -> bytes:
 
 
 def read_tensors(commit: Path, manifest: dict) -> dict:
-    files = {name: read_file(commit, name, manifest) for name in manifest["files"]}
-    tensors = {}
+    files, tensors = {name: read_file(commit, name, manifest) for name in manifest["files"]}, {}
     for name, record in manifest["tensors"].items():
         parts = sorted(record["chunks"], key=lambda chunk: chunk["start"])
         data = b"".join(files[part["file"]][part["offset"] :][: part["bytes"]] for part in parts)
-        tensors[name] = np.frombuffer(data, DTYPES[record["dtype"]]).reshape(record["shape"])
+        tensors[name] = whole = np.frombuffer(bytearray(data), DTYPES[record["dtype"]]).reshape(record["shape"])
+        for patch in record.get("patches", []):
+            raw, begin = files[patch["file"]], patch["start"][0] * whole[0].size
+            places = np.frombuffer(raw, "<u4", patch["count"], patch["places"]).astype(int) + begin
+            whole.reshape(-1)[places] = np.frombuffer(raw, whole.dtype, patch["count"], patch["values"])
     return tensors
 
 

@@ -11,7 +11,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -19,7 +19,7 @@ from uuid import uuid4
 from holdfast.checkpoint.direct import write_image
 from holdfast.checkpoint.files import create_durably, sync_folder, write_file, write_json
 from holdfast.checkpoint.filling import Filling
-from holdfast.checkpoint.manifest import LARGEST, Chunk, FileRecord, Manifest, encode
+from holdfast.checkpoint.manifest import LARGEST, Chunk, FileRecord, Manifest, Patch, encode
 from holdfast.checkpoint.names import LATEST, MANIFEST, CommitName, rank_file, slices_file, tensors_file
 from holdfast.checkpoint.shard import ShardPlan
 from holdfast.checkpoint.slices import LEAST_BYTES, Slicer
@@ -32,12 +32,14 @@ class ShardRecord:
 
     files: Mapping[str, FileRecord]
     chunks: Mapping[str, tuple[Chunk, ...]]
+    patches: Mapping[str, Patch] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """As it travels to the rank that writes the manifest."""
         return {
             "files": {name: record.to_json() for name, record in self.files.items()},
             "chunks": {name: [chunk.to_json() for chunk in chunks] for name, chunks in self.chunks.items()},
+            "patches": {name: patch.to_json() for name, patch in self.patches.items()},
         }
 
     @classmethod
@@ -46,6 +48,7 @@ class ShardRecord:
         return cls(
             files={name: FileRecord.from_json(record) for name, record in value["files"].items()},
             chunks={name: tuple(map(Chunk.from_json, chunks)) for name, chunks in value["chunks"].items()},
+            patches={name: Patch.from_json(patch) for name, patch in value.get("patches", {}).items()},
         )
 
 

@@ -405,6 +405,8 @@ class _Wanted:
         offsets = list(index.offset or [0] * len(told["size"]))
         box = next(box for box in told["boxes"] if box["offsets"] == offsets)
         record = manifest.tensors[box["tensor"]]
+        if record.patches:
+            raise CheckpointError(f"{index.fqn} is not exact, which no commit of torch.distributed.checkpoint is")
         begin = tuple(offsets) if box["tensor"] == index.fqn else (0,) * len(offsets)
         chunk = next((chunk for chunk in record.chunks if chunk.start == begin), None)
         sizes, lengths = tuple(box["sizes"]), tuple(item.lengths)

@@ -6,20 +6,24 @@ commit lies at a place that its own manifest names, with the digests that it is 
 chain. What holds for a chain: it begins with a full commit, is of one attempt, has at most `every` commits, and is
 not gone on with unless all of them are still there. What a rank does not remember it writes: no two ranks need agree
 on anything but on the parent.
+
+With a threshold, what is written of weights may be less than their blocks (`sparse`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import xxhash
 
+from holdfast.checkpoint import sparse
 from holdfast.checkpoint.arena import Arena
 from holdfast.checkpoint.commit import ShardRecord
-from holdfast.checkpoint.manifest import Chunk, FileRecord
+from holdfast.checkpoint.manifest import Chunk, FileRecord, Patch
 from holdfast.checkpoint.names import CommitName, tensors_file
 from holdfast.checkpoint.shard import ITEM_BYTES, Piece, ShardPlan, lay_out
 from holdfast.constants import MOST_FULL_EVERY
@@ -31,6 +35,8 @@ MOST_BLOCKS: Final = 8192
 """Of a tensor's piece: beyond that its blocks are larger."""
 # A share of which more than this changed is written whole: to pick its blocks out would take as much memory again.
 _WORTH: Final = 0.5
+# Who asked for sparse differences has accepted that: of a dense Adam the moments, two thirds, change anyway.
+_WORTH_SPARSE: Final = 0.9
 
 Place = tuple[str, int]
 """A file, named as a later manifest names it (`<commit>/<file>`), and an offset in it."""
@@ -59,6 +65,8 @@ class Share:
     plan: ShardPlan
     image: memoryview
     pieces: Mapping[Piece, Blocks]
+    patches: Mapping[str, Patch] = field(default_factory=dict)
+    """By tensor: of pieces whose blocks are those of an earlier commit, though not all of their elements are."""
 
 
 def rows_of(piece: Piece) -> tuple[int, int]:
@@ -82,17 +90,36 @@ def digests_of(piece: Piece, data: memoryview) -> tuple[bytes, ...]:
     return tuple(xxhash.xxh3_128_digest(data[begin:end]) for begin, end in blocks_of(piece))
 
 
-def subtract(plan: ShardPlan, image: memoryview, base: Base, home: str, room: Arena) -> Share:
-    """What is left of a share without the blocks that did not change; `home` is the file that it is written to."""
+def subtract(
+    plan: ShardPlan,
+    image: memoryview,
+    base: Base,
+    home: str,
+    room: Arena,
+    *,
+    differ: sparse.Differ = sparse.exactly,
+) -> Share:
+    """What is left of a share without the blocks that did not change; `home` is the file that it is written to.
+
+    `differ` says of which pieces a patch is left instead of blocks.
+    """
     parts = list(_parts(plan, image))
     digests = {piece: digests_of(piece, data) for piece, _, data in parts}
     changed = {piece: _changed(piece, digests[piece], base.pieces.get(piece)) for piece, _, _ in parts}
-    if sum(end - begin for blocks in changed.values() for begin, end in blocks.values()) > _WORTH * plan.nbytes:
+    differences = differ([(piece, data) for piece, _, data in parts], changed)
+    changed |= {piece: {} for piece in differences}
+    left = sum(end - begin for blocks in changed.values() for begin, end in blocks.values())
+    left += sum(one.nbytes for one in differences.values())
+    if left > (_WORTH_SPARSE if differences else _WORTH) * plan.nbytes:
         return Share(plan=plan, image=image, pieces=_in_place(parts, home, digests))
-    packed, target = _packed([_stacked(piece, blocks) for piece, blocks in changed.items() if blocks], home, room)
+    stacks = [_stacked(piece, blocks) for piece, blocks in changed.items() if blocks]
+    stacks += [stack for one in differences.values() for stack in one.stacks]
+    packed, target = _packed(stacks, home, room)
     begins = {piece.spec.name: offset for piece, offset in zip(packed.pieces, packed.offsets, strict=True)}
-    pieces = {}
+    pieces = {piece: base.pieces[piece] for piece in differences}
     for piece, _, data in parts:
+        if piece in differences:
+            continue
         at, places = begins.get(piece.spec.name, 0), []
         for index in range(len(digests[piece])):
             if index not in changed[piece]:
@@ -103,7 +130,9 @@ def subtract(plan: ShardPlan, image: memoryview, base: Base, home: str, room: Ar
             places.append((home, at))
             at += end - begin
         pieces[piece] = Blocks(digests=digests[piece], places=tuple(places))
-    return Share(plan=packed, image=target, pieces=pieces)
+    file = home.partition("/")[2]
+    patches = {piece.spec.name: one.write(target, begins, file) for piece, one in differences.items()}
+    return Share(plan=packed, image=target, pieces=pieces, patches=patches)
 
 
 def whole(plan: ShardPlan, image: memoryview, home: str) -> Share:
@@ -167,6 +196,10 @@ def _changed(piece: Piece, digests: tuple[bytes, ...], before: Blocks | None) ->
     return {index: span for index, span in spans if digests[index] != before.digests[index]}
 
 
+def _equal(blocks: Blocks, before: Blocks | None) -> bool:
+    return before is not None and blocks.digests == before.digests
+
+
 def _stacked(piece: Piece, blocks: Mapping[int, tuple[int, int]]) -> Piece:
     """The blocks that changed, as one tensor of fewer rows: a file names each tensor once."""
     if not piece.shape:
@@ -184,16 +217,19 @@ class Chain:
     """
 
     every: int
+    threshold: float = 0.0
     links: list[CommitName] = field(default_factory=list)
     _base: Base | None = None
     _pending: Base | None = None
     _room: Arena = field(default_factory=Arena)
+    _bases: sparse.Bases = field(init=False)
 
     def __post_init__(self) -> None:
         if not 2 <= self.every <= MOST_FULL_EVERY:
             raise UsageError(
                 f"a full commit every {self.every}: give 2 to {MOST_FULL_EVERY}, or 1 for full ones only"
             )
+        self._bases = sparse.Bases(threshold=sparse.threshold(self.threshold))
 
     def parent(self, exists: Callable[[CommitName], bool]) -> CommitName | None:
         """What the next commit is to stand on; None if it is to be a full one."""
@@ -201,13 +237,24 @@ class Chain:
             return None
         return self.links[-1]
 
-    def share(self, name: CommitName, rank: int, plan: ShardPlan, image: memoryview, *, alone: bool) -> Share:
-        """What this rank writes; `alone`: the commit stands on nothing."""
+    def share(
+        self,
+        name: CommitName,
+        rank: int,
+        plan: ShardPlan,
+        image: memoryview,
+        *,
+        alone: bool,
+        inexact: Collection[str] = (),
+    ) -> Share:
+        """What this rank writes; `alone`: the commit stands on nothing. Of tensors that may be `inexact` it is enough
+        that a restored element is within the threshold of what is here."""
         home = f"{name}/{tensors_file(rank)}"
         if alone or self._base is None:
             return whole(plan, image, home)
         try:
-            return subtract(plan, image, self._base, home, self._room)
+            differ = partial(self._bases.differences, inexact=inexact)
+            return subtract(plan, image, self._base, home, self._room, differ=differ)
         except (MemoryError, OSError):  # a whole share needs no room beside the image
             return whole(plan, image, home)
 
@@ -221,9 +268,22 @@ class Chain:
         return ShardRecord(
             files={**written, **elsewhere},
             chunks={piece.spec.name: chunks_of(piece, blocks, str(name)) for piece, blocks in share.pieces.items()},
+            patches=share.patches,
         )
 
-    def settled(self, name: CommitName, *, stands: bool) -> None:
-        """It is committed. `stands`: on what was committed before."""
+    def settled(
+        self,
+        name: CommitName,
+        plan: ShardPlan,
+        image: memoryview,
+        *,
+        stands: bool,
+        inexact: Collection[str] = (),
+    ) -> None:
+        """It is committed. `stands`: on what was committed before. The image is that of `share`."""
         self.links = [*self.links, name] if stands else [name]
+        before = {} if self._base is None else self._base.pieces
         self._base, self._pending = self._pending, None
+        if self.threshold and self._base is not None:
+            same = {piece for piece, blocks in self._base.pieces.items() if _equal(blocks, before.get(piece))}
+            self._bases.keep([(piece, data) for piece, _, data in _parts(plan, image)], same, inexact)

@@ -135,6 +135,7 @@ class Engine:
         arena: Arena | None = None,
         copies: str = "",
         full_every: int = 1,
+        delta_threshold: float = 0.0,
     ) -> None:
         self._root = root
         shared = FolderStore(root)
@@ -155,7 +156,7 @@ class Engine:
         self._saves = 0  # of the attempt
         self._aside: Callable[[int], Exchange] | None = None
         self._check = _nothing
-        self._full_every = full_every
+        self._full_every, self._delta_threshold = full_every, delta_threshold
         self._chain: Chain | None = None  # of the attempt: an older one's save may still be on its way
         self._memory: MemoryTier | None = None
 
@@ -175,7 +176,7 @@ class Engine:
         self._attempt, self._exchange = attempt, exchange
         self._aside, self._check, self._saves = aside, check, 0
         self._fence = fencing.union(self._fence, attempt.known)
-        self._chain = Chain(every=self._full_every) if self._full_every > 1 else None
+        self._chain = Chain(every=self._full_every, threshold=self._delta_threshold) if self._full_every > 1 else None
 
     def enter_memory(
         self,

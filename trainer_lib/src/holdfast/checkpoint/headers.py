@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
-from holdfast.checkpoint.manifest import Manifest, TensorRecord, whole_numbers
+from holdfast.checkpoint.manifest import PLACE, PLACES, VALUES, Manifest, TensorRecord, whole_numbers
 from holdfast.checkpoint.names import inherited
 from holdfast.checkpoint.shard import ITEM_BYTES
 from holdfast.errors import DamagedError
@@ -107,9 +107,9 @@ def check_header(file: str, start: bytes | bytearray | memoryview, manifest: Man
     except DamagedError as error:
         raise DamagedError(f"{file}: {error}") from error
     expected = Counter(
-        (_tensor(name), entry)
+        (_tensor(entry_name), entry)
         for name, tensor in manifest.tensors.items()
-        for entry in _entries(tensor, file, stacked=manifest.parent is not None)
+        for entry_name, entry in _entries(name, tensor, file, stacked=manifest.parent is not None)
     )
     found = Counter((_tensor(name), entry) for name, entry in entries.items())
     if found != expected:
@@ -117,8 +117,9 @@ def check_header(file: str, start: bytes | bytearray | memoryview, manifest: Man
         raise DamagedError(f"{file}: its header and MANIFEST.json disagree about {names[0][:80]!r}")
 
 
-def _entries(tensor: TensorRecord, file: str, *, stacked: bool) -> Iterator[Entry]:
-    """What a file has of a tensor. Of a delta the rows that changed are `stacked`: one entry, without gaps."""
+def _entries(name: str, tensor: TensorRecord, file: str, *, stacked: bool) -> Iterator[tuple[str, Entry]]:
+    """What a file has of a tensor, and under which name. Of a delta the rows that changed are `stacked`: one entry,
+    without gaps."""
     here = sorted((chunk for chunk in tensor.chunks if chunk.file == file), key=lambda chunk: chunk.offset)
     entries = [
         Entry(dtype=tensor.dtype, shape=chunk.shape, offset=chunk.offset, nbytes=chunk.nbytes) for chunk in here
@@ -127,7 +128,11 @@ def _entries(tensor: TensorRecord, file: str, *, stacked: bool) -> Iterator[Entr
         rows = sum(entry.shape[0] for entry in entries)
         total = sum(entry.nbytes for entry in entries)
         entries = [replace(entries[0], shape=(rows, *entries[0].shape[1:]), nbytes=total)]
-    yield from entries
+    yield from ((name, entry) for entry in entries)
+    for patch in (patch for patch in tensor.patches if patch.file == file):
+        for end, dtype, offset in ((PLACES, PLACE, patch.places), (VALUES, tensor.dtype, patch.values)):
+            nbytes = patch.count * ITEM_BYTES[dtype]
+            yield name + end, Entry(dtype=dtype, shape=(patch.count,), offset=offset, nbytes=nbytes)
 
 
 def _tensor(name: str) -> str:

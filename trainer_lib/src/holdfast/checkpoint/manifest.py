@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -18,6 +18,7 @@ import xxhash
 
 from holdfast.checkpoint.names import inherited, is_shard, parse_commit, shard_rank
 from holdfast.checkpoint.shard import ITEM_BYTES, Piece, TensorSpec
+from holdfast.constants import LARGEST_THRESHOLD
 from holdfast.errors import DamagedError, UnknownFormatError
 from holdfast.worlds import Pair
 
@@ -25,14 +26,24 @@ FORMAT: Final = "holdfast-checkpoint"
 VERSION: Final = 1
 DELTA_VERSION: Final = 2
 """Of a commit of which some bytes lie in earlier ones: who knows only version 1 would not find them."""
+SPARSE_VERSION: Final = 3
+"""Of a commit of which some elements lie beside their tensors: who passes them by takes older ones for them."""
 DIGEST: Final = "xxh3_128"
 CHUNK_BYTES: Final = 8 << 20
 LARGEST: Final = 256 << 20
 """Bytes of a manifest: ten times what a thousand ranks with ten terabytes need."""
+_KNOWN: Final = (VERSION, DELTA_VERSION, SPARSE_VERSION)
 _SEAL: Final = "manifestDigest"
 _TENSORS: Final = "tensors"
 _MOST: Final = 1 << 62  # of any number of bytes, so that no sum or product of a few leaves what torch can count
 _MOST_DIMENSIONS: Final = 64
+MOST_PATCHED: Final = 1 << 32  # elements of a box: places are numbers of 32 bits
+PLACE: Final = "U32"
+FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
+"""Dtypes of tensors that may be patched."""
+PLACES: Final = "~places"
+VALUES: Final = "~values"
+"""What the names of a patch in a file end with: of tensors, no name has a `~` before another letter than 0 and 1."""
 
 
 def whole_number(value: Any) -> int:
@@ -53,6 +64,12 @@ def whole_numbers(value: Any) -> tuple[int, ...]:
 def _listed(value: Any) -> list[Any]:
     if not isinstance(value, list):
         raise TypeError("not a list")  # a string would be one of its letters
+    return value
+
+
+def _bound(value: Any) -> float:
+    if type(value) is not float or not 0 < value <= LARGEST_THRESHOLD:
+        raise ValueError(f"{str(value)[:40]!r} bounds nothing")
     return value
 
 
@@ -117,16 +134,64 @@ class Chunk:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Patch:
+    """Elements of a box of rows that are other than the chunks have them: `count` places in the box, and values, in a
+    file. All others of the box differ from what was saved by at most `bound`."""
+
+    file: str
+    places: int
+    values: int
+    count: int
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+    bound: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Wire form."""
+        return {**vars(self), "start": list(self.start), "shape": list(self.shape)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Patch:
+        """Read the wire form."""
+        return cls(
+            file=_text(value["file"]),
+            places=whole_number(value["places"]),
+            values=whole_number(value["values"]),
+            count=whole_number(value["count"]),
+            start=whole_numbers(value["start"]),
+            shape=whole_numbers(value["shape"]),
+            bound=_bound(value["bound"]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class TensorRecord:
-    """A tensor's dtype, its global shape, and the chunks that make it up."""
+    """A tensor's dtype, its global shape, the chunks that make it up, and what is other than these have it."""
 
     dtype: str
     shape: tuple[int, ...]
     chunks: tuple[Chunk, ...]
+    patches: tuple[Patch, ...] = ()
+
+    @property
+    def bound(self) -> float | None:
+        """By how much an element may differ from what was saved; None: by nothing."""
+        return max((patch.bound for patch in self.patches), default=None)
+
+    @property
+    def spans(self) -> Iterator[tuple[str, int, int]]:
+        """Where its bytes lie: file, offset, and how many."""
+        for chunk in self.chunks:
+            yield chunk.file, chunk.offset, chunk.nbytes
+        for patch in self.patches:
+            yield patch.file, patch.places, patch.count * ITEM_BYTES[PLACE]
+            yield patch.file, patch.values, patch.count * ITEM_BYTES[self.dtype]
 
     def to_json(self) -> dict[str, Any]:
         """Wire form."""
-        return {"dtype": self.dtype, "shape": list(self.shape), "chunks": [chunk.to_json() for chunk in self.chunks]}
+        patches = {"patches": [patch.to_json() for patch in self.patches]} if self.patches else {}
+        chunks = [chunk.to_json() for chunk in self.chunks]
+        return {"dtype": self.dtype, "shape": list(self.shape), "chunks": chunks, **patches}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TensorRecord:
@@ -135,6 +200,7 @@ class TensorRecord:
             dtype=_text(value["dtype"]),
             shape=whole_numbers(value["shape"]),
             chunks=tuple(Chunk.from_json(chunk) for chunk in _listed(value["chunks"])),
+            patches=tuple(Patch.from_json(patch) for patch in _listed(value.get("patches", []))),
         )
 
 
@@ -187,8 +253,15 @@ class Manifest:
         return frozenset(str(home) for home in map(inherited, self.files) if home is not None)
 
     @property
+    def bounds(self) -> Mapping[str, float]:
+        """Of the tensors that are not exactly what was saved, by how much an element may differ."""
+        return {name: one.bound for name, one in self.tensors.items() if one.bound is not None}
+
+    @property
     def version(self) -> int:
         """Of the format that it takes to say this."""
+        if any(one.patches for one in self.tensors.values()):
+            return SPARSE_VERSION
         return DELTA_VERSION if self.stands_on else VERSION
 
     def head(self) -> dict[str, Any]:
@@ -229,11 +302,11 @@ def decode(raw: bytes) -> Manifest:
     if _resealed(document) != raw:
         raise DamagedError("MANIFEST.json: its own digest differs")
     version, digest = document.get("version"), document.get("digest")
-    known = type(version) is int and version in (VERSION, DELTA_VERSION)
+    known = type(version) is int and version in _KNOWN
     if document.get("format") != FORMAT or not known or digest != _digest_in_use():
         raise UnknownFormatError(
             f"MANIFEST.json is of format {document.get('format')!r}, version {version!r}, digest {digest!r}; "
-            f"this release reads {FORMAT!r}, version {VERSION} and {DELTA_VERSION}, "
+            f"this release reads {FORMAT!r}, versions {VERSION} to {SPARSE_VERSION}, "
             f"digest {_digest_in_use()!r}: use a newer holdfast"
         )
     manifest = _read(document)
@@ -340,12 +413,12 @@ def _earlier(manifest: Manifest, file: str) -> bool:
 
 def _check_apart(tensors: Iterable[TensorRecord]) -> None:
     """No byte belongs to two tensors: a small file must not fill the memory again and again."""
-    chunks = (chunk for tensor in tensors for chunk in tensor.chunks if chunk.nbytes)
+    spans = (span for tensor in tensors for span in tensor.spans if span[2])
     ends: dict[str, int] = {}
-    for chunk in sorted(chunks, key=lambda chunk: (chunk.file, chunk.offset)):
-        if chunk.offset < ends.get(chunk.file, 0):
-            raise DamagedError(f"MANIFEST.json: two tensors share bytes of {chunk.file}")
-        ends[chunk.file] = chunk.offset + chunk.nbytes
+    for file, offset, nbytes in sorted(spans):
+        if offset < ends.get(file, 0):
+            raise DamagedError(f"MANIFEST.json: two tensors share bytes of {file}")
+        ends[file] = offset + nbytes
 
 
 def _check_tensor(name: str, tensor: TensorRecord, files: Mapping[str, FileRecord]) -> None:
@@ -362,3 +435,26 @@ def _check_tensor(name: str, tensor: TensorRecord, files: Mapping[str, FileRecor
         rows += chunk.shape[0] if chunk.shape else 1
     if rows != (tensor.shape[0] if tensor.shape else 1):
         raise DamagedError(f"MANIFEST.json: the chunks of tensor {name} do not make it up")
+    _check_patches(name, tensor, files)
+
+
+def _check_patches(name: str, tensor: TensorRecord, files: Mapping[str, FileRecord]) -> None:
+    """Each is of rows of its own, and lies in the commit's own files: a commit stands on chunks, never on patches."""
+    row, free = math.prod(tensor.shape[1:]), 0
+    for patch in sorted(tensor.patches, key=lambda patch: patch.start):
+        if tensor.dtype not in FLOATS or not _is_rows(patch, tensor) or patch.start[0] < free:
+            raise DamagedError(f"MANIFEST.json: a patch of tensor {name} is of no rows of it")
+        free = patch.start[0] + patch.shape[0]
+        if not patch.count <= patch.shape[0] * row <= MOST_PATCHED:
+            raise DamagedError(f"MANIFEST.json: a patch of tensor {name} has {patch.count} elements")
+        ends = patch.places + patch.count * ITEM_BYTES[PLACE], patch.values + patch.count * ITEM_BYTES[tensor.dtype]
+        here = is_shard(patch.file) and patch.file.endswith(".safetensors") and patch.file in files
+        if not here or max(ends) > files[patch.file].nbytes:
+            raise DamagedError(f"MANIFEST.json: a patch of tensor {name} lies in no file of the commit")
+
+
+def _is_rows(patch: Patch, tensor: TensorRecord) -> bool:
+    if not len(patch.start) == len(patch.shape) == len(tensor.shape) > 0:
+        return False
+    whole = patch.shape[1:] == tensor.shape[1:] and not any(patch.start[1:])
+    return whole and patch.start[0] + patch.shape[0] <= tensor.shape[0]

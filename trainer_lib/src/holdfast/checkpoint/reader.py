@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +22,7 @@ from typing import Any, Final, Self
 
 import xxhash
 
-from holdfast.checkpoint import fencing, tier
+from holdfast.checkpoint import fencing, sparse, tier
 from holdfast.checkpoint.exchange import Alone, Exchange, each
 from holdfast.checkpoint.headers import check_json, check_source
 from holdfast.checkpoint.manifest import Manifest, decode, encode
@@ -142,6 +143,8 @@ def restore(
                 continue
             if faulty and all(exchange.gather(reading.spare(faulty))):
                 search.condemn(name, reading.faults, faulty)
+            if exchange.rank == 0 and manifest.bounds:
+                _log.warning("%s is not exact: %s", name, sparse.told(manifest))
             used = tuple(dict.fromkeys(url for one in outcomes for url in one.used))
             return Restored(
                 loaded=reading.loaded, quarantined=tuple(search.bad), stores=used, lost=tuple(search.lost)
@@ -448,13 +451,21 @@ class _Reading:
             # Before room is made for what they claim to hold.
             copies.fetch(file, partial(check_source, file=file, manifest=manifest))
         read = {file: read_small(copies, file) for file in turns}
-        layout = lay_out(manifest, rows)
+        layout, patches = lay_out(manifest, rows), sparse.wanted(manifest, rows)
         readers = max([READERS, *(getattr(store, "readers", 0) for store in self._stores[:1])])
-        read_into(copies, layout.extents, also=beside, threads=readers, fresh=True)
+        extents = sparse.extents((one for _, one in patches), layout.extents)
+        read_into(copies, extents, also=beside, threads=readers, fresh=True)
+        for name, patch in patches:
+            self._apply(patch, layout.tensors[name], rows.get(name))
         if own in read:
             copies.fetch(own, lambda _: check_json(own, read[own]))
         alone = json.loads(read[own]) if own in read else None
         return Loaded(name=self._name, manifest=manifest, tensors=layout.tensors, alone=alone)
+
+    def _apply(self, patch: sparse.Wanted, target: memoryview, rows: tuple[int, int] | None) -> None:
+        """Put it where it belongs; one that says what no patch does is a fault of each copy that has it."""
+        first = 0 if rows is None else rows[0] * math.prod(patch.record.shape[1:])
+        self._copies.fetch(patch.patch.file, lambda _: sparse.apply(patch, target, first))
 
     def _turns(self, rows: Rows) -> list[Span]:
         """What is verified beside what is wanted, so that together the ranks verify all: who wants everything
@@ -467,9 +478,8 @@ class _Reading:
         return [Span(file=file, begin=0, end=self._data_begin(file)) for file in own]
 
     def _data_begin(self, file: str) -> int:
-        offsets = [
-            chunk.offset for one in self._manifest.tensors.values() for chunk in one.chunks if chunk.file == file
-        ]
+        spans = (span for one in self._manifest.tensors.values() for span in one.spans)
+        offsets = [offset for own, offset, _ in spans if own == file]
         return min(offsets, default=self._manifest.files[file].nbytes)
 
 

@@ -111,7 +111,8 @@ def lay_out(manifest: Manifest, rows: Rows | None = None) -> Layout:
 def needed(manifest: Manifest, rows: Rows) -> set[str]:
     """The files that hold something of what is wanted."""
     every = manifest.tensors.items()
-    return {file for name, record in every for file, _ in _wanted(name, record, rows.get(name))}
+    patched = {patch.file for record in manifest.tensors.values() for patch in record.patches}
+    return patched | {file for name, record in every for file, _ in _wanted(name, record, rows.get(name))}
 
 
 def _wanted(name: str, record: TensorRecord, rows: tuple[int, int] | None) -> list[tuple[str, _Part]]:

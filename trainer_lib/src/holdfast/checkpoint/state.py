@@ -21,7 +21,7 @@ from holdfast.checkpoint.arena import address_of
 from holdfast.checkpoint.files import Buffer
 from holdfast.checkpoint.manifest import TensorRecord
 from holdfast.checkpoint.moving import Move, copiers, move
-from holdfast.checkpoint.naming import parameter_names, saved_state
+from holdfast.checkpoint.naming import parameter_names, saved_names, saved_state
 from holdfast.checkpoint.optimizers import labelled, rehearse
 from holdfast.checkpoint.shard import ITEM_BYTES, Piece, TensorSpec
 from holdfast.errors import StateError
@@ -139,6 +139,25 @@ def _state_of(thing: Stateful, named: Mapping[int, str]) -> Any:
         return saved_state(thing)
     state = thing.state_dict()
     return labelled(thing, state, named) if isinstance(thing, torch.optim.Optimizer) else state
+
+
+def trained(objects: Mapping[str, Stateful], flat: Flat) -> frozenset[str]:
+    """The names of the tensors that are parameters of modules and are trained: all that may be inexact. Not buffers,
+    and nothing of an optimizer, whose numbers have other sizes and other uses."""
+    found: set[Any] = set()
+    for name, thing in objects.items():
+        if isinstance(thing, torch.nn.Module):
+            own = [path for path, one in thing.named_parameters(remove_duplicate=False) if one.requires_grad]
+            found |= {_named(flat.tree[name].get(path)) for path in saved_names(thing, own).values()}
+    return frozenset(flat.tensors.keys() & found)
+
+
+def _named(leaf: Any) -> Any:
+    """The tensor that a leaf of a tree names, if it names one."""
+    match leaf:
+        case {"$tensor": str(name)} | {"$rows": [str(name), _]}:
+            return name
+    return None
 
 
 def check_savable(objects: Mapping[str, Stateful]) -> None:

@@ -25,6 +25,7 @@ from holdfast.checkpoint.manifest import Chunk, FileRecord, Manifest, Records, c
 from holdfast.checkpoint.names import CommitName, inherited
 from holdfast.checkpoint.planning import Layouts, Planner, record_of
 from holdfast.checkpoint.shard import Holding, Piece, ShardPlan, TensorSpec
+from holdfast.checkpoint.sparse import patched
 from holdfast.errors import CheckpointError, PeerLostError
 
 # So often at most is told how far an image is filled, and not for less than this.
@@ -54,6 +55,8 @@ class Snapshot:
     """When, if not when its manifest is made."""
     fill: Fill | None = None
     """Copies many pieces at once, where that is faster than to read each."""
+    inexact: frozenset[str] = frozenset()
+    """Of these tensors, with a threshold for deltas, a restored element need only be within it."""
 
     def copy(self, places: Sequence[tuple[Piece, memoryview]]) -> None:
         """Put each piece where it belongs."""
@@ -179,7 +182,8 @@ def commit(
         raise
     ended = exchange.share(_finish(root, staging, staged, written, parent) if exchange.rank == 0 else None)
     if chain is not None and "error" not in ended:
-        chain.settled(staged.snapshot.name, stands=ended["stands"])
+        snapshot = staged.snapshot
+        chain.settled(snapshot.name, staged.plan, staged.image, stands=ended["stands"], inexact=snapshot.inexact)
     nbytes = sum(file["bytes"] for name, file in own.get("files", {}).items() if inherited(name) is None)
     return SaveResult(committed="error" not in ended, message=ended.get("error", ""), nbytes=nbytes)
 
@@ -226,10 +230,10 @@ def _write(
 
 def _write_links(folder: Path, staged: Staged, rank: int, check: Callable[[], None], links: _Links) -> ShardRecord:
     staged.filling.wait(staged.plan.nbytes, check)
-    name, alone = staged.snapshot.name, staged.snapshot.alone
-    share = links.chain.share(name, rank, staged.plan, staged.image, alone=links.parent is None)
-    written = write_shard(folder, rank, share.plan, share.image, alone, check=check)
-    return links.chain.record(name, share, written)
+    snapshot, alone = staged.snapshot, links.parent is None
+    share = links.chain.share(snapshot.name, rank, staged.plan, staged.image, alone=alone, inexact=snapshot.inexact)
+    written = write_shard(folder, rank, share.plan, share.image, snapshot.alone, check=check)
+    return links.chain.record(snapshot.name, share, written)
 
 
 def _finish(
@@ -266,7 +270,8 @@ def _layout(own: ShardPlan) -> str:
 
 def manifest_of(snapshot: Snapshot, shards: Sequence[ShardRecord], parent: str | None = None) -> Manifest:
     """What a commit of these shards says of itself."""
-    records = records_of(snapshot.specs, [shard.chunks for shard in shards])
+    exact = records_of(snapshot.specs, [shard.chunks for shard in shards])
+    records = patched(exact, [shard.patches for shard in shards])
     return manifest_with(records, snapshot, [shard.files for shard in shards], parent)
 
 

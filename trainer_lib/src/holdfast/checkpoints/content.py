@@ -12,6 +12,7 @@ from typing import Final, Self
 
 import xxhash
 
+from holdfast.checkpoint import sparse
 from holdfast.checkpoint.manifest import CHUNK_BYTES, Chunk, FileRecord, Manifest, TensorRecord
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.shard import ITEM_BYTES
@@ -76,6 +77,7 @@ class Content:
         self._open = ExitStack()
         self._sources: dict[str, Source] = {}
         self._chunks: OrderedDict[tuple[str, int], memoryview] = OrderedDict()
+        self._patched: tuple[TensorRecord, list[sparse.Wanted]] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -100,6 +102,20 @@ class Content:
             low, high = max(begin, at), min(end, at + chunk.nbytes)
             if low < high:
                 self._read(chunk.file, chunk.offset + low - at, target[low - begin : high - begin])
+        for patch in self._patches(record):
+            sparse.apply(patch, target, begin // ITEM_BYTES[record.dtype])
+
+    def _patches(self, record: TensorRecord) -> list[sparse.Wanted]:
+        """Those of a tensor, kept while it is gone through."""
+        if self._patched is None or self._patched[0] is not record:
+            self._patched = record, []
+            for patch in record.patches:
+                self._source(patch.file)  # as long as the manifest says, before there is room for what it says
+                one = sparse.with_room(record, patch)
+                self._read(patch.file, patch.places, one.places)
+                self._read(patch.file, patch.values, one.values)
+                self._patched[1].append(one)
+        return self._patched[1]
 
     def document(self, file: str) -> bytes:
         """A small file whole."""

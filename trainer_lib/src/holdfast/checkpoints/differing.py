@@ -95,8 +95,8 @@ def _equal(before: Content, after: Content, name: str, shown: Progress) -> bool:
 
 
 def _same_digests(before: Manifest, ours: TensorRecord, after: Manifest, theirs: TensorRecord) -> bool:
-    """Whether the same bytes lie at the same places under the same digests."""
-    if ours.chunks != theirs.chunks:
+    """Whether the same bytes, and no patches, lie at the same places under the same digests."""
+    if ours.chunks != theirs.chunks or ours.patches or theirs.patches:
         return False
     return all(_digests(before, chunk) == _digests(after, chunk) for chunk in ours.chunks)
 

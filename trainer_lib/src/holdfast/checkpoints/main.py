@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.checkpoint.retention import Rules
+from holdfast.checkpoint.sparse import told
 from holdfast.checkpoints import views
 from holdfast.checkpoints.content import Content, nbytes, tensor_bytes
 from holdfast.checkpoints.copying import Copied, copy, lineage
@@ -205,8 +206,11 @@ def _export(known: argparse.Namespace) -> Exit:
         "bytes": made.nbytes,
         "tied": dict(chosen.tied),
         "leftOut": list(chosen.left_out),
+        "inexact": told(content.manifest),
     }
     files = "\n".join(f"  {file}" for file in made.files)
+    if document["inexact"]:
+        print(f"holdfast checkpoints: {content.name} is not exact: {document['inexact']}", file=sys.stderr)
     _print(document, lambda: f"{content.name}: {size(made.nbytes)} verified and written\n{files}", as_json=known.json)
     return Exit.FINE
 

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
+from holdfast.checkpoint import sparse
 from holdfast.checkpoint.headers import check_json, check_source
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.names import MANIFEST, CommitName, inherited
@@ -116,8 +117,19 @@ def _meaning(store: Store, name: CommitName, manifest: Manifest, bad: Collection
                 check_source(source, file=file, manifest=manifest)
                 if file.endswith(".json"):
                     check_json(file, b"".join(read_file(file, source, record)))
+                yield from _bad_patches(manifest, file, source)
         except DamagedError as error:
             yield Damage(file=file, reason=str(error))
+
+
+def _bad_patches(manifest: Manifest, file: str, source: Source) -> Iterator[Damage]:
+    for one in sparse.of_file(manifest, file):
+        if one.patch.count:
+            source.read_into(one.patch.places, one.places)
+        try:
+            sparse.checked(one)
+        except DamagedError as error:
+            yield _damage(manifest, file, str(error), one.patch.places, one.patch.places + 1)
 
 
 def _parts(
@@ -183,7 +195,7 @@ def _damage(manifest: Manifest, file: str, reason: str, begin: int, end: int) ->
     hit = (
         name
         for name, tensor in manifest.tensors.items()
-        for chunk in tensor.chunks
-        if chunk.file == file and chunk.offset < end and begin < chunk.offset + chunk.nbytes
+        for own, offset, nbytes in tensor.spans
+        if own == file and offset < end and begin < offset + nbytes
     )
     return Damage(file=file, reason=reason, tensors=tuple(sorted(set(hit))))

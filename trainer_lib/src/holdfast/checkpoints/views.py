@@ -7,6 +7,7 @@ from typing import Any
 
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.sparse import told
 from holdfast.checkpoint.stores import Store
 from holdfast.checkpoints.content import nbytes, tensor_bytes
 from holdfast.checkpoints.places import fenced, read_manifest
@@ -89,13 +90,20 @@ def shown(store: Store, name: CommitName) -> Row:
         "world": {"size": manifest.world_size, "mesh": dict(manifest.mesh)},
         "parent": manifest.parent,
         "standsOn": sorted(manifest.stands_on),
+        "inexact": told(manifest),
         "bytes": nbytes(manifest),
         "files": {file: record.nbytes for file, record in sorted(manifest.own.items())},
         "objects": sorted(manifest.state["objects"]) if _has_objects(manifest) else [],
         "numerics": dict(manifest.numerics),
         "fence": fenced(store, name, store.claims()),
         "tensors": [
-            {"name": tensor, "dtype": record.dtype, "shape": list(record.shape), "bytes": tensor_bytes(record)}
+            {
+                "name": tensor,
+                "dtype": record.dtype,
+                "shape": list(record.shape),
+                "bytes": tensor_bytes(record),
+                **({} if record.bound is None else {"bound": record.bound}),
+            }
             for tensor, record in sorted(manifest.tensors.items())
         ],
     }
@@ -118,6 +126,7 @@ def page(commit: Row) -> str:
         ("world", f"{world['size']} ranks" + (f" ({mesh})" if mesh else "")),
         ("parent", commit["parent"] or "none: it stands alone"),
         *([("stands on", ", ".join(commit["standsOn"]))] if commit["standsOn"] else []),
+        *([("not exact", commit["inexact"])] if commit["inexact"] else []),
         ("size", f"{size(commit['bytes'])} in {len(commit['files'])} files"),
         ("objects", ", ".join(commit["objects"]) or "none"),
         *([("fenced", commit["fence"])] if commit["fence"] else []),

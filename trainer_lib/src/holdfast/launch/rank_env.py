@@ -155,6 +155,7 @@ def _own(membership: Membership, run_dir: Path, slot: int) -> dict[str, str]:
         c.ENV_CHECKPOINT_INTERVAL: str(checkpoint.get("interval", "")),
         c.ENV_CHECKPOINT_KEEP: str(checkpoint.get("keepLast", "")),
         c.ENV_CHECKPOINT_FULL_EVERY: str(checkpoint.get("fullEvery", "")),
+        c.ENV_CHECKPOINT_DELTA_THRESHOLD: str(checkpoint.get("deltaThreshold", "")),
         c.ENV_CHECKPOINT_RETENTION: str(checkpoint.get("retention", "")),
         c.ENV_RESUME: str(checkpoint.get("resume", "")),
     }

@@ -176,6 +176,7 @@ def _terms(options: RunOptions, environment: Environment) -> Terms:
         checkpoint_interval=options.checkpoint_interval or environment.checkpoint_interval or "50",
         checkpoint_keep=options.checkpoint_keep,
         checkpoint_full_every=options.checkpoint_full_every,
+        checkpoint_delta_threshold=options.checkpoint_delta_threshold,
         checkpoint_retention=options.checkpoint_retention,
         resume=options.resume,
         hang_timeout=options.hang_timeout,

@@ -34,6 +34,7 @@ class Terms:
     checkpoint_interval: str = "50"
     checkpoint_keep: int = 3
     checkpoint_full_every: int = 1
+    checkpoint_delta_threshold: float = 0.0
     checkpoint_retention: str = ""
     resume: str = "Always"
     hang_timeout: str = "Auto"
@@ -58,6 +59,7 @@ class Terms:
                 "interval": self.checkpoint_interval,
                 "keepLast": self.checkpoint_keep,
                 **({"fullEvery": self.checkpoint_full_every} if self.checkpoint_full_every > 1 else {}),
+                **({"deltaThreshold": self.checkpoint_delta_threshold} if self.checkpoint_delta_threshold else {}),
                 **({"retention": self.checkpoint_retention} if self.checkpoint_retention else {}),
                 "resume": self.resume,
                 "deadlineSeconds": 25.0,
