@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import pytest
+import torch.distributed
 
 from holdfast import faults
 from holdfast.constants import EXIT_PEER_LOST, MAX_LINE_BYTES
@@ -38,6 +40,23 @@ def test_an_exception_with_a_huge_text_fits_a_line_and_keeps_its_beginning() -> 
     assert (kind, body["name"], body["step"]) == ("exception", "ValueError", 7)
     assert body["message"].startswith("bad row: ")
     assert len(json.dumps({"type": kind, **body}).encode()) < MAX_LINE_BYTES
+
+
+@pytest.mark.parametrize("call", [torch.distributed.barrier, torch.distributed.destroy_process_group])
+def test_a_script_that_misses_a_default_process_group_is_told_the_mend(
+    call: Callable[[], object], caplog: pytest.LogCaptureFixture
+) -> None:
+    """In torch's own words, which a release may change."""
+    agent = Told()
+    reporter = faults.Reporter(agent, lambda: 7)
+    reporter._before = lambda *_: None
+    with pytest.raises(Exception) as raised:  # noqa: PT011
+        call()
+    reporter(raised.type, raised.value, raised.tb)
+    (mend,) = [record.getMessage() for record in caplog.records if record.name == "holdfast.job"]
+    assert "init_process_group() after job.manage()" in mend
+    assert "leave its destroy_process_group() out" in mend
+    assert [kind for kind, _ in agent.told] == ["exception"]
 
 
 def test_a_peer_lost_in_the_scripts_own_collective_fits_a_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -394,6 +394,17 @@ def test_a_script_that_manages_nothing_ends_without_a_commit(solo: Make, tmp_pat
     assert (bare.launcher.of("checkpoint"), bare.launcher.of("done")) == ([], [{"step": 0}])
 
 
+def test_a_script_that_never_calls_step_ends_without_a_commit(solo: Make, tmp_path: Path) -> None:
+    run = solo(tmp_path)
+    made = parts()
+    run.job.manage(**made)
+    made["model"](torch.ones(1, 2)).sum().backward()
+    made["optimizer"].step()
+    run.job.close()
+    assert (run.launcher.of("checkpoint"), run.launcher.of("done")) == ([], [{"step": 0}])
+    assert not list(tmp_path.glob("step-*"))
+
+
 def test_a_script_that_fails_is_not_done(solo: Make, tmp_path: Path) -> None:
     run = solo(tmp_path)
     made = parts()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed
 
 from holdfast import UsageError
 from holdfast.checkpoint.claims import list_claims
@@ -279,3 +280,85 @@ def test_a_process_that_the_script_forks_ends_without_a_word(launcher: Any, tmp_
     assert launcher.finish() == [0], launcher.output()
     assert launcher.of(0, "exception") == []
     assert [message["step"] for message in launcher.of(0, "done")] == [4]
+
+
+# What a script does beside the loop, and in mid-run
+
+
+def thaws(made: dict[str, Any]) -> None:
+    made["model"].bias.requires_grad_(True)
+
+
+def trains_more(made: dict[str, Any]) -> None:
+    made["optimizer"].add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
+
+
+def is_converted(made: dict[str, Any]) -> None:
+    made["model"].double()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (thaws, "freeze it afterwards"),
+        (trains_more, "the optimizer got a parameter in mid-run"),
+        (is_converted, "changed its dtype or device in mid-run"),
+    ],
+)
+def test_what_averaging_cannot_follow_is_refused_at_the_next_step_and_not_applied(
+    solo: Make, change: Callable[[dict[str, Any]], None], message: str
+) -> None:
+    run, made = solo(None), parts()
+    made["model"].bias.requires_grad_(False)
+    run.job.manage(**made)
+    some = torch.ones(3, 2)
+    run.job.step(loss(made, some))
+    weight = made["model"].weight.clone()
+    change(made)
+    with pytest.raises(UsageError, match=message):
+        run.job.step(loss(made, some.to(made["model"].weight.dtype)))
+    assert run.job.committed_step == 1
+    assert torch.equal(made["model"].weight, weight.to(made["model"].weight.dtype))
+    assert [body["name"] for body in run.launcher.of("exception")] == ["UsageError"], "nobody waits for this rank"
+
+
+def test_a_layer_that_was_managed_may_be_given_to_the_optimizer_later(solo: Make) -> None:
+    run, made = solo(None), parts()
+    made["optimizer"] = torch.optim.SGD([made["model"].weight], lr=0.01)
+    run.job.manage(**made)
+    some = torch.ones(3, 2)
+    run.job.step(loss(made, some))
+    before = made["model"].bias.clone()
+    made["optimizer"].add_param_group({"params": [made["model"].bias], "lr": 0.01})
+    assert run.job.step(loss(made, some)).committed
+    assert not torch.equal(made["model"].bias, before)
+
+
+@pytest.fixture
+def own_group() -> Iterator[Callable[[], None]]:
+    """A default process group of the script's own; none is left."""
+    store = torch.distributed.HashStore()
+    yield lambda: torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def test_a_script_may_make_use_and_destroy_a_process_group_of_its_own(
+    solo: Make, own_group: Callable[[], None]
+) -> None:
+    """While it has one, it cannot be taken into another world: nothing of torch's default group outlives a peer."""
+    run, made = solo(None), parts()
+    run.job.manage(**made)
+    kept = []
+    for batch in batches(run.job, 4):
+        if run.job.committed_step == 1:
+            own_group()
+        total = torch.ones(1)
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(total)
+        run.job.step(loss(made, batch) * total)
+        kept.append(run.launcher.parting().keep)
+        if run.job.committed_step == 3:
+            torch.distributed.destroy_process_group()
+    assert kept == [True, False, False, True]
+    assert run.job.audit().ok

@@ -335,6 +335,16 @@ def test_there_is_no_hurry_when_nobody_would_be_left(scene: Scene) -> None:
     assert len(scene.wait(0.3)) == 3
 
 
+@pytest.mark.parametrize("activity", [A.STARTUP, A.DATA])
+def test_a_script_that_never_makes_a_step_has_the_time_of_its_start(activity: Activity) -> None:
+    """It trains with the loop of its own, say, and says of that neither a step nor a phase."""
+    scene = Scene()
+    scene.watchdog.settings = HangSettings(startup=60, data=30)
+    scene.enter(activity)
+    assert scene.wait(60) == ()
+    assert [verdict.activity for verdict in scene.wait(1)] == [activity] * 3
+
+
 def test_first_steps_may_compile() -> None:
     scene = Scene()
     scene.watchdog.settings = HangSettings(startup=120)

@@ -179,6 +179,24 @@ def test_where_every_rank_raises_the_last_step_is_committed_before_they_leave(cl
     assert [path.name for path in checkpoints.glob("step-*")] == ["step-60.g1.a1"]
 
 
+def test_who_catches_what_job_step_raises_keeps_nobody_waiting_and_is_replaced(cluster: Any, wait_for: Wait) -> None:
+    """Its part of that step's averages never comes."""
+    cluster.settings["processesPerWorker"] = 2
+    (a,) = cluster.start("a", script="trains.py", SWALLOWS="1")
+    cluster.publish(1, "a")
+    wait_for(lambda: len(a.ranks) == 2 and a.step > 0, cluster.tail)
+    before = {rank["rank"]: rank["pid"] for rank in a.ranks}
+    wait_for(lambda: a.status["incidents"] and a.status["incidents"][0]["resumedTime"], cluster.tail)
+    (incident,) = a.status["incidents"]
+    told = (incident["cause"], incident["reason"], incident["rank"], incident["lostSteps"])
+    assert told == ("Application", "Exception", 1, 0), cluster.tail()
+    assert "give the mean over the micro-batch, loss.mean()" in incident["message"]
+    wait_for(lambda: a.step > 60 and len(a.ranks) == 2, cluster.tail)
+    after = {rank["rank"]: rank["pid"] for rank in a.ranks}
+    assert after[0] == before[0]
+    assert after[1] != before[1]
+
+
 def test_a_drained_worker_commits_first_and_the_others_go_on_from_there(cluster: Any, wait_for: Wait) -> None:
     checkpoints = str(cluster.shared / "checkpoints")
     cluster.settings["minReplicas"] = 1

@@ -17,11 +17,12 @@ _TRACEBACK_LINES: Final = 20
 # What gloo and NCCL say from inside a script's own communication (DDP, a barrier) when a peer is gone.
 _PEER_GONE: Final = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "NCCL communicator")
 
-# What torch says to a script that calls torch.distributed by itself.
-_NO_GROUP: Final = "Default process group has not been initialized"
+# What torch says to a script that calls torch.distributed by itself: in a collective, and in destroy_process_group().
+_NO_GROUP: Final = ("Default process group has not been initialized", "Process group cannot be None")
 _NO_GROUP_MEND: Final = (
     "Holdfast makes no default process group, because none outlives a lost peer: call "
-    "torch.distributed.init_process_group() after job.manage() to have one; each lost peer then costs a restart"
+    "torch.distributed.init_process_group() after job.manage() to have one; each lost peer then costs a restart. "
+    "Where the script needs none, leave its destroy_process_group() out"
 )
 
 _log = logging.getLogger("holdfast.job")
@@ -54,7 +55,7 @@ class Reporter:
             message = str(error).splitlines()[0]
             self._agent.send("peerLost", step=self._step(), message=message[:MAX_TEXT])
             end(f"a peer is lost: {message}")
-        if _NO_GROUP in str(error):
+        if any(mark in str(error) for mark in _NO_GROUP):
             _log.error(_NO_GROUP_MEND)
         tell(self._agent, error, self._step())
         self._before(kind, error, trace)

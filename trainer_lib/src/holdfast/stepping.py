@@ -101,7 +101,7 @@ class Stepper:
         self._scaler = scaler
         self._sharding = lineage.sharding
         self._mates: Group | None = None
-        self._reducer = Reducer(lineage.trained())
+        self._reducer = Reducer(lineage.trained(), optimizer=lineage.optimizer)
         self._structure = Structure(lineage.objects)
         self._statistics = Statistics(lineage.modules())
         self._undo = Undo(lineage.modules(), scaler)
