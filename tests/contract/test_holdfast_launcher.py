@@ -125,6 +125,7 @@ def test_the_status_is_emitted_as_it_is_agreed() -> None:
         accounting=wanted["accounting"],
         warm_processes=wanted["warmProcesses"],
         uploads=wanted["uploads"],
+        refused_peers=wanted["refusedPeers"],
     )
     assert emitted == wanted
 

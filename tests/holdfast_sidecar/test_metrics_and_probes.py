@@ -57,6 +57,7 @@ def test_the_launchers_state_is_exported(metrics, heartbeat, run_dir, golden, cl
     assert found["holdfast_upload_bytes_total"] == 3072
     assert found["holdfast_upload_seconds_total"] == 4.5
     assert found["holdfast_upload_failures_total{cause=Throttled}"] == 1
+    assert found["holdfast_refused_peers_total"] == 2
     assert found["holdfast_launcher_silent_seconds"] == 60
 
 
@@ -128,6 +129,7 @@ def test_what_happens_is_counted(metrics, golden, clock):
     [
         '{"version": 1}',
         '{"version": 1, "ranks": 5, "checkpoints": [], "phase": 3, "committedStep": "x", "loss": true}',
+        '{"version": 1, "refusedPeers": "two"}',
         '{"version": 1, "committedAt": 7}',
         '{"version": 1, "ranks": [3, {"step": null}], "checkpoints": {"shared": 4, "local": {"time": "soon"}}}',
         '{"version": 1, "phase": "\\ud800\\n\\"", "checkpoints": {"\\ud800": {"step": 1}}}',

@@ -131,6 +131,7 @@ def _launcher(status: Document, now: datetime) -> Iterator[Metric]:
     yield from _world(status.get("world"))
     yield from _checkpoints(status.get("checkpoints"), now)
     yield from _uploads(status.get("uploads"))
+    yield from _refused(status.get("refusedPeers"))
     yield from accounting.metrics(status.get("accounting"))
 
 
@@ -181,6 +182,13 @@ def _checkpoints(checkpoints: object, now: datetime) -> Iterator[Metric]:
             continue
     yield step
     yield age
+
+
+def _refused(count: object) -> Iterator[Metric]:
+    """Who did not hold the job's key."""
+    if isinstance(count, int) and _number(count):
+        text = "Connections turned away before they proved that they hold the job's key"
+        yield CounterMetricFamily("holdfast_refused_peers", text, value=count)
 
 
 def _uploads(uploads: object) -> Iterator[Metric]:

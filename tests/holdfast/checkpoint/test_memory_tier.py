@@ -486,6 +486,7 @@ def test_who_lacks_the_key_reads_nothing(nodes: Callable[..., Nodes]) -> None:
     with pytest.raises(CheckpointError, match="a on a: "):
         Peer(made.at["a"], b"x" * 32).ask({"op": "list", "jobs": None})
     assert PeerStore(Peer(made.at["a"], b"x" * 32)).commits() == ()
+    assert made.servers["a"].strangers >= 2
 
 
 def drip(stranger: socket.socket) -> None:

@@ -26,6 +26,7 @@ class Heard:
         self.up: list[str] = []
         self.down: list[tuple[str, How]] = []
         self.said: list[tuple[str, Mapping[str, Any]]] = []
+        self.strangers = 0
 
     def peer_up(self, uid: str) -> None:
         self.up.append(uid)
@@ -35,6 +36,9 @@ class Heard:
 
     def peer_said(self, uid: str, body: Mapping[str, Any]) -> None:
         self.said.append((uid, body))
+
+    def stranger(self) -> None:
+        self.strangers += 1
 
 
 async def until(condition: Callable[[], object], *, every: float = 0.01) -> None:
@@ -244,6 +248,24 @@ def test_a_dialer_without_the_key_cannot_skip_its_proof() -> None:
     asyncio.run(play())
 
 
+@pytest.mark.parametrize("wrong", ["a", "b"])
+def test_who_does_not_hold_the_key_is_turned_away_and_counted(wrong: str) -> None:
+    """Of the two, a dials; with whichever the wrong key is, no channel opens."""
+
+    async def play() -> None:
+        heard = {"a": Heard(), "b": Heard()}
+        a, b = await channel("a", heard["a"]), await channel("b", heard["b"])
+        configure(a, {"b": b.port}, key=b"x" * 32 if wrong == "a" else KEY)
+        configure(b, {"a": a.port}, key=b"x" * 32 if wrong == "b" else KEY)
+        await until(lambda: heard["a"].strangers and heard["b"].strangers)
+        assert (heard["a"].up, heard["b"].up) == ([], [])
+        assert (a.connected(), b.connected()) == (frozenset(), frozenset())
+        await a.close()
+        await b.close()
+
+    asyncio.run(play())
+
+
 @pytest.mark.parametrize(
     "rubbish",
     [
@@ -264,6 +286,7 @@ def test_rubbish_is_refused_and_harms_nobody(rubbish: bytes) -> None:
         writer.write_eof()
         with contextlib.suppress(ConnectionError):
             assert await reader.read() == b""
+        assert heard_a.strangers == 1
         assert heard_a.down == []
         assert a.connected() == {"b"}
         await a.close()

@@ -118,6 +118,7 @@ class Agent:
         self._ending: Ending | None = None
         self._exit: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._signals = 0
+        self._strangers = 0
         self._terminated_at: float | None = None
         self._plan: Plan | None = None  # while this worker leaves because it must
         self._stands_by = config.stand_by and script.speaks(argv) and not script.reads_place(argv)
@@ -466,6 +467,11 @@ class Agent:
         """A peer's message; raises `DocumentError` on one that cannot be read, which closes the channel."""
         self.feed(e.Received(sender=uid, message=messages.from_json(body)))
 
+    def stranger(self) -> None:
+        """Somebody was turned away before it had proved that it holds the job's key."""
+        self._strangers += 1
+        self._status.changed()
+
     def _heard(self, message: RankMessage) -> None:
         self._local.heard(message)
         self._status.changed()
@@ -567,6 +573,7 @@ class Agent:
             accounting=self._chronicle.document(),
             warm_processes=self._pool.ready,
             uploads=self._uploads.counts.to_json() if self._uploads.wanted else None,
+            refused_peers=self._strangers + (0 if self._memory is None else self._memory.strangers),
         )
 
 

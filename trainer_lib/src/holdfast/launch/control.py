@@ -39,6 +39,9 @@ class Listener(Protocol):
     def peer_said(self, uid: str, body: Mapping[str, Any]) -> None:
         """A message came."""
 
+    def stranger(self) -> None:
+        """Somebody was turned away before it had proved that it holds the job's key."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
@@ -210,6 +213,8 @@ class ControlChannel:
         except (ControlError, DocumentError) as error:
             peer.how = How.CLOSED
             self._complain(peer.uid, error)
+            if isinstance(error, AuthenticationError):
+                self._listener.stranger()
         return None
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -222,6 +227,7 @@ class ControlChannel:
             connection = await wire.answer(reader, writer, me=self._me, key=self._key)
         except (OSError, TimeoutError, ControlError, DocumentError) as error:
             self._complain(str(writer.get_extra_info("peername")[0]), error)
+            self._listener.stranger()
             writer.transport.abort()
             return
         finally:

@@ -88,6 +88,11 @@ class MemoryHost:
         world = [Neighbour(node=one.node, pod=one.pod_uid, host="", port=0) for one in others]
         return successor(world, Neighbour(node=node, pod=pod, host="", port=0))
 
+    @property
+    def strangers(self) -> int:
+        """Who was turned away for want of that key."""
+        return 0 if self._server is None else self._server.strangers
+
     def close(self, *, complete: bool) -> None:
         """Let go of the folder; of a job that is complete, nothing is kept."""
         if self._server is not None:

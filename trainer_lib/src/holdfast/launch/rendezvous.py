@@ -29,12 +29,14 @@ class Endpoint:
         secret: bytes,
         accept: Callable[[dict[str, Any]], None],
         record: Callable[[], Record],
+        stranger: Callable[[], None],
         now: Callable[[], float],
     ) -> None:
         self._roster = roster
         self._secret = secret
         self._accept = accept
         self._record = record
+        self._stranger = stranger
         self._now = now
         self._connections: dict[str, wire.Connection] = {}
         self._published: dict[str, Any] | None = None
@@ -81,6 +83,7 @@ class Endpoint:
                 return
         except (OSError, TimeoutError, ControlError, DocumentError, KeyError) as error:
             _log.error("a launcher was refused at the endpoint: %s", error)
+            self._stranger()
             writer.transport.abort()
             return
         self._connections[member.uid] = connection

@@ -42,6 +42,7 @@ def status(
     accounting: Mapping[str, Any] | None = None,
     warm_processes: int = 0,
     uploads: Mapping[str, Any] | None = None,
+    refused_peers: int = 0,
 ) -> dict[str, Any]:
     """The whole document."""
     return {
@@ -62,6 +63,7 @@ def status(
         "accounting": None if accounting is None else dict(accounting),
         "warmProcesses": warm_processes,
         "uploads": None if uploads is None else dict(uploads),
+        "refusedPeers": refused_peers,
         "highestClaim": _highest_claim(state, progress),
         "foreignClaims": [claim.to_json() for claim in state.foreign],
         "conflict": state.conflict,

@@ -282,6 +282,7 @@ class _Standalone:
             secret=self._place.secret,
             accept=self._agent.see_membership,
             record=self._record,
+            stranger=self._agent.stranger,
             now=self._agent.now,
         )
         await endpoint.serve(self._place.listener, own)

@@ -48,6 +48,7 @@ class PeerServer:
         self._socket = socket.create_server((host or "", 0), family=family, backlog=128)
         self.port: int = self._socket.getsockname()[1]
         self.key: bytes | None = None
+        self.strangers = 0  # turned away before they had proved that they hold the key
         self._closed = False
         threading.Thread(target=self._accept, name="holdfast-memory", daemon=True).start()
 
@@ -118,16 +119,20 @@ class PeerServer:
             _log.warning("a connection to this launcher's memory could not be served: %s", error)
 
     def _serve(self, wire: Wire, key: bytes) -> None:
-        session = _Session(self, self._folder, wire)
+        session, known = _Session(self, self._folder, wire), False
         self._wires.add(wire)
         try:
-            if self._greet(wire, key):
+            known = self._greet(wire, key)
+            if known:
                 wire.limit, wire.until = MAX_MESSAGE, float("inf")
                 while True:
                     session.answer(wire.receive(float("inf")))
         except (OSError, CheckpointError, *_UNUSABLE) as error:
             _log.debug("a connection to this launcher's memory ended: %s", error)
         finally:
+            if not known:
+                with self._lock:
+                    self.strangers += 1
             session.close()
             self._wires.discard(wire)
             wire.close()
