@@ -92,6 +92,28 @@ def test_kills_at_every_point_of_a_step_leave_the_bits_of_a_planned_run(
     assert restored[7][0]["step"] in (8, 9), "in doubt, it is applied if all were prepared and else made again"
 
 
+@pytest.mark.parametrize(
+    ("ranks", "faults"),
+    [(4, "forward:3:3"), (6, "backward:3:3,vote:2:5,optimizer:5:8")],
+    ids=["2 x 2", "3 x 2"],
+)
+def test_a_rank_that_is_replaced_leaves_the_bits_of_an_undisturbed_run(
+    sharded: Any, tmp_path: Path, ranks: int, faults: str
+) -> None:
+    """The other phases, at either number of replicas; the world keeps its size."""
+    sharded.start(ranks, tmp_path / "undisturbed", "--steps", str(STEPS))
+    expected = ended(sharded, *range(ranks))
+    sharded.start(ranks, tmp_path / "tier", "--steps", str(STEPS), "--faults", faults)
+    world = list(range(ranks))
+    for attempt, fault in enumerate(faults.split(","), start=1):
+        dead, newcomer = int(fault.split(":")[1]), ranks + attempt - 1
+        lost(sharded, attempt, [dead], *(slot for slot in world if slot != dead))
+        world[world.index(dead)] = newcomer
+        sharded.form(attempt + 1, world)
+    assert ended(sharded, *world) == expected
+    assert {message["source"] for slot in world for message in sharded.of(slot, "restored")[-1:]} == {"memory"}
+
+
 def test_a_replica_trains_as_a_whole_model_does_and_its_commit_loads_into_one(
     sharded: Any, tmp_path: Path, solo: Any, net: Any
 ) -> None:

@@ -139,6 +139,18 @@ def test_sigterm_drains(cluster: Any, wait_for: Wait) -> None:
     assert pod.ending["code"] == 75
 
 
+def test_sigusr1_is_a_commit_and_training_goes_on(cluster: Any, wait_for: Wait) -> None:
+    (pod,) = cluster.start("a", EVERY="1000000")  # no commit but the one that is asked for
+    cluster.publish(1, "a")
+    wait_for(lambda: pod.step > 3, "it trains")
+    world, before = pod.world, pod.step
+    pod.process.send_signal(signal.SIGUSR1)
+    commit = wait_for(lambda: pod.status["checkpoints"].get("shared"), "a commit")
+    assert commit["step"] >= before
+    wait_for(lambda: pod.step > commit["step"] + 3, "it goes on")
+    assert pod.world == world
+
+
 def test_sigterm_reaches_a_script_without_the_loop(cluster: Any, wait_for: Wait) -> None:
     script = cluster.shared / "handles.py"
     script.write_text(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from holdfast_testbed.ports import free_port
 
 Wait = Callable[..., Any]
 SCRIPTS = Path(__file__).parent / "scripts"
+JOB_SCRIPTS = Path(__file__).parents[1] / "job" / "scripts"
 DEADLINE = 240.0
 
 
@@ -35,6 +37,11 @@ class Host:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "holdfast", "run", *words], env=base | environ, stdout=log, stderr=log
             )
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """What the launcher says of itself."""
+        return dict(json.loads((self.run_dir / "status.json").read_text()))
 
 
 Start = Callable[..., Host]
@@ -89,6 +96,49 @@ def test_two_launchers_meet_at_an_endpoint(start: Start, memory: Path, wait_for:
     wait_for(lambda: (memory / "env-1-0.json").exists() and (memory / "env-0-0.json").exists(), "both run")
     (memory / "finish").touch()
     assert [host.process.wait(DEADLINE) for host in hosts] == [0, 0]
+
+
+def shards(*hosts: Host) -> dict[int, Any]:
+    """By shard, the weights at the end: the same on both ranks that have it."""
+    said = [line for host in hosts for line in host.log.read_text().splitlines()]
+    lines = [json.loads(line) for line in said if line.startswith('{"losses"')]
+    found = {one["shard"]: one["weights"] for one in lines}
+    assert sorted(one["shard"] for one in lines) == [0, 0, 1, 1], said
+    assert all(one["weights"] == found[one["shard"]] for one in lines)
+    assert all(one["audit"].startswith("exactly once") for one in lines)
+    return found
+
+
+def test_a_sharded_model_gets_the_shards_of_killed_ranks_back_bit_for_bit(start: Start) -> None:
+    """Two replicas of two under one launcher; who dies is known by the slot of its process."""
+    words = ("--nproc-per-node", "4", "--warm-processes", "none", "--", sys.executable)
+    script = (str(JOB_SCRIPTS / "sharded.py"), "--steps", "10", "--faults")
+    undisturbed = start(*words, *script, "")
+    assert undisturbed.process.wait(DEADLINE) == 0, undisturbed.log.read_text()
+    hurt = start(*words, *script, "backward:1:4,vote:2:7")
+    assert hurt.process.wait(DEADLINE) == 0, hurt.log.read_text()
+    assert hurt.log.read_text().count("on from memory at step") >= 2
+    assert shards(hurt) == shards(undisturbed)
+
+
+def test_a_replica_across_hosts_waits_for_the_host_it_lacks_and_goes_on_from_memory(
+    start: Start, wait_for: Wait
+) -> None:
+    """Of two replicas of two hosts each, one is lost: those that are left are no majority, and keep their shards."""
+    run = ("--nnodes", "2:4", "--replica-step", "2", "--warm-processes", "none")
+    script = (sys.executable, str(JOB_SCRIPTS / "sharded.py"), "--steps", "30", "--pause", "0.1")
+    words = (*run, "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--", *script)
+    hosts = [start(*words)]
+    wait_for((hosts[0].run_dir / "status.json").exists, "the endpoint is there")
+    hosts += [start(*words) for _ in range(3)]
+    wait_for(lambda: (hosts[0].status["committedStep"] or 0) > 3, "four train")
+    hosts.pop().process.kill()
+    wait_for(lambda: "is no majority" in hosts[0].status["message"], "the others wait")
+    hosts.append(start(*words))
+    assert [host.process.wait(DEADLINE) for host in hosts] == [0] * 4, [host.log.read_text() for host in hosts]
+    assert hosts[0].status["accounting"]["lostSteps"] == 0
+    assert "on from memory at step" in hosts[0].log.read_text()
+    shards(*hosts)
 
 
 def test_a_lost_host_is_left_behind_and_a_new_one_taken_in(start: Start, wait_for: Wait) -> None:
@@ -148,6 +198,7 @@ def test_another_key_is_refused_at_the_endpoint(start: Start, memory: Path, wait
     second = start(*words, str(SCRIPTS / "waits.py"), HOLDFAST_JOB_KEY_FILE=str(memory / "other"))
     assert second.process.wait(DEADLINE) == 70
     assert "does not hold this job's key" in second.log.read_text()
+    wait_for(lambda: first.status["refusedPeers"], "it is counted")
     assert first.process.poll() is None
 
 
