@@ -520,6 +520,15 @@ def test_a_restore_and_show_say_that_a_state_is_not_exact(
     assert "not exact" not in caplog.text
 
 
+def test_where_all_may_be_inexact_nothing_is_said_of_others(tmp_path: Path) -> None:
+    chain, state, forms = Chain(every=4, threshold=0.1), weights(), {"weight": WEIGHT["weight"]}
+    for step in (1, 2):
+        state = moved(state, 10, 1e-6)
+        save(tmp_path, step, state, chain, forms=forms)
+    assert sparse.told(manifest(tmp_path, 2)) == "all tensors are within 0.1 of what was saved"
+    assert sparse.told(manifest(tmp_path, 1)) == ""
+
+
 def test_a_release_that_does_not_know_patches_refuses_them_by_name_and_reads_the_rest(
     chained: tuple[Path, list[State]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

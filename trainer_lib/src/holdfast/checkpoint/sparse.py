@@ -218,8 +218,10 @@ def told(manifest: Manifest) -> str:
     bounds = manifest.bounds
     if not bounds:
         return ""
-    within = f"{len(bounds)} of {len(manifest.tensors)} tensors are within {max(bounds.values()):g} of what was saved"
-    return f"{within}, the others are exact"
+    within = f"within {max(bounds.values()):g} of what was saved"
+    if len(bounds) == len(manifest.tensors):
+        return f"all tensors are {within}"
+    return f"{len(bounds)} of {len(manifest.tensors)} tensors are {within}, the others are exact"
 
 
 @dataclass(frozen=True, kw_only=True)
