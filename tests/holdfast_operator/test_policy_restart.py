@@ -205,6 +205,37 @@ def test_a_launcher_that_is_lost_on_a_pod_that_stays_is_counted_all_the_same(mak
     assert [incident.reason for incident in sim.status.incidents] == ["MemberLost"]
 
 
+@pytest.mark.parametrize("when", ["while its pod is deleted", "after that"])
+def test_a_worker_that_was_cut_off_given_up_and_came_back_before_it_was_deleted_is_one_loss(
+    make_sim: Make, when: str
+) -> None:
+    sim = training(make_sim)
+    node = sim.node_of("gpt-w1")
+    sim.kill_node(node)
+    sim.run(60, until=lambda: "deletionTimestamp" in sim.pods["uid-gpt-w1"]["metadata"])
+    if when == "after that":
+        sim.heal_node(node, rebooted=False)
+        sim.run(2)
+    (first,) = sim.incidents.values()
+    sim.incidents[first["generation"], 9] = {**first, "attempt": 9}
+    sim.run(2)
+    sim.heal_node(node, rebooted=False)
+    sim.run(30)
+    assert sim.status.restart_count == 1
+    assert [incident.pod for incident in sim.status.incidents] == ["gpt-w1"]
+    again = {"generation": first["generation"], "attempt": 9}
+    assert again in sim.document["acknowledged"], "launchers need not tell it again"
+
+
+def test_another_loss_of_a_pod_that_went_on_counts_again(make_sim: Make) -> None:
+    sim = training(make_sim)
+    fail(sim, cause="Infrastructure", reason="ProcessKilled", pod="gpt-w1")
+    sim.run(15, until=lambda: len(sim.world_names()) == 3)
+    sim.kill_node(sim.node_of("gpt-w1"))
+    sim.run(60, until=lambda: "gpt-w3" in sim.world_names())
+    assert sim.status.restart_count == 2
+
+
 # What shows before anything fails
 
 

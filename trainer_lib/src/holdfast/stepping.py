@@ -41,7 +41,8 @@ NON_FINITE_STEPS: Final = 10
 class StepResult:
     """What `job.step` did. `committed` is true when it ended a global batch and the optimizer applied it.
 
-    A step that a lost peer undid has reason `Retried`: the same samples come again.
+    A step that a lost peer undid has reason `Retried`: the same samples come again. A rank that was away while the
+    others went on is told their newest `step`, committed, with no `loss`: it had no part in that.
     """
 
     committed: bool

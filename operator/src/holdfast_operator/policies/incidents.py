@@ -44,6 +44,9 @@ def _take(draft: Draft, told: Told) -> Draft:
     if exhaustion.taken_in(draft, told):
         known = exhaustion.whole(draft, told)
         return draft if known is None else _prolonged(draft, known, told)
+    given_up = loss_before(draft, told)
+    if given_up is not None:
+        return _prolonged(draft, given_up, told)
     incident = _as_told(draft, told)
     twin = _symptom_of(draft, incident)
     if twin is not None:
@@ -54,6 +57,22 @@ def _take(draft: Draft, told: Told) -> Draft:
         return draft.wake_in(c.POLL_OPEN)
     draft = record(draft, incident, facts.of_incident(draft, worker, told, incident.detected), worker)
     return _completed(draft, draft.status.incidents[-1], told)
+
+
+def loss_before(draft: Draft, told: Told) -> Incident | None:
+    """The counted loss of this very pod: cut off, it was given up, came back, and left again as it was deleted.
+
+    A worker that is forgotten had all its losses counted.
+    """
+    worker = _worker_of(draft, _as_told(draft, told))
+    gone = worker is None or (worker.counted and worker.phase in (Phase.LOST, Phase.ENDED))
+    if told.pod is None or not gone:
+        return None
+    return next((known for known in reversed(draft.status.incidents) if _earlier(known, told)), None)
+
+
+def _earlier(known: Incident, told: Told) -> bool:
+    return known.pod == told.pod and known.pair < told.pair
 
 
 def _symptom_of(draft: Draft, incident: Incident) -> Incident | None:

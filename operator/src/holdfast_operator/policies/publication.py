@@ -13,7 +13,7 @@ from holdfast_operator import status as st
 from holdfast_operator.actions import LabelPod, Publish
 from holdfast_operator.api import Json, Pair, parse_pair, pod_name
 from holdfast_operator.manifests import Manifest, digest, membership_document
-from holdfast_operator.policies import exhaustion
+from holdfast_operator.policies import exhaustion, incidents
 from holdfast_operator.policies import membership as rules
 from holdfast_operator.policies.draft import Draft
 from holdfast_operator.policies.fence import proved_gone
@@ -93,13 +93,19 @@ def _acknowledged(draft: Draft) -> tuple[Pair, ...]:
     tales = [incident for report in draft.seen.reports for incident in report.incidents]
     told = {tale.pair for tale in tales}
     known = {incident.pair: incident for incident in draft.status.incidents}
-    parts = {tale.pair for tale in tales if exhaustion.taken_in(draft, tale) and _over(draft.now, tale)}
+    parts = {tale.pair for tale in tales if _counted_with_another(draft, tale) and _over(draft.now, tale)}
     done = {pair for pair, incident in known.items() if pair.attempt > 0 and _closed(draft.now, incident, told)}
     forgotten = {pair for pair in told if draft.status.forgot(pair)}
     # What was acknowledged stays so: it was counted on that. Parts of an incident have no record of their own.
     oldest = min((pair for pair in known if pair.attempt > 0), default=None)
     before = {pair for pair in draft.status.membership.acknowledged if oldest is not None and pair >= oldest}
     return tuple(sorted(done | parts | forgotten | before))
+
+
+def _counted_with_another(draft: Draft, told: Told) -> bool:
+    if told.pair in {incident.pair for incident in draft.status.incidents}:
+        return False
+    return exhaustion.taken_in(draft, told) or incidents.loss_before(draft, told) is not None
 
 
 def _over(now: datetime, told: Told) -> bool:
