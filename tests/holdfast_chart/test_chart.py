@@ -385,16 +385,23 @@ def test_the_test_runs_where_the_operator_watches() -> None:
     assert smoke_job(*NAMESPACED)["metadata"]["namespace"] == "team-a"
 
 
-def test_without_policies_for_jobs_the_operator_has_no_right_to_make_any() -> None:
+@pytest.mark.parametrize(
+    ("value", "resource", "variable"),
+    [
+        ("networkPolicy", "networkpolicies", "HOLDFAST_NETWORK_POLICIES"),
+        ("disruptionBudgets", "poddisruptionbudgets", "HOLDFAST_DISRUPTION_BUDGETS"),
+    ],
+)
+def test_what_is_not_to_be_made_for_jobs_the_operator_has_no_right_to_make(
+    value: str, resource: str, variable: str
+) -> None:
     def right(documents: list[dict[str, Any]]) -> list[str]:
-        return [
-            verb for _k, rule in rules(documents) if "networkpolicies" in rule["resources"] for verb in rule["verbs"]
-        ]
+        return [verb for _k, rule in rules(documents) if resource in rule["resources"] for verb in rule["verbs"]]
 
     assert right(render()) == ["get", "create", "patch"]
-    assert environment(render())["HOLDFAST_NETWORK_POLICIES"] == "true"
-    assert right(render("networkPolicy.jobs=false")) == []
-    assert environment(render("networkPolicy.jobs=false"))["HOLDFAST_NETWORK_POLICIES"] == "false"
+    assert environment(render())[variable] == "true"
+    assert right(render(f"{value}.jobs=false")) == []
+    assert environment(render(f"{value}.jobs=false"))[variable] == "false"
 
 
 @pytest.mark.parametrize(
@@ -429,7 +436,17 @@ def test_every_value_is_in_the_schema_and_every_schema_entry_is_a_value() -> Non
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     schema = json.loads((CHART / "values.schema.json").read_text())
     assert set(values) == set(schema["properties"]) - {"global"}
-    for name in ("sidecar", "agents", "service", "serviceAccount", "networkPolicy", "monitoring", "test"):
+    groups = (
+        "sidecar",
+        "agents",
+        "service",
+        "serviceAccount",
+        "networkPolicy",
+        "disruptionBudgets",
+        "monitoring",
+        "test",
+    )
+    for name in groups:
         assert set(values[name]) == set(schema["properties"][name]["properties"])
 
 

@@ -105,4 +105,4 @@ def test_the_policy_stands_before_any_pod_and_goes_with_its_job() -> None:
 
 def test_there_is_none_where_the_installation_wants_none() -> None:
     platform = Platform(sidecar_image="s", agents_url="https://o", ca_bundle="PEM", network_policies=False)
-    assert [child["kind"] for child in children(job(), platform)] == ["Service", "ConfigMap"]
+    assert "NetworkPolicy" not in [child["kind"] for child in children(job(), platform)]

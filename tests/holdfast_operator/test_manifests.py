@@ -13,7 +13,7 @@ import pytest
 
 from holdfast_operator import constants as c
 from holdfast_operator.api import HangSpec, ObjectSpec, parse_job
-from holdfast_operator.manifests import children, digest, membership_document, pod, settings
+from holdfast_operator.manifests import children, digest, disruption_budget, membership_document, pod, settings
 from holdfast_operator.seen import Observed, Platform, parse_pod
 from holdfast_operator.status import Membership, Worker
 
@@ -173,15 +173,41 @@ def test_a_pod_is_read_back_as_it_was_made(make_pod: Callable[..., Any]) -> None
 
 
 def test_children_belong_to_the_job_and_the_service_is_headless(observed: Observed) -> None:
-    policy, service, config_map = children(observed.job, observed.platform)
-    assert policy["metadata"]["ownerReferences"] == service["metadata"]["ownerReferences"]
-    for child in (service, config_map):
+    policy, service, config_map, budget = children(observed.job, observed.platform)
+    for child in (policy, service, config_map, budget):
         (owner,) = child["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["uid"], owner["controller"]) == ("FaultTolerantJob", "job-gpt", True)
     assert service["spec"]["clusterIP"] == "None"
     assert service["spec"]["publishNotReadyAddresses"] is True
     assert config_map["data"] == {"ca.crt": "PEM"}
     assert config_map["metadata"]["name"] == "gpt-holdfast-ca"
+
+
+@pytest.mark.parametrize(
+    ("replicas", "fewest", "on_failure", "kept"),
+    [
+        pytest.param(3, 3, "Shrink", 2, id="all are needed, and one may go"),
+        pytest.param(8, 6, "Shrink", 6, id="as few as may train"),
+        pytest.param(8, 6, "Replace", 7, id="the others wait for each that is lost"),
+        pytest.param(1, 1, "Shrink", 0, id="a node can always be drained"),
+    ],
+)
+def test_an_eviction_waits_while_too_many_workers_are_missing(
+    observed: Observed, replicas: int, fewest: int, on_failure: str, kept: int
+) -> None:
+    spec = observed.job.spec
+    assert spec is not None
+    spec = replace(spec, replicas=replicas, min_replicas=fewest, on_failure=on_failure)
+    asked = disruption_budget(observed.job, spec)["spec"]
+    assert asked["minAvailable"] == kept
+    assert asked["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+    worker = pod(observed.job, spec, Worker(incarnation=0, batch=0), observed.platform)
+    assert asked["selector"]["matchLabels"].items() <= worker["metadata"]["labels"].items()
+
+
+def test_there_is_no_budget_where_the_installation_wants_none(observed: Observed) -> None:
+    platform = replace(observed.platform, disruption_budgets=False)
+    assert "PodDisruptionBudget" not in [child["kind"] for child in children(observed.job, platform)]
 
 
 def test_the_document_has_exactly_the_contracts_fields(observed: Observed) -> None:

@@ -169,6 +169,39 @@ def test_a_deleted_pod_leaves_after_a_commit_and_is_an_interruption(stage: Any) 
     assert len(player.worlds) == 3
 
 
+def test_a_second_eviction_waits_for_the_replacement_of_the_first(stage: Any) -> None:
+    stage.nodes(4)
+    stage.run(replicas=3)
+    policies = client.PolicyV1Api(stage.api)
+
+    def ready() -> int:
+        """All containers run, as kubelets say it: budgets count such pods alone."""
+        condition = {"type": "Ready", "status": "True"}
+        for pod in stage.pods():
+            if pod.status.phase == "Running" and pod.metadata.deletion_timestamp is None:
+                body = {"metadata": {"uid": pod.metadata.uid}, "status": {"conditions": [condition]}}
+                stage.core.patch_namespaced_pod_status(pod.metadata.name, stage.namespace, body)
+        return int(policies.read_namespaced_pod_disruption_budget("gpt", stage.namespace).status.current_healthy)
+
+    stage.wait(lambda: ready() == 3, "the budget knows the workers")
+    assert evicted(stage, "gpt-w0")
+    assert not evicted(stage, "gpt-w1")
+    stage.wait(lambda: ready() == 3, "the replacement is ready", 240)
+    assert evicted(stage, "gpt-w1")
+
+
+def evicted(stage: Any, pod: str) -> bool:
+    """Whether the API server takes it; not while the job's budget is spent."""
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": stage.namespace}}
+    try:
+        stage.core.create_namespaced_pod_eviction(pod, stage.namespace, body)
+    except client.ApiException as error:
+        if error.status != 429 or "disruption budget" not in str(error.body):
+            raise
+        return False
+    return True
+
+
 def test_a_job_of_two_waits_for_the_operators_word_and_goes_on(stage: Any) -> None:
     """Two never shrink by themselves; without Shrink they wait for the replacement."""
     stage.nodes(2)
@@ -284,6 +317,9 @@ def test_a_deleted_job_leaves_nothing(stage: Any) -> None:
             *core.list_namespaced_config_map(stage.namespace, label_selector=selector).items,
             *client.NetworkingV1Api(stage.api)
             .list_namespaced_network_policy(stage.namespace, label_selector=selector)
+            .items,
+            *client.PolicyV1Api(stage.api)
+            .list_namespaced_pod_disruption_budget(stage.namespace, label_selector=selector)
             .items,
         ]
         return [item.metadata.name for item in found]

@@ -30,7 +30,7 @@ Right = tuple[str, str, str, str, str]
 OF_REMEDIATION = {"evict", "patch_node"}
 """Calls for which a right comes with nodeRemediation.mode only; test_remediation.py makes them under it."""
 
-BESIDE_PATCH = {"services", "configmaps", "networkpolicies"}
+BESIDE_PATCH = {"services", "configmaps", "networkpolicies", "poddisruptionbudgets"}
 """To apply what is not there is asked as `create` as well; the audit shows the patch."""
 
 OF_THE_CLIENT = {("authorization.k8s.io", "selfsubjectaccessreviews", "create")}
@@ -72,6 +72,7 @@ def calls(cluster: Cluster, namespace: str) -> dict[str, Callable[[], Any]]:
             ("v1", "Service", {"spec": {"ports": [{"port": 1}]}}),
             ("v1", "ConfigMap", {}),
             ("networking.k8s.io/v1", "NetworkPolicy", {"spec": {"podSelector": {}}}),
+            ("policy/v1", "PodDisruptionBudget", {"spec": {"selector": {}}}),
         ):
             cluster.apply({"apiVersion": version, "kind": kind, "metadata": dict(meta), **more})
 

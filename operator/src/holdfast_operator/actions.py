@@ -11,7 +11,7 @@ from holdfast_operator.status import Status
 
 @dataclass(frozen=True, kw_only=True)
 class ApplyChildren:
-    """NetworkPolicy, Service and ConfigMap, server-side applied."""
+    """NetworkPolicy, Service, ConfigMap and PodDisruptionBudget, server-side applied."""
 
     manifests: tuple[Manifest, ...] = field(hash=False)
     digest: str

@@ -34,6 +34,7 @@ _CHILDREN = {
     "Service": ("/api/v1", "services"),
     "ConfigMap": ("/api/v1", "configmaps"),
     "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
+    "PodDisruptionBudget": ("/apis/policy/v1", "poddisruptionbudgets"),
 }
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces"
 

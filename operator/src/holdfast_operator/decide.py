@@ -52,7 +52,7 @@ _ZERO = Pair(generation=0, attempt=0)
 
 
 def _children(draft: Draft) -> Draft:
-    """NetworkPolicy, Service and ConfigMap, once for each content of theirs."""
+    """NetworkPolicy, Service, ConfigMap and PodDisruptionBudget, once for each content of theirs."""
     manifests = children(draft.seen.job, draft.seen.platform)
     name = digest(*manifests)
     if draft.seen.applied == name:

@@ -85,6 +85,23 @@ def network_policy(job: Job) -> Manifest:
     }
 
 
+def disruption_budget(job: Job, spec: JobSpec) -> Manifest:
+    """How many workers may be evicted at once: as many as an elastic job may lack, and always one, or no node could
+    ever be drained. What is not ready is protected by nothing.
+    """
+    may_lack = spec.replicas - spec.min_replicas if spec.on_failure == c.SHRINK else 0
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": _metadata(job, job.name, component="disruption"),
+        "spec": {
+            "minAvailable": spec.replicas - max(1, may_lack),
+            "selector": {"matchLabels": {c.LABEL_JOB: job.name, c.LABEL_APP_COMPONENT: c.COMPONENT_WORKER}},
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        },
+    }
+
+
 def config_map(job: Job, platform: Platform) -> Manifest:
     """The CA bundle by which sidecars know the operator."""
     return {
@@ -98,7 +115,8 @@ def config_map(job: Job, platform: Platform) -> Manifest:
 def children(job: Job, platform: Platform) -> tuple[Manifest, ...]:
     """What a job has besides its pods, in the order of need."""
     closed = (network_policy(job),) if platform.network_policies else ()
-    return (*closed, service(job), config_map(job, platform))
+    kept = (disruption_budget(job, job.spec),) if platform.disruption_budgets and job.spec is not None else ()
+    return (*closed, service(job), config_map(job, platform), *kept)
 
 
 def digest(*values: Any) -> str:

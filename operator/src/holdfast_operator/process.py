@@ -172,6 +172,7 @@ def _platform(settings: Settings, tls: TlsKeeper) -> Platform:
         dcgm_url=settings.dcgm_url,
         image_pull_secrets=settings.image_pull_secrets,
         network_policies=settings.network_policies,
+        disruption_budgets=settings.disruption_budgets,
     )
 
 

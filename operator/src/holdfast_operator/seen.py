@@ -332,6 +332,7 @@ class Platform:
     dcgm_url: str = ""
     image_pull_secrets: tuple[str, ...] = ()
     network_policies: bool = True
+    disruption_budgets: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,7 @@ class Settings:
     sidecar_pull_policy: str = "IfNotPresent"
     image_pull_secrets: tuple[str, ...] = ()
     network_policies: bool = True
+    disruption_budgets: bool = True
     metadata_url: str = ""
     dcgm_url: str = c.DCGM_URL
     identity: str = ""
@@ -65,6 +66,7 @@ def from_environment(environment: Mapping[str, str] | None = None) -> Settings:
         sidecar_pull_policy=env.get("HOLDFAST_SIDECAR_PULL_POLICY", "IfNotPresent"),
         image_pull_secrets=_words(env, "HOLDFAST_IMAGE_PULL_SECRETS"),
         network_policies=_boolean(env, "HOLDFAST_NETWORK_POLICIES", default=True),
+        disruption_budgets=_boolean(env, "HOLDFAST_DISRUPTION_BUDGETS", default=True),
         metadata_url=env.get("HOLDFAST_METADATA_URL", ""),
         dcgm_url=env.get("HOLDFAST_DCGM_URL", c.DCGM_URL),
         # A pod's name is one process's at a time; a host may have several.
