@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from holdfast.job import AuditResult, Job
     from holdfast.start import init
     from holdfast.stepping import StepResult
+    from holdfast.trainer import Trainer
 
 __version__ = "0.1.0"
 
@@ -52,6 +53,7 @@ __all__ = [
     "PeerLostError",
     "StateError",
     "StepResult",
+    "Trainer",
     "UnknownFormatError",
     "UsageError",
     "init",
@@ -70,6 +72,10 @@ def __getattr__(name: str) -> Any:
         from holdfast.elastic import Elasticity
 
         return Elasticity
+    if name == "Trainer":
+        from holdfast.trainer import Trainer
+
+        return Trainer
     if name in _FROM_JOB:
         from holdfast import job
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from types import TracebackType
 from typing import Final
 
+import torch.distributed
+
+from holdfast.collectives import Over
 from holdfast.constants import MAX_TEXT
+from holdfast.errors import PeerLostError
 from holdfast.rank_agent import Agent, end
 
 _TRACEBACK_LINES: Final = 20
@@ -24,6 +29,11 @@ _NO_GROUP_MEND: Final = (
     "torch.distributed.init_process_group() after job.manage() to have one; each lost peer then costs a restart. "
     "Where the script needs none, leave its destroy_process_group() out"
 )
+
+_WORD_SECONDS: Final = 10.0
+"""How long the launchers' word may take after a collective of the script's own broke: what they end an attempt for is
+seen by then, and a script's own mistake in a collective must not wait for ever."""
+_SLICE: Final = 0.01
 
 _log = logging.getLogger("holdfast.job")
 
@@ -76,6 +86,25 @@ def last_lines(kind: type[BaseException], error: BaseException, trace: Traceback
     """The end of a traceback, a line each, none longer than what a launcher takes."""
     text = "".join(traceback.format_exception(kind, error, trace))
     return [line[:MAX_TEXT] for line in text.rstrip().splitlines()[-_TRACEBACK_LINES:]]
+
+
+def ours(error: Exception) -> str:
+    """Why the attempt is over for this rank, if it is one of Holdfast's collectives that says so; else empty."""
+    return str(error) if isinstance(error, PeerLostError) else ""
+
+
+def lost(error: Exception, *, over: Over, alone: bool) -> str:
+    """The same of a script's own collectives: only the launchers can tell a lost peer from a script's mistake."""
+    if alone or not _communicates(error):
+        return ours(error)
+    end_of_wait = time.monotonic() + _WORD_SECONDS
+    while not over.is_set() and time.monotonic() < end_of_wait:
+        time.sleep(_SLICE)
+    return over.reason
+
+
+def _communicates(error: Exception) -> bool:
+    return isinstance(error, torch.distributed.DistError) or _lost_peer(error)
 
 
 def _lost_peer(error: BaseException) -> bool:

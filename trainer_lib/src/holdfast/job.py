@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from threading import Timer
 from types import TracebackType
 from typing import Any, Final, TypeVar
@@ -104,6 +105,7 @@ class Job:
         self._prepared = 0  # the world for whose commits there is memory
         self._worlds = 0  # lined up so far: what was planned for an earlier one is stale
         self._callbacks: list[Callable[[Job], None]] = []
+        self._alike = False
         self._looping = False
         self._done = False
         agent.parting = self._parting
@@ -256,11 +258,14 @@ class Job:
         max_steps: int,
         seed: int = 0,
         collate: Callable[[list[Any]], Any] | None = None,
+        alike: bool = False,
     ) -> Iterator[Any]:
         """This rank's micro-batches, step after step, until `max_steps` are committed.
 
         The samples of a step depend on the seed and the position only, not on how many ranks there are. Leave the
-        loop by its end: that commits the last step and tells the launcher that the work is done.
+        loop by its end: that commits the last step and tells the launcher that the work is done. `alike` gives each
+        rank as many micro-batches, for a model that communicates in forward: one too many has a sample that counts
+        nothing. Sharded models get that by themselves.
         """
         self._parts()
         if self._done and max_steps > self.committed_step:
@@ -279,6 +284,7 @@ class Job:
         )
         start, saved = Position(fingerprint=fingerprint(dataset), seed=seed), self._lineage.position
         self._lineage.position = start if saved is None else start.resumed(saved)
+        self._alike = alike or self._sharding is not None
         return self._loop(self._loader, start, max_steps)
 
     def step(self, loss: torch.Tensor, *, samples: float | None = None) -> StepResult:
@@ -287,6 +293,33 @@ class Job:
         `loss` is the mean over the micro-batch. A script with a loader of its own makes one global step a call, and
         says by `samples` how many its rank had, if they differ between ranks; 0 if it had none in this step.
         """
+        return self._take(loss, samples, faults.ours)
+
+    def run_step(self, fn: Callable[[], torch.Tensor], *, samples: float | None = None) -> StepResult:
+        """`job.step(fn())` for a model that communicates: `fn` computes the loss, and is what is tried again.
+
+        When a lost peer breaks a collective of the script's own, in `fn` or in backward, the result says `Retried`
+        and the same samples come again. Any other error of `fn` is raised as it is, and the batch is not used up.
+        """
+        _, team = self._parts()
+        if team.over.is_set() or (self._loader is not None and self._micro is None):
+            return self.step(
+                torch.zeros(()), samples=samples
+            )  # nothing to compute: the others are not in `fn` either
+        lost = partial(faults.lost, over=team.over, alone=team.group.size == 1)
+        over = ""
+        try:
+            loss = fn()
+        except Exception as error:
+            over = lost(error)
+            if not over:
+                raise
+        if over:  # after the handler, whose error holds the frames, and with them the graph
+            self._micro = None
+            return self._retry(PeerLostError(over))
+        return self._take(loss, samples, lost)
+
+    def _take(self, loss: torch.Tensor, samples: float | None, lost: Callable[[Exception], str]) -> StepResult:
         _, team = self._parts()
         micro, self._micro = self._micro, None
         if self._loader is not None and micro is None:
@@ -298,21 +331,25 @@ class Job:
             let_go(loss)
             return self._retry(PeerLostError(team.over.reason))
         try:
-            return self._step(loss, micro, 1.0 if samples is None else float(samples))
+            return self._step(loss, micro, 1.0 if samples is None else float(samples), lost)
         except Exception as error:
             # Its part of the averages will never come: should the script swallow this, the others must not wait.
             faults.tell(self._agent, error, self.committed_step)
             raise
 
-    def _step(self, loss: torch.Tensor, micro: MicroBatch | None, own: float) -> StepResult:
+    def _step(
+        self, loss: torch.Tensor, micro: MicroBatch | None, own: float, lost: Callable[[Exception], str]
+    ) -> StepResult:
         stepper, team = self._parts()
         batch = None if self._loader is None else self._loader.batch_at(team.group.size)
         weight = micro.samples / batch if micro and batch else own
         over = ""
         try:
             stepper.add(loss, weight, micro.seen if micro else None, last=micro is None or self._last_micro)
-        except PeerLostError as error:
-            over = str(error)  # the error itself holds the frames, and with them the graph
+        except Exception as error:
+            over = lost(error)  # the error itself holds the frames, and with them the graph
+            if not over:
+                raise
         if over:
             let_go(loss)
             return self._retry(PeerLostError(over))
@@ -436,9 +473,7 @@ class Job:
         stepper.begin()
         position = self._lineage.position or start
         self._lineage.position = position
-        parts = loader.parts(
-            position, rank=team.group.rank, world_size=team.group.size, alike=self._sharding is not None
-        )
+        parts = loader.parts(position, rank=team.group.rank, world_size=team.group.size, alike=self._alike)
         for part in parts:
             micro = loader.fetch(part, position)
             self._micro, self._last_micro, self._stale, self._late = micro, part is parts[-1], False, False

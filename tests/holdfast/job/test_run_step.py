@@ -1,0 +1,173 @@
+"""`job.run_step`: which errors of its collectives are a step tried again. `holdfast.Trainer`: the same loop."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import holdfast
+from holdfast import UsageError, faults
+from holdfast.collectives import Over
+
+Make = Callable[..., Any]
+GONE = "[../third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:4711"
+BROKEN = [RuntimeError(GONE), dist.DistBackendError("NCCL error"), dist.DistNetworkError("no answer")]
+OWN = [ValueError("a bad batch"), RuntimeError("CUDA out of memory"), KeyError("text")]
+SIZES = {"global_batch_size": 5, "micro_batch_size": 2, "max_steps": 8}
+
+
+class Numbers:
+    def __len__(self) -> int:
+        return 23
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([float(index), 1.0]) / 10
+
+
+def parts() -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+    return {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+
+
+def loss_of(model: Any, batch: torch.Tensor) -> torch.Tensor:
+    return (model(batch) - 1).square().mean()
+
+
+def trainer(**changes: Any) -> holdfast.Trainer:
+    return holdfast.Trainer(**{**parts(), "loss": loss_of, "dataset": Numbers(), **SIZES, **changes})
+
+
+@pytest.mark.parametrize("error", BROKEN, ids=repr)
+def test_a_broken_collective_is_a_lost_peer_once_the_launchers_say_so(error: Exception) -> None:
+    said, later = Over(), Over()
+    said.set("rank 1 is gone")
+    assert faults.lost(error, over=said, alone=False) == "rank 1 is gone"
+    threading.Timer(0.2, later.set, ["rank 2 is gone"]).start()
+    assert faults.lost(error, over=later, alone=False) == "rank 2 is gone"
+
+
+def test_a_broken_collective_of_which_the_launchers_say_nothing_is_the_scripts_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(faults, "_WORD_SECONDS", 0.2)
+    assert not faults.lost(BROKEN[0], over=Over(), alone=False)
+
+
+@pytest.mark.parametrize("error", OWN, ids=repr)
+def test_an_error_of_the_script_is_not_waited_for_and_never_a_lost_peer(error: Exception) -> None:
+    over = Over()
+    began = time.monotonic()
+    assert not faults.lost(error, over=over, alone=False)
+    assert not faults.lost(BROKEN[0], over=over, alone=True), "a world of one has no peer"
+    assert time.monotonic() - began < 5
+    over.set("rank 1 is gone")
+    assert not faults.lost(error, over=over, alone=False)
+
+
+def test_an_error_in_fn_is_raised_as_it_is_and_the_batch_may_be_tried_again(solo: Make) -> None:
+    run, made = solo(None), parts()
+    run.job.manage(**made)
+    bad = ValueError("a bad batch")
+
+    def fail() -> torch.Tensor:
+        raise bad
+
+    batches = run.job.batches(Numbers(), **{**SIZES, "max_steps": 1, "micro_batch_size": 5})
+    batch = next(batches)
+    with pytest.raises(ValueError, match="a bad batch") as raised:
+        run.job.run_step(fail)
+    assert raised.value is bad
+    assert run.job.run_step(lambda: loss_of(made["model"], batch)).committed
+    assert list(batches) == []
+
+
+def test_a_collective_that_broke_is_retried_and_its_graph_let_go(solo: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, made = solo(None), parts()
+    run.job.manage(**made)
+    kept: list[weakref.ref[torch.Tensor]] = []
+    alive: list[bool] = []
+    monkeypatch.setattr(faults, "lost", lambda error, **_: str(error))
+
+    def retry(error: Exception) -> Any:
+        gc.collect()
+        alive.extend(one() is not None for one in kept)
+        return holdfast.StepResult(committed=False, step=0, reason="Retried")
+
+    monkeypatch.setattr(run.job, "_retry", retry)
+    batch = next(run.job.batches(Numbers(), **SIZES))
+
+    def forward() -> torch.Tensor:
+        hidden = made["model"](batch)
+        kept.append(weakref.ref(hidden))
+        raise RuntimeError(GONE)
+
+    assert run.job.run_step(forward).reason == "Retried"
+    assert alive == [False]
+
+
+def test_without_a_batch_fn_is_not_called(solo: Make) -> None:
+    run = solo(None)
+    run.job.manage(**parts())
+    batches = run.job.batches(Numbers(), **SIZES)
+    next(batches)
+    run.job._micro, run.job._stale = None, True  # another world lined up inside a save
+    assert run.job.run_step(lambda: pytest.fail("peers are not in fn")).reason == "Retried"
+
+
+def test_a_trainer_makes_the_bits_of_the_loop_written_out(solo: Make) -> None:
+    written, made = solo(None).job, parts()
+    written.manage(**made, max_grad_norm=1.0)
+    expected = [written.step(loss_of(made["model"], batch)) for batch in written.batches(Numbers(), seed=3, **SIZES)]
+    seen: list[Any] = []
+    wrapped = trainer(job=solo(None).job, seed=3, max_grad_norm=1.0, on_step=seen.append)
+    job = wrapped.fit()
+    assert seen == expected
+    assert job.audit().ok
+    for mine, theirs in zip(wrapped.model.parameters(), made["model"].parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_trainer_evaluates_at_its_steps_and_says_so(solo: Make) -> None:
+    run, steps = solo(None), []
+
+    def evaluate(model: torch.nn.Module) -> None:
+        steps.append((run.job.committed_step, run.launcher.of("phase")[-1]["phase"]))
+
+    trainer(job=run.job, evaluate=evaluate, evaluate_every=3).fit()
+    assert steps == [(3, "evaluation"), (6, "evaluation")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "mend"),
+    [
+        ({"model": 1}, "model is", "give a torch.nn.Module"),
+        ({"optimizer": "adam"}, "optimizer is", "give a torch.optim.Optimizer"),
+        ({"loss": 0.5}, "loss is", "give a function of the model and a batch"),
+        ({"dataset": iter([1])}, "dataset is", "give one with __len__"),
+        ({"global_batch_size": 0}, "global_batch_size is 0", "give a whole number"),
+        ({"micro_batch_size": 1.5}, "micro_batch_size is 1.5", "give a whole number"),
+        ({"max_steps": -1}, "max_steps is -1", "give a whole number"),
+        ({"others": [1]}, "others is", "give a dict"),
+        ({"on_step": 1}, "on_step is", "give a function"),
+        ({"evaluate": print}, "evaluate_every is missing", "together"),
+        ({"evaluate_every": 3}, "evaluate is missing", "together"),
+        ({"evaluate": print, "evaluate_every": 0}, "evaluate_every is 0", "give a whole number"),
+    ],
+)
+def test_a_trainer_refuses_what_cannot_work_by_the_fields_name(
+    changes: dict[str, Any], field: str, mend: str
+) -> None:
+    with pytest.raises(UsageError, match=field) as raised:
+        trainer(**changes)
+    assert mend in str(raised.value)
