@@ -10,7 +10,7 @@ import pytest
 
 from holdfast_testbed.cluster import Cluster
 from holdfast_testbed.drill.faults import Stage
-from holdfast_testbed.drill.install import example_job, install_chart
+from holdfast_testbed.drill.install import example_job, install_chart, remove_namespace
 from holdfast_testbed.drill.watch import Watcher
 
 NODES = 3
@@ -48,7 +48,7 @@ def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]
     cluster.prepare_namespace(name)
     yield name
     print(_story(cluster, name))  # pytest shows it when the test has failed
-    _remove(cluster, name)
+    remove_namespace(cluster, name)
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ class Trainees:
 
     def _begin(self, namespace: str) -> Stage:
         self.cluster.prepare_namespace(namespace)
-        self._stack.callback(_remove, self.cluster, namespace)
+        self._stack.callback(remove_namespace, self.cluster, namespace)
         return self._stack.enter_context(_job(self.cluster, namespace, ENDLESS_STEPS))
 
     def story(self) -> str:
@@ -156,13 +156,6 @@ def _job(cluster: Cluster, namespace: str, max_steps: int) -> Iterator[Stage]:
     with Watcher(cluster, namespace, JOB) as watcher:
         watcher.wait_for_world(WORKERS, steps=5, timeout=300)
         yield Stage(cluster=cluster, watcher=watcher, say=print)
-
-
-def _remove(cluster: Cluster, namespace: str) -> None:
-    """Its pods at once: nobody needs a graceful end, which would slow the next test down."""
-    cluster.kubectl("delete", "namespace", namespace, "--wait=false")
-    now = ("--all", "--force", "--grace-period=0", "--wait=false")
-    cluster.kubectl("-n", namespace, "delete", "pods", *now, check=False)
 
 
 def _story(cluster: Cluster, namespace: str) -> str:

@@ -46,6 +46,8 @@ class Case:
     repair: Callable[[Stage], None] | None = None
     skip: Callable[[Stage], str] | None = None
     """Why it cannot be drilled here; empty if it can."""
+    spoils_pod: bool = False
+    """The last worker's pod is replaced afterwards: containerd calls whatever ends that container later OOMKilled."""
 
 
 def signal_rank(number: int) -> Callable[[Stage], None]:
@@ -230,7 +232,13 @@ def cases(interval_steps: int) -> list[Case]:
         ),
         Case(name="exception", fault="exception in the script", inflict=told("raise"), cause=application),
         Case(name="exit-2", fault="script ends with 2", inflict=told("exit"), cause=application),
-        Case(name="oom-process", fault="out of memory, one process", inflict=told("fill memory"), cause=oom),
+        Case(
+            name="oom-process",
+            fault="out of memory, one process",
+            inflict=told("fill memory"),
+            cause=oom,
+            spoils_pod=True,
+        ),
         Case(name="oom-container", fault="out of memory, the container", inflict=exhaust_container, cause=oom),
         Case(name="disk-full", fault="checkpoint volume full for 4 s", inflict=fill_disk, repair=free_disk),
         Case(name="pod-deleted", fault="pod deleted", inflict=delete_pod, cause=interruption),

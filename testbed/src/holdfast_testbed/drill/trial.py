@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from holdfast_testbed.drill import notes
-from holdfast_testbed.drill.faults import Stage
+from holdfast_testbed.drill.faults import Stage, delete_pod
 from holdfast_testbed.drill.matrix import Case
 from holdfast_testbed.drill.sight import Pair
 
@@ -56,6 +56,13 @@ def settle(stage: Stage, workers: int = WORKERS) -> None:
 
 def run(case: Case, stage: Stage) -> Trial:
     """Settle, hurt, watch, repair, settle again, judge."""
+    trial = _run(case, stage)
+    if case.spoils_pod:
+        _renew(stage)
+    return trial
+
+
+def _run(case: Case, stage: Stage) -> Trial:
     settle(stage)
     folder, known = stage.checkpoints, dict(stage.watcher.sight.restarts)
     pairs = {incident.pair for incident in stage.watcher.sight.incidents}
@@ -88,6 +95,14 @@ def run(case: Case, stage: Stage) -> Trial:
         equal=notes.weights_equal(seen),
         counted=_new(known, stage.watcher.sight.restarts),
     )
+
+
+def _renew(stage: Stage) -> None:
+    """Another pod for the last worker, and its loss counted, so that the next trial sees nothing of it."""
+    known = dict(stage.watcher.sight.restarts)
+    delete_pod(stage)
+    stage.watcher.wait("the pod's loss", lambda: bool(_new(known, stage.watcher.sight.restarts)), timeout=120)
+    settle(stage)
 
 
 def _await_commit(stage: Stage) -> None:
