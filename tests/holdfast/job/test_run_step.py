@@ -116,6 +116,27 @@ def test_a_collective_that_broke_is_retried_and_its_graph_let_go(solo: Make, mon
     assert alive == [False]
 
 
+class BreaksInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError(GONE)
+
+
+def test_a_collective_that_broke_in_backward_is_retried_too(solo: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, made = solo(None), parts()
+    run.job.manage(**made)
+    retried = holdfast.StepResult(committed=False, step=0, reason="Retried")
+    monkeypatch.setattr(faults, "lost", lambda error, **_: str(error))
+    monkeypatch.setattr(run.job, "_retry", lambda error: retried)
+    batch = next(run.job.batches(Numbers(), **SIZES))
+    assert run.job.run_step(lambda: BreaksInBackward.apply(loss_of(made["model"], batch))) is retried
+    assert not run.launcher.of("exception")
+
+
 def test_without_a_batch_fn_is_not_called(solo: Make) -> None:
     run = solo(None)
     run.job.manage(**parts())
