@@ -24,7 +24,7 @@ GOLDEN = json.loads((HERE / "agent_socket.json").read_text())
 CLAIM = json.loads((HERE / "claim.json").read_text())
 
 # What a rank may leave out.
-OPTIONAL = {"slot", "source", "lr", "worldSize", "gradNorm", "activities"}
+OPTIONAL = {"slot", "shard", "source", "lr", "worldSize", "gradNorm", "activities"}
 
 TRAIN = """
 import torch, holdfast

@@ -12,6 +12,7 @@ from holdfast.activity import Activity
 from holdfast.checkpoint import fencing
 from holdfast.constants import Cause, Phase
 from holdfast.launch import events
+from holdfast.launch.held import Held
 from holdfast.launch.membership import Budget, Membership
 from holdfast.launch.messages import Failure, Priority
 from holdfast.launch.stalls import Stall
@@ -679,3 +680,39 @@ def test_a_coordinator_that_is_lost_before_its_world_starts_is_not_waited_for() 
     sim.crash("w0")
     sim.withheld = set()
     assert sim.run(4, lambda: sim.trains_with("w1", "w2"))
+
+
+def holding(sim: Simulation, *shards: str) -> None:
+    """Each worker says which shards its ranks have, a digit a shard."""
+    count = len(set("".join(shards)))
+    for number, numbers in enumerate(shards):
+        held = Held(pair=sim.trainings[-1].world.pair, count=count, shards=frozenset(map(int, numbers)))
+        sim.pods[f"w{number}"].local.append(events.Holds(held=held if numbers else None))
+    sim.run(2)
+
+
+def test_the_last_holder_of_a_shard_is_in_the_world_after_two_losses_among_its_peers() -> None:
+    sim = training(9, replica_step=3)
+    holding(sim, *"012012012")
+    sim.operator_up = False
+    sim.crash("w2")
+    sim.crash("w5")
+    assert sim.run(10, lambda: sim.trains_with("w0", "w1", "w3", "w4", "w6", "w8"))
+
+
+def test_without_a_word_on_shards_the_lowest_indexes_train() -> None:
+    sim = training(9, replica_step=3)
+    sim.operator_up = False
+    sim.crash("w2")
+    sim.crash("w5")
+    assert sim.run(10, lambda: sim.trains_with("w0", "w1", "w3", "w4", "w6", "w7"))
+
+
+def test_a_lowest_index_without_a_shard_proposes_no_world_that_leaves_it_out() -> None:
+    sim = training(9, replica_step=3)
+    holding(sim, "", *"012345", "", "")
+    sim.operator_up = False
+    sim.crash("w7")
+    sim.crash("w8")
+    assert sim.run(10, lambda: sim.trains_with("w1", "w2", "w3", "w4", "w5", "w6"))
+    assert sim.trainings[-1].world.coordinator == "w1"

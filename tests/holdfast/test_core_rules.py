@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast.constants import Cause
 from holdfast.errors import DocumentError, VersionError
 from holdfast.launch import messages as m
+from holdfast.launch.agent_socket import RankMessage
+from holdfast.launch.held import Held, together
 from holdfast.launch.membership import Member, Membership, Previous, Rules
+from holdfast.launch.rank import Rank
 from holdfast.launch.rules import largest_world, may_be
 from holdfast.worlds import Claim, Pair
 
@@ -163,3 +169,84 @@ def test_every_message_survives_the_wire(message: m.Message) -> None:
 def test_a_message_that_cannot_be_read_is_refused(wire: dict[str, object]) -> None:
     with pytest.raises(DocumentError):
         m.from_json(wire)
+
+
+def held(*shards: str, attempt: int = 1, count: int = 3) -> dict[str, Held]:
+    """What each of a, b, c… holds, a digit a shard."""
+    said = zip("abcdefghi", shards, strict=False)
+    return {
+        uid: Held(pair=Pair(1, attempt), count=count, shards=frozenset(map(int, numbers)))
+        for uid, numbers in said
+        if numbers
+    }
+
+
+@pytest.mark.parametrize(
+    ("step", "shards", "world"),
+    [
+        (3, ["0", "1", "0", "1", "0", "1", "2"], "abcdeg"),
+        (3, ["0", "0", "1", "2"], "acd"),
+        (3, ["", "0", "1", "2"], "bcd"),
+        (3, ["0", "1", "0", "1"], "abc"),
+        (3, ["0", "1", "2", "0", "1"], "abc"),
+        (3, ["0", "1", "0", "1", "2"], "abe"),
+        (2, ["0", "1", "12"], "ac"),
+        (5, ["0", "1", "2"], ""),
+    ],
+)
+def test_the_largest_world_keeps_the_last_holder_of_a_shard(step: int, shards: list[str], world: str) -> None:
+    chosen = largest_world(Rules(replica_step=step), members("abcdefghi"[: len(shards)]), held(*shards))
+    assert "".join(x.pod_uid for x in chosen) == world
+
+
+def test_a_shard_of_an_older_state_counts_for_nothing() -> None:
+    said = held("2", "0", "1", "2", "1", attempt=2) | {"a": held("2")["a"]}
+    assert "".join(x.pod_uid for x in largest_world(Rules(replica_step=4), members("abcde"), said)) == "abcd"
+    assert "".join(x.pod_uid for x in largest_world(Rules(replica_step=3), members("abcd"), said)) == "bcd"
+
+
+@given(
+    shards=st.lists(st.sets(st.integers(0, 3), max_size=2), max_size=9),
+    step=st.integers(1, 5),
+    count=st.integers(1, 4),
+)
+def test_a_world_with_shards_is_as_large_and_never_has_fewer_of_them(
+    shards: list[set[int]], step: int, count: int
+) -> None:
+    rules, everyone = Rules(replica_step=step), members("abcdefghi"[: len(shards)])
+    said = held(*("".join(str(x) for x in some if x < count) for some in shards), count=count)
+    plain, chosen = largest_world(rules, everyone), largest_world(rules, everyone, said)
+    assert plain == everyone[: len(everyone) - len(everyone) % step]
+    assert largest_world(rules, everyone, {}) == plain, "of a model that is not sharded nothing changes"
+    assert len(chosen) == len(plain)
+    assert list(chosen) == sorted(chosen)
+
+    def there(world: tuple[Member, ...]) -> set[int]:
+        return {x for member in world if member.pod_uid in said for x in said[member.pod_uid].shards}
+
+    assert chosen == plain or there(chosen) == set(range(count))
+
+
+def test_what_a_launcher_holds_is_told_and_read() -> None:
+    hello = m.Hello(held=Held(pair=Pair(1, 2), count=4, shards=frozenset({3, 1})))
+    said = json.loads(json.dumps(m.to_json(hello)))
+    assert said["held"] == {"pair": {"generation": 1, "attempt": 2}, "count": 4, "shards": [1, 3]}
+    assert m.from_json(said) == hello
+    older = {name: value for name, value in said.items() if name != "held"}
+    assert m.from_json(older) == m.Hello()
+
+
+def test_a_launcher_holds_what_its_ranks_have_of_the_newest_state() -> None:
+    parts = [held("0")["a"], *held("1", "2", attempt=2).values()]
+    assert together(parts) == Held(pair=Pair(1, 2), count=3, shards=frozenset({1, 2}))
+    assert together([]) is None
+
+
+def test_a_rank_holds_the_shard_that_it_says_when_its_state_is_in_place() -> None:
+    rank = Rank(slot=0, local_rank=0, started_at=0.0, pair=Pair(1, 2))
+    connection: Any = None
+    for shard, wanted in (({"index": 1, "count": 4}, frozenset({1})), (None, None)):
+        body = {"step": 3} if shard is None else {"step": 3, "shard": shard}
+        rank.hear(RankMessage(connection=connection, pair=Pair(1, 2), type="restored", body=body))
+        expected = None if wanted is None else Held(pair=Pair(1, 2), count=4, shards=wanted)
+        assert rank.held == expected

@@ -7,6 +7,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from simulation import Pod, Simulation
 
 from holdfast.constants import Cause
+from holdfast.launch import events
+from holdfast.launch.held import Held
 from holdfast.launch.messages import Priority
 from holdfast.worlds import Pair
 
@@ -165,6 +167,12 @@ class Job(RuleBasedStateMachine):
     @rule(place=PLACES)
     def notice(self, place: int) -> None:
         self.sim.notice(self.pod(place).uid)
+
+    @rule(place=PLACES, shards=st.frozensets(st.integers(min_value=0, max_value=1)), attempt=PLACES)
+    def say_any_shards(self, place: int, shards: frozenset[int], attempt: int) -> None:
+        """What it holds, true or not: nothing that is safe may hang on it."""
+        held = Held(pair=Pair(1, attempt + 1), count=2, shards=shards)
+        self.pod(place).local.append(events.Holds(held=held if shards else None))
 
     @rule(number=st.integers(min_value=1, max_value=4))
     def scale(self, number: int) -> None:

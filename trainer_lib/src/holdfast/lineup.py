@@ -381,6 +381,8 @@ class Lineup:
     def _say_restored(self, source: str, pair: Pair | None, found: Restored | None = None) -> None:
         tiers = self._engine.tiers(found) if found is not None and self._engine is not None else []
         found = found or Restored(loaded=None)
+        sharding = self._lineage.sharding
+        shard = {} if sharding is None else {"shard": {"index": sharding.shard, "count": sharding.size}}
         self._agent.send(
             "restored",
             step=self._lineage.step,
@@ -390,6 +392,7 @@ class Lineup:
             quarantined=[{"path": bad.path, "reason": bad.reason} for bad in found.quarantined],
             lost=[{"path": gone.path, "reason": gone.reason} for gone in found.lost],
             tiers=tiers,
+            **shard,
         )
 
     def _claim_due(self, team: Team, step: int, origin: Pair | None, *, claimed: bool) -> None:

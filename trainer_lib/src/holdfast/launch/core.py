@@ -218,6 +218,10 @@ def _stalled(turn: Turn, event: events.Stalled) -> None:
     turn.set(stalls=event.stalls)
 
 
+def _holds(turn: Turn, event: events.Holds) -> None:
+    turn.set(held=event.held)
+
+
 def _quiesced(turn: Turn, event: events.Quiesced) -> None:
     if _is_present(turn, event.pair):
         turn.set_attempt(quiesced_at=turn.now)
@@ -401,6 +405,7 @@ def _present(turn: Turn) -> Hello:
         failure=failure,
         foreign=state.foreign,
         stalls=state.stalls,
+        held=state.held,
     )
 
 
@@ -464,6 +469,7 @@ _HANDLERS: Final[dict[type[Any], Callable[[Turn, Any], None]]] = {
     events.StepMade: _step_made,
     events.RankFailed: _rank_failed,
     events.Stalled: _stalled,
+    events.Holds: _holds,
     events.Quiesced: _quiesced,
     events.LocalDone: _local_done,
     events.RanksEnded: _ranks_ended,

@@ -8,6 +8,7 @@ from enum import StrEnum
 from holdfast.constants import Cause
 from holdfast.worlds import Claim, Pair
 
+from .held import Held
 from .membership import Membership
 from .messages import Failure, Master, Message, World
 from .stalls import Stall
@@ -122,6 +123,13 @@ class Stalled:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Holds:
+    """Which shards of a sharded model the ranks here have in memory now; None of another model."""
+
+    held: Held | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Quiesced:
     """All local ranks of the pair made their last step; if a commit was asked for, it is durable. Also when nobody
     here asked: another launcher's request reaches all ranks."""
@@ -193,6 +201,7 @@ Event = (
     | StepMade
     | RankFailed
     | Stalled
+    | Holds
     | Quiesced
     | LocalDone
     | RanksEnded

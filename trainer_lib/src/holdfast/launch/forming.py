@@ -117,7 +117,8 @@ def _form(turn: Turn, membership: Membership) -> Waiting:
         return Phase.FORMING, f"waits for the start of {turn.state.accepted}"
     if turn.now < turn.state.not_before:
         return Phase.FORMING, f"backs off for {turn.state.not_before - turn.now:.0f} s after {turn.state.failed}"
-    chosen = rules.largest_world(membership.rules, usable)
+    chosen = _largest(turn, membership, usable)
+    order = tuple(sorted(usable, key=lambda member: member not in chosen))  # who proposes is in that world
     verdict = rules.may_be(membership, _uids(chosen), turn.started(), turn.weakened)
     if not verdict.ok:
         return (Phase.AWAITING_FENCE if verdict.fence else Phase.WAITING), verdict.reason
@@ -126,10 +127,20 @@ def _form(turn: Turn, membership: Membership) -> Waiting:
     if _replacement_may_come(turn, membership, chosen):
         wait = membership.rules.shrink_after
         return Phase.FORMING, f"{len(chosen)} workers wait up to {wait:.0f} s for a replacement (shrinkAfterSeconds)"
-    if turn.now < turn.state.retry_at or not _my_turn(turn, membership, usable):
-        return Phase.FORMING, f"waits for a proposal of {usable[0].pod or usable[0].pod_uid}"
+    if turn.now < turn.state.retry_at or not _my_turn(turn, membership, order):
+        return Phase.FORMING, f"waits for a proposal of {order[0].pod or order[0].pod_uid}"
     refused = _try(turn, membership, chosen, _what_ended_it(turn), 0.0)
     return refused or (Phase.FORMING, f"proposes a world of {len(chosen)}")
+
+
+def _largest(turn: Turn, membership: Membership, usable: tuple[Member, ...]) -> tuple[Member, ...]:
+    """The largest world, with each shard of a sharded model if that may be: nobody waits for a shard."""
+    said = {member.pod_uid: turn.held(member.pod_uid) for member in usable}
+    held = {uid: one for uid, one in said.items() if one is not None}
+    whole = rules.largest_world(membership.rules, usable, held)
+    if rules.may_be(membership, _uids(whole), turn.started(), turn.weakened).ok:
+        return whole
+    return rules.largest_world(membership.rules, usable)
 
 
 def _may_start(turn: Turn, membership: Membership) -> bool:

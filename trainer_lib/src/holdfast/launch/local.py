@@ -20,6 +20,7 @@ from holdfast.launch.events import (
     Entered,
     Event,
     ForeignClaims,
+    Holds,
     LocalDone,
     Prepared,
     Quiesced,
@@ -27,6 +28,7 @@ from holdfast.launch.events import (
     RanksEnded,
     StepMade,
 )
+from holdfast.launch.held import Held
 from holdfast.launch.hurry import Speed
 from holdfast.launch.membership import Membership
 from holdfast.launch.messages import Failure, Master, Priority, World
@@ -98,6 +100,7 @@ class LocalRanks:
         self._quiesced = False
         self._stopping = False
         self._prepared = True
+        self._held: Held | None = None  # as the core was told
         self._may_stand_by = True
         self._wishes: list[Wish] = []
         self._unanswered: dict[str, float] = {}
@@ -212,6 +215,7 @@ class LocalRanks:
                 self._restored, self._origin = int(body["step"]), _origin(body)
                 self.progress.quarantined = [_set_aside(bad, body) for bad in body["quarantined"]]
                 self._tell_step(pair)
+                self._tell_held()
             case "claim":
                 claim = Claim.from_json(body["claim"])
                 self.progress.claims[claim.pair] = claim
@@ -282,6 +286,12 @@ class LocalRanks:
             made, self._untold = self._untold, None
             self._feed(StepMade(pair=pair, step=made, restored=self._restored, origin=self._origin))
 
+    def _tell_held(self) -> None:
+        held = self.supervisor.held
+        if held != self._held:
+            self._held = held
+            self._feed(Holds(held=held))
+
     def _saved(self, pair: Pair, body: Mapping[str, Any]) -> None:
         if body["result"] == "Committed":
             self.progress.checkpoints[str(body["tier"])] = {
@@ -334,6 +344,7 @@ class LocalRanks:
     def process_ended(self, pid: int, *, killed: bool) -> None:
         """A process is gone, whatever it was to us."""
         self._chronicle.ended(pid, hung=killed)
+        self._tell_held()
 
     def standby_ended(self) -> None:
         """A process ended before its world was known: the next is started, and judged, when there is a world."""

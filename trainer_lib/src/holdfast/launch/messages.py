@@ -15,6 +15,7 @@ from holdfast.constants import Cause
 from holdfast.errors import DocumentError
 from holdfast.worlds import Claim, Json, Pair
 
+from .held import Held
 from .membership import Member, Membership
 from .stalls import Stall
 
@@ -209,6 +210,7 @@ class Hello:
     `failure` is what ended (or, while `draining`, will end) the sender's attempt `failed`; `left` is the last attempt
     that is over for it. `notice` says that the sender drains because its whole node goes.
     `prepared`: its ranks could enter a world at once. `stalls`: what the others must know to judge who hangs.
+    `held`: the shards of a sharded model that its ranks have in memory; None if it is not sharded.
     """
 
     type: ClassVar[str] = "hello"
@@ -228,6 +230,7 @@ class Hello:
     failure: Failure | None = None
     foreign: tuple[Claim, ...] = ()
     stalls: tuple[Stall, ...] = ()
+    held: Held | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -334,6 +337,7 @@ _NULLABLE: Final[dict[str, Callable[[Any], Any]]] = {
     "incident": Incident.from_json,
     "notice": Notice.from_json,
     "membership": Membership.from_json,
+    "held": Held.from_json,
     "master": lambda value: Master(host=str(value["host"]), port=int(value["port"])),
     "foreign": lambda value: tuple(Claim.from_json(claim) for claim in value),
     "stalls": lambda value: tuple(Stall.from_json(stall) for stall in value),
@@ -356,7 +360,7 @@ def _plain(value: Any) -> Any:
             return [_plain(item) for item in value]
         case Master():
             return {"host": value.host, "port": value.port}
-        case Pair() | World() | Failure() | Incident() | Claim() | Notice() | Stall():
+        case Pair() | World() | Failure() | Incident() | Claim() | Notice() | Stall() | Held():
             return value.to_json()
     return value
 

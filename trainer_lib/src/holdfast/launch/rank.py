@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from holdfast.constants import RankPhase
 from holdfast.launch.agent_socket import Connection, RankMessage
+from holdfast.launch.held import Held
 from holdfast.launch.process import Child, ProcessExit
 from holdfast.launch.rank_env import RankPlace
 from holdfast.launch.termination import last_lines
@@ -59,6 +60,7 @@ class Rank:
     commits: bool = False  # its last step, since every rank failed
     ended: bool = False
     ended_well: bool = False
+    held: Held | None = None
 
     @property
     def number(self) -> int:
@@ -162,6 +164,7 @@ class Rank:
                 self.phase, self.step = RankPhase.STEP, int(body["step"])
             case "restored":
                 self.step = int(body["step"])
+                self.held = self._held(body.get("shard"))
             case "quiesced":
                 self.quiesced = True
             case "peerLost":
@@ -175,6 +178,11 @@ class Rank:
                 self.done, self.phase, self.step = True, RankPhase.DONE, int(body["step"])
             case _:
                 pass
+
+    def _held(self, shard: Mapping[str, Any] | None) -> Held | None:
+        if shard is None or self.pair is None:
+            return None
+        return Held(pair=self.pair, count=int(shard["count"]), shards=frozenset({int(shard["index"])}))
 
     def to_status(self) -> dict[str, Any]:
         """Wire form in `status.json`."""

@@ -7,11 +7,12 @@ generation, from the last one known to have been active, enough members to form 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from holdfast.worlds import Pair
 
+from .held import Held, left_out
 from .membership import Member, Membership, Rules
 
 
@@ -101,10 +102,17 @@ def missing_generation(membership: Membership, started: Pair | None) -> int | No
     return needed if needed < membership.generation else None
 
 
-def largest_world(rules: Rules, candidates: Iterable[Member]) -> tuple[Member, ...]:
-    """As many of the candidates as `replicaStep` allows, the lowest indexes first."""
+def largest_world(
+    rules: Rules, candidates: Iterable[Member], held: Mapping[str, Held] | None = None
+) -> tuple[Member, ...]:
+    """As many of the candidates as `replicaStep` allows, the lowest indexes first; of a sharded model with each shard
+    that they hold, if all of them can be had."""
     ordered = sorted(candidates)
-    return tuple(ordered[: len(ordered) - len(ordered) % rules.replica_step])
+    room = len(ordered) - len(ordered) % rules.replica_step
+    out = left_out([member.pod_uid for member in ordered], room, held) if held else None
+    if not room or out is None:
+        return tuple(ordered[:room])
+    return tuple(member for member in ordered if member.pod_uid not in out)
 
 
 def _names(uids: Iterable[str]) -> str:

@@ -10,6 +10,7 @@ from holdfast.worlds import Claim, Pair
 
 from .events import Exit, How
 from .exhaustion import Exhaustion
+from .held import Held
 from .membership import Membership
 from .messages import Failure, Hello, Incident, Master, World
 from .stalls import Stall
@@ -107,6 +108,7 @@ class State:
     attempt: Attempt | None = None
     ranks: Pair | None = None
     stalls: tuple[Stall, ...] = ()
+    held: Held | None = None
     stopping: bool = False
     pending: Pending | None = None
     proposal: Proposal | None = None

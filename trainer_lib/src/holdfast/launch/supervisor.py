@@ -24,6 +24,7 @@ from holdfast.errors import DocumentError, SpawnError
 from holdfast.launch.agent_socket import RankMessage
 from holdfast.launch.causes import RankEnd
 from holdfast.launch.files import read_json
+from holdfast.launch.held import Held, together
 from holdfast.launch.membership import Membership
 from holdfast.launch.messages import Master, World
 from holdfast.launch.oom import OomCounter
@@ -132,6 +133,12 @@ class Supervisor:
     def slots(self) -> frozenset[int]:
         """Of the processes that are not reaped yet."""
         return frozenset(slot for slot, rank in self._ranks.items() if rank.alive)
+
+    @property
+    def held(self) -> Held | None:
+        """Which shards of a sharded model its processes have in memory, also between two worlds."""
+        alive = [rank for rank in self._ranks.values() if rank.alive and not rank.forgotten]
+        return together(rank.held for rank in alive if rank.held is not None)
 
     def rank(self, slot: int) -> Rank | None:
         """The process of a slot, if it is still ours."""

@@ -9,6 +9,7 @@ from holdfast.constants import Cause
 from holdfast.worlds import Pair, highest
 
 from .events import Action, Send, StopRanks
+from .held import Held
 from .membership import Member, Membership, Rules
 from .messages import Failure, Hello, Message, Priority, Refuse
 from .rules import NOTHING, Weakened
@@ -87,6 +88,11 @@ class Turn:
         """What a live peer said last."""
         peer = self.state.peers.get(uid)
         return peer.hello if peer is not None and peer.up else None
+
+    def held(self, uid: str) -> Held | None:
+        """Which shards of a sharded model a member has in memory, as far as is known."""
+        hello = self.hello(uid)
+        return self.state.held if uid == self.state.me else (None if hello is None else hello.held)
 
     def usable(self, uid: str) -> bool:
         """Whether a member may be in the next world, as far as is known: it lives, is ready, stays, and answers."""
