@@ -160,6 +160,19 @@ def test_what_a_launcher_says_of_its_stalled_ranks_reaches_the_others_at_once_an
     assert sim.trains_with("w0", "w1", "w2"), "nothing follows from it here"
 
 
+def test_the_other_launchers_of_the_attempt_hear_of_a_hang_and_keep_their_stacks() -> None:
+    sim = training()
+    found = events.HangFound(pair=Pair(1, 1), message="rank 1 has been busy for 1.0 s")
+    sim.feed(sim.pods["w1"], found)
+    assert sim.run(0.9, lambda: all(sim.pods[uid].kept_stacks for uid in ("w0", "w2")))
+    keep = events.KeepStacks(pair=Pair(1, 1), message="rank 1 has been busy for 1.0 s")
+    assert [sim.pods[uid].kept_stacks for uid in ("w0", "w1", "w2")] == [[keep], [], [keep]]
+    sim.feed(sim.pods["w1"], replace(found, pair=Pair(1, 0)))
+    sim.run(0.9, lambda: False)
+    assert [len(sim.pods[uid].kept_stacks) for uid in ("w0", "w2")] == [1, 1], "a hang of an attempt that is over"
+    assert sim.trains_with("w0", "w1", "w2"), "nothing else follows from it"
+
+
 def test_of_two_pods_one_lost_waits_for_the_operator_who_publishes_the_survivor() -> None:
     sim = training(2, replace_lost=False)
     sim.operator_up = False

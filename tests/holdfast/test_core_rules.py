@@ -153,6 +153,7 @@ CLAIM = Claim(pair=Pair(9, 1), job_uid="old", publication="x", from_step=3, from
         m.Confirmed(pair=Pair(2, 1)),
         m.Complete(pair=Pair(2, 1)),
         m.GiveUp(incident=INCIDENT, message="spent"),
+        m.Hang(pair=Pair(2, 1), message="rank 2 has been busy"),
         m.Leaving(code=75),
     ],
     ids=lambda message: message.type,

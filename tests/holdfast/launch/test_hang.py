@@ -48,6 +48,7 @@ class World:
     ranks: list[Process] = field(default_factory=list)
     verdicts: list[tuple[int, str, Cause]] = field(default_factory=list)
 
+    found: list[tuple[Pair, str]] = field(default_factory=list)
     killed: list[int] = field(default_factory=list)
     strays: list[tuple[Process, float, bool]] = field(default_factory=list)
 
@@ -56,7 +57,7 @@ class World:
         self.killed += [slot] if kill else []
 
     def start(self, *faults: str) -> None:
-        self.watch = HangWatch(self.run_dir, self.hung)
+        self.watch = HangWatch(self.run_dir, self.hung, lambda pair, message: self.found.append((pair, message)))
         for rank, fault in enumerate(faults):
             words = [sys.executable, str(SCRIPT), str(self.run_dir / BOARD_DIR), str(10 + rank), str(self.seconds)]
             popen = subprocess.Popen([*words, fault], process_group=0)
@@ -127,6 +128,25 @@ def test_a_rank_that_keeps_others_waiting_hangs_and_its_stacks_are_kept(
     assert f"in {function}" in story
     assert "holdfast-beat" in story or "progress.py" in story  # every thread of it, not the main one alone
     assert "== rank 0" in story  # and its mate's
+    assert world.found == [(Pair(1, 1), message)]  # the other launchers keep theirs
+
+
+def test_when_a_rank_of_another_launcher_hangs_those_here_write_their_stacks_and_go_on(world: World) -> None:
+    async def scene() -> None:
+        world.start("wait", "wait")
+        await world.settle(10)
+        await world.settle(11)
+        world.watch.witness(Pair(1, 1), world.ranks, "rank 2 has been busy for 1.0 s")
+        world.watch.witness(Pair(1, 1), world.ranks, "once is enough")
+        await world.look_until(lambda: world.watch.idle)
+
+    asyncio.run(scene())
+    assert world.story.startswith("rank 2 has been busy for 1.0 s\n")
+    assert "== rank 0" in world.story
+    assert "== rank 1" in world.story
+    assert world.story.count('steps.py", line') == 4, "two calls of each"
+    assert (world.verdicts, world.found) == ([], [])
+    assert [rank.popen.poll() for rank in world.ranks] == [None, None]
 
 
 def test_a_stopped_rank_in_a_collective_hangs_and_has_no_stacks(world: World) -> None:

@@ -401,6 +401,19 @@ def test_a_hang_at_the_same_step_is_given_more_time_and_in_the_end_is_the_script
     assert (verdict.cause, verdict.repeats) == (Cause.INFRASTRUCTURE, 0)
 
 
+def test_a_hang_of_another_launchers_rank_counts_for_those_that_follow_at_that_step(scene: Scene) -> None:
+    scene.enter(A.AVERAGE, 0, 2)
+    scene.look()
+    scene.watchdog.hung_elsewhere(scene.pair)
+    scene.watchdog.hung_elsewhere(scene.pair)
+    (verdict,) = scene.wait(1000)
+    assert (verdict.repeats, verdict.seconds > 3) == (1, True), "several at once are one"
+    scene.step()
+    scene.enter(A.AVERAGE, 0, 2)
+    (verdict,) = scene.wait(5)
+    assert (verdict.repeats, verdict.seconds < 1) == (0, True)
+
+
 def test_time_in_which_the_launcher_did_not_run_does_not_count(scene: Scene) -> None:
     scene.enter(A.AVERAGE, 0, 2)
     assert scene.look(20.0) == ()  # it and the ranks came back together

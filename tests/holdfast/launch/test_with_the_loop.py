@@ -121,6 +121,27 @@ def test_a_rank_asleep_in_its_loss_is_replaced_and_no_step_is_lost(cluster: Any,
     assert "trains.py" in stacks.read_text()
 
 
+def test_when_a_rank_of_one_launcher_hangs_the_stacks_of_all_ranks_are_kept(cluster: Any, wait_for: Wait) -> None:
+    pods = cluster.start("a", "b", "c", script="trains.py", ASLEEP="1")
+    cluster.publish(1, "a", "b", "c")
+    cluster.await_world(1, "a", "b", "c")
+    wait_for(lambda: all(pod.ranks and pod.step > 0 for pod in pods), cluster.tail)
+    before = [pod.ranks[0]["pid"] for pod in pods]
+    a = pods[0]
+    wait_for(lambda: a.status["incidents"] and a.status["incidents"][0]["resumedTime"], cluster.tail)
+    (incident,) = a.status["incidents"]
+    assert (incident["reason"], incident["rank"], incident["lostSteps"]) == ("Hung", 1, 0)
+    wait_for(lambda: all(pod.world == a.world and pod.step > 60 for pod in pods), cluster.tail)
+    for number, pod in enumerate(pods):
+        (stacks,) = (pod.run_dir / "stacks").iterdir()
+        message, _, story = stacks.read_text().partition("\n")
+        assert message == incident["message"]
+        assert f"== rank {number}" in story
+        assert ("in hurt" if number == 1 else "averaging.py") in story
+    after = [pod.ranks[0]["pid"] for pod in pods]
+    assert [pid == before[number] for number, pid in enumerate(after)] == [True, False, True]
+
+
 def test_ranks_of_three_launchers_that_wait_for_each_other_leave_their_attempt_and_none_is_killed(
     cluster: Any, wait_for: Wait
 ) -> None:

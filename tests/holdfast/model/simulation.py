@@ -108,6 +108,7 @@ class Pod:
     training: Training | None = None
     process: Process | None = None
     local: list[events.Event] = field(default_factory=list)
+    kept_stacks: list[events.KeepStacks] = field(default_factory=list)
     view: dict[str, bool] = field(default_factory=dict)
     served: int = 0
     report: policy.Report | None = None
@@ -317,6 +318,8 @@ class Simulation:
                 if pod.training is not None and pod.training.world.pair == action.pair:
                     pod.training.quiesce = True
                     pod.training.commit |= action.commit
+            case events.KeepStacks():
+                pod.kept_stacks.append(action)
             case events.Exit():
                 self._exit(pod, action.code)
 

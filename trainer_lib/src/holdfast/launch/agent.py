@@ -145,7 +145,7 @@ class Agent:
         self._memory = _memory_host(config)
         if self._memory is not None:
             self._local.memory = self._memory.describe
-        self._hangs = HangWatch(config.run_dir, self._local.hung)
+        self._hangs = HangWatch(config.run_dir, self._local.hung, self._hang_found)
         self._control = ControlChannel(me=self._me, listener=self)
         self._store = StoreHost(self._store_lost)
         self._status = StatusFile(config.run_dir, self._document)
@@ -243,17 +243,19 @@ class Agent:
         strays = self._supervisor.strays
         size = next((rank.place.world_size for rank in (*trains, *strays) if rank.place), 0)
         self._hangs.keep_boards(self._supervisor.slots)
-        stalls = self._hangs.look(
-            Scene(
-                pair=pair,
-                world_size=size,
-                ranks=ranks,
-                strays=[(rank, rank.left_at or 0.0, not rank.parked) for rank in strays],
-                elsewhere=self._elsewhere(pair),
-            )
+        scene = Scene(
+            pair=pair,
+            world_size=size,
+            ranks=ranks,
+            strays=[(rank, rank.left_at or 0.0, not rank.parked) for rank in strays],
+            elsewhere=self._elsewhere(pair),
         )
+        stalls = self._hangs.look(scene)
         if stalls is not None and stalls != self._state.stalls:
             self.feed(e.Stalled(stalls=stalls))
+
+    def _hang_found(self, pair: Pair, message: str) -> None:
+        self.feed(e.HangFound(pair=pair, message=message))
 
     def _elsewhere(self, pair: Pair) -> Elsewhere:
         """What the other launchers of the present attempt say of their ranks."""
@@ -536,6 +538,8 @@ class Agent:
                 self._local.quiesce(pair, wish, reason, commit=commit, near=commit and self._near())
             case e.RequestCheckpoint(pair=pair, id=wish, reason=reason):
                 self._local.checkpoint(pair, wish, reason)
+            case e.KeepStacks(pair=pair, message=message):
+                self._hangs.witness(pair, self._supervisor.ranks, message)
             case e.Note(phase=phase, message=text):
                 _log.info("%s", text, extra={"fields": {"phase": phase}})
             case e.Exit():

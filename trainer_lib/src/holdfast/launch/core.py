@@ -35,7 +35,7 @@ from holdfast.constants import Cause, Phase
 from holdfast.worlds import Pair, highest
 
 from . import ending, events, forming, messages
-from .events import Action, Event, How, Note, RequestCheckpoint, Send, StartRanks
+from .events import Action, Event, How, KeepStacks, Note, RequestCheckpoint, Send, StartRanks
 from .membership import Member, Membership
 from .messages import Failure, Hello, Priority, Share
 from .rules import NOTHING, Weakened
@@ -218,6 +218,14 @@ def _stalled(turn: Turn, event: events.Stalled) -> None:
     turn.set(stalls=event.stalls)
 
 
+def _hang_found(turn: Turn, event: events.HangFound) -> None:
+    """Said before its attempt fails, so that the others' ranks still are where they waited when they hear it."""
+    attempt = turn.attempt
+    if attempt is not None and attempt.world.pair == event.pair:
+        for uid in attempt.world.uids - {turn.state.me}:
+            turn.send(uid, messages.Hang(pair=event.pair, message=event.message))
+
+
 def _holds(turn: Turn, event: events.Holds) -> None:
     turn.set(held=event.held)
 
@@ -305,9 +313,17 @@ def _received_of_the_end(turn: Turn, sender: str, message: messages.Message) -> 
             ending.completed(turn, message.pair)
         case messages.GiveUp():
             ending.give_up(turn, message.incident, message.message)
+        case messages.Hang():
+            _hang_elsewhere(turn, sender, message)
         case messages.Leaving():
             ending.left(turn, sender, message.code)
             _member_lost(turn, sender, How.LEFT)
+
+
+def _hang_elsewhere(turn: Turn, sender: str, hang: messages.Hang) -> None:
+    attempt = turn.attempt
+    if attempt is not None and attempt.world.pair == hang.pair and sender in attempt.world.uids:
+        turn.do(KeepStacks(pair=hang.pair, message=hang.message))
 
 
 def _hello(turn: Turn, sender: str, hello: Hello) -> None:
@@ -469,6 +485,7 @@ _HANDLERS: Final[dict[type[Any], Callable[[Turn, Any], None]]] = {
     events.StepMade: _step_made,
     events.RankFailed: _rank_failed,
     events.Stalled: _stalled,
+    events.HangFound: _hang_found,
     events.Holds: _holds,
     events.Quiesced: _quiesced,
     events.LocalDone: _local_done,

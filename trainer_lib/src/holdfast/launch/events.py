@@ -123,6 +123,14 @@ class Stalled:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HangFound:
+    """A rank here hangs in this attempt, says this line; it is ended once the stacks here are kept."""
+
+    pair: Pair
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Holds:
     """Which shards of a sharded model the ranks here have in memory now; None of another model."""
 
@@ -201,6 +209,7 @@ Event = (
     | StepMade
     | RankFailed
     | Stalled
+    | HangFound
     | Holds
     | Quiesced
     | LocalDone
@@ -273,6 +282,14 @@ class RequestCheckpoint:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KeepStacks:
+    """A rank of another launcher hangs in this attempt, and all are about to leave it: keep what those here do."""
+
+    pair: Pair
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Exit:
     """Leave with this code; the last action ever. Its channel is flushed and closed first."""
 
@@ -292,4 +309,4 @@ class Note:
     message: str
 
 
-Action = Send | OpenStore | StartRanks | StopRanks | QuiesceRanks | RequestCheckpoint | Exit | Note
+Action = Send | OpenStore | StartRanks | StopRanks | QuiesceRanks | RequestCheckpoint | KeepStacks | Exit | Note

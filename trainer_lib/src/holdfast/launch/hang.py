@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -67,12 +67,16 @@ class Scene:
 
 
 class HangWatch:
-    """Looks when it is told to, several times a second. A rank whose stacks are being taken is judged no further."""
+    """Looks when it is told to, several times a second. A rank whose stacks are being taken is judged no further.
 
-    def __init__(self, run_dir: Path, hung: Hung) -> None:
+    `found` hears the line of each hang before it is acted on: the other launchers keep their ranks' stacks too.
+    """
+
+    def __init__(self, run_dir: Path, hung: Hung, found: Callable[[Pair, str], None]) -> None:
         self.boards = Boards(run_dir)
         self._kept = run_dir / STACKS_DIR
         self._hung = hung
+        self._found = found
         self._watchdog = Watchdog()
         self._ending: asyncio.Task[None] | None = None
         self._count = 0
@@ -92,19 +96,35 @@ class HangWatch:
 
     def look(self, scene: Scene) -> tuple[Stall, ...] | None:
         """Judge these ranks; says what other launchers must know of them, None if nothing else than before."""
-        if self._ending is not None:
-            if not self._ending.done():
-                return None
-            self._ending.result()  # a fault of our own ends the launcher
-            self._ending = None
+        if not self._finished():
+            return None
         ranks = [*scene.ranks, *(rank for rank, _, _ in scene.strays)]
         readings = {rank.slot: reading for rank in ranks if (reading := self.boards.read(rank.slot))}
         seen, now = _observed(scene, readings), time.monotonic()
         verdicts = self._watchdog.judge(seen, now)
         if verdicts:
+            self._found(scene.pair, verdicts[0].message)
             sources = [self._source(rank, readings.get(rank.slot)) for rank in ranks]
             self._ending = asyncio.get_running_loop().create_task(self._end(verdicts, sources, ranks, scene.pair))
         return self._watchdog.stalls(seen, now)
+
+    def witness(self, pair: Pair, ranks: Iterable[Watched], message: str) -> None:
+        """Another launcher is about to end a rank of its own: keep what those here do, and leave them alone."""
+        if not self._finished():
+            return  # they are being kept for a hang here, which most likely is the same
+        self._watchdog.hung_elsewhere(pair)
+        sources = [self._source(rank, self.boards.read(rank.slot)) for rank in ranks]
+        self._ending = asyncio.get_running_loop().create_task(self._bear_witness(sources, message, pair))
+
+    def _finished(self) -> bool:
+        """Whether no stacks are being taken; a fault of our own in that ends the launcher."""
+        if self._ending is not None and self._ending.done():
+            self._ending.result()
+            self._ending = None
+        return self._ending is None
+
+    async def _bear_witness(self, sources: Sequence[Source], message: str, pair: Pair) -> None:
+        self._keep(message, await stacks.gather(sources), pair, {})
 
     def _source(self, rank: Watched, reading: Reading | None) -> Source:
         return Source(
@@ -122,7 +142,7 @@ class HangWatch:
         stories = await stacks.gather(sources)
         elsewhere = {rank.slot for rank in ranks if rank.greeted and rank.pair != pair}  # in another attempt by now
         for verdict in verdicts:
-            if verdict.slot is None or verdict.slot in elsewhere:
+            if verdict.slot in elsewhere:
                 self._tell(verdict, stories, pair)
             elif not self._left(verdict):
                 self._tell(verdict, stories, pair)
@@ -130,15 +150,18 @@ class HangWatch:
 
     def _left(self, verdict: Verdict) -> bool:
         """Whether its attempt ended meanwhile, and it left."""
-        now = None if verdict.slot is None else self.boards.read(verdict.slot)
+        now = self.boards.read(verdict.slot)
         return now is not None and now.activity is Activity.PARKED and verdict.activity is not Activity.PARKED
 
     def _tell(self, verdict: Verdict, stories: Sequence[Story], pair: Pair) -> None:
-        self._count += 1
         story = next((story for story in stories if story.rank == verdict.rank), None)
         fields = {"rank": verdict.rank, "kernel": story.kernel if story else "", "at": story.top if story else ()}
+        self._keep(verdict.message, stories, pair, fields)
+
+    def _keep(self, message: str, stories: Sequence[Story], pair: Pair, fields: Mapping[str, object]) -> None:
+        self._count += 1
         try:
-            path = stacks.keep(self._kept, f"{pair}-{self._count}", verdict.message, stories)
+            path = stacks.keep(self._kept, f"{pair}-{self._count}", message, stories)
             _log.warning("stacks of all local ranks are kept in %s", path, extra={"fields": fields})
         except OSError as error:
             _log.warning("stacks cannot be kept: %s", error, extra={"fields": fields})

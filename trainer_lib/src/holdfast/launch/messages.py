@@ -312,6 +312,15 @@ class GiveUp:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Hang:
+    """A rank of the sender hangs in this attempt, and is about to be ended: keep the stacks of yours now."""
+
+    type: ClassVar[str] = "hang"
+    pair: Pair
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Leaving:
     """The sender exits now; its ranks have ended."""
 
@@ -319,11 +328,11 @@ class Leaving:
     code: int
 
 
-Message = Hello | Share | Propose | Accept | Refuse | Start | Confirm | Confirmed | Complete | GiveUp | Leaving
+Message = Hello | Share | Propose | Accept | Refuse | Start | Confirm | Confirmed | Complete | GiveUp | Hang | Leaving
 
 _TYPES: Final = {
     cls.type: cls
-    for cls in (Hello, Share, Propose, Accept, Refuse, Start, Confirm, Confirmed, Complete, GiveUp, Leaving)
+    for cls in (Hello, Share, Propose, Accept, Refuse, Start, Confirm, Confirmed, Complete, GiveUp, Hang, Leaving)
 }
 _NULLABLE: Final[dict[str, Callable[[Any], Any]]] = {
     "accepted": Pair.from_json,

@@ -59,8 +59,6 @@ _MOST_GROWTH: Final = 6
 _WAIT_SHARE: Final = 0.8
 # Others are told early enough to know of all ranks when the first deadline is over.
 _TOLD_SHARE: Final = 0.6
-# So much sooner do the launchers of the others take their stacks, before one of them ends the attempt for all.
-_WITNESS_SECONDS: Final = 0.15
 # So many hangs at one step are the script's own doing, and its budget ends them.
 _SCRIPTS_OWN: Final = 3
 
@@ -140,7 +138,7 @@ class Observed:
 class Verdict:
     """A rank that hangs, and the one line that says who waited for whom."""
 
-    slot: int | None  # None: the rank is another launcher's, which acts
+    slot: int
     rank: int
     activity: Activity
     seconds: float
@@ -241,7 +239,9 @@ class Watchdog:
         self._pace = Pace()
         self._hearsay = Hearsay()
         self._told: dict[tuple[int, Activity, float, bool], Stall] = {}
+        self._step = -1
         self._hung_at = -1
+        self._hung_in: Pair | None = None
         self._repeats = 0
         self._mismatch: frozenset[tuple[Pair, int, Activity, int]] = frozenset()
 
@@ -252,15 +252,25 @@ class Watchdog:
         self._pace.note(seen, now)
         self._hearsay.note(seen.elsewhere.stalls, now)
         readings = [sight.reading for sight in seen.sights] + [stray.reading for stray in seen.strays]
-        step = max((reading.step for reading in readings), default=-1)
-        if step > self._hung_at:
+        self._step = max((reading.step for reading in readings), default=-1)
+        if self._step > self._hung_at:
             self._repeats = 0
         if not self.settings.enabled:
             return ()
         verdicts = self._astray(seen, now) or self._overdue(seen, now) or self._mismatched(seen, now)
         if verdicts:
-            self._repeats, self._hung_at = self._repeats + 1, max(step, self._hung_at)
+            self._count(seen.pair)
         return verdicts
+
+    def hung_elsewhere(self, pair: Pair) -> None:
+        """Another launcher found a rank of its own that hangs: another hang before the next step is a repetition,
+        whoever hangs then. Several at once are one."""
+        if pair != self._hung_in:
+            self._count(pair)
+
+    def _count(self, pair: Pair) -> None:
+        self._hung_in = pair
+        self._repeats, self._hung_at = self._repeats + 1, max(self._step, self._hung_at)
 
     def stalls(self, seen: Observed, now: float) -> tuple[Stall, ...]:
         """What the other launchers must know of the ranks here; the same as long as it is so."""
@@ -431,14 +441,13 @@ class Watchdog:
         waits = everyone if whole else here
         limit = max(wait.deadline for wait in everyone) if whole else self.settings.longest
         seconds, odd = min(wait.seconds for wait in waits), _odd(waits)
-        ours = any(wait is odd for wait in here)
+        slot = next((sight.slot for sight in seen.sights if sight.rank == odd.rank), None)
         knot = frozenset((wait.pair, wait.rank, wait.activity, wait.step) for wait in waits)
-        if seconds <= (limit if ours else limit - _WITNESS_SECONDS) or knot == self._mismatch:
+        if slot is None or seconds <= limit or knot == self._mismatch:
             return ()
         self._mismatch = knot
         others = [(wait.rank, wait.activity) for wait in waits if wait is not odd]
         text = f"{_waits(others, known=whole)}: each waits for the other"
-        slot = next((sight.slot for sight in seen.sights if sight.rank == odd.rank), None)
         place = (odd.rank, odd.activity, odd.step)
         return (self._verdict(place, (seconds, limit), "has waited", text, slot=slot, kills=False),)
 
@@ -467,7 +476,7 @@ class Watchdog:
         did: str,
         waits: str,
         *,
-        slot: int | None,
+        slot: int,
         kills: bool = True,
     ) -> Verdict:
         (rank, activity, step), (seconds, limit) = place, spent
