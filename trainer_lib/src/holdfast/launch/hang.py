@@ -124,7 +124,7 @@ class HangWatch:
         return self._ending is None
 
     async def _bear_witness(self, sources: Sequence[Source], message: str, pair: Pair) -> None:
-        self._keep(message, await stacks.gather(sources), pair, {})
+        self._keep(message, await stacks.gather(sources), pair, {"hang": message})
 
     def _source(self, rank: Watched, reading: Reading | None) -> Source:
         return Source(
