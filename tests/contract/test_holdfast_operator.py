@@ -9,6 +9,7 @@ import pytest
 
 from holdfast_operator import manifests
 from holdfast_operator.api import Pair, parse_job
+from holdfast_operator.constants import SPENT
 from holdfast_operator.errors import AgentRequestError
 from holdfast_operator.seen import parse_pod, parse_report
 from holdfast_operator.status import Membership
@@ -101,6 +102,9 @@ def test_the_golden_report_is_taken_and_understood() -> None:
     assert [(checkpoint.tier, checkpoint.step) for checkpoint in report.checkpoints] == [("shared", 400)]
     assert report.highest_claim == read("claim.json")
     assert report.lost_members == ("uid-w2",)
+    assert dict(zip(SPENT, report.books, strict=False)) == {
+        **{cause: round(seconds) for cause, seconds in read("status.json")["accounting"]["seconds"].items()}
+    }
     assert [(incident.cause, incident.exit_code) for incident in report.incidents] == [("Infrastructure", 137)]
     (notice,) = report.notices
     assert (notice.id, notice.action, notice.leaves) == ("aws-spot-2026-01-31T12:02:00Z", "terminate", True)

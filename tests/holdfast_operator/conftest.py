@@ -126,6 +126,7 @@ class Sim:
         self.preflights: dict[str, dict[str, str]] = {}  # by node: what each check of a worker there comes to
         self.cut_links: frozenset[frozenset[str]] = frozenset()  # pairs of nodes
         self.frozen: dict[str, datetime] = {}  # pods whose launcher hangs, and since when
+        self.books: dict[str, dict[str, float] | None] = {}  # what launchers book, by pod; None: nothing yet
 
     # What tests ask
 
@@ -469,6 +470,8 @@ class Sim:
             "lostMembers": [{"podUID": other, "since": format_time(self.now), "how": "Silent"} for other in lost],
             "exit": None,
         }
+        books = self.books.get(name, {})
+        report["launcher"]["accounting"] = books and {"seconds": books, "unattributedSeconds": 0.2}
         return report
 
     def _unreached(self, uid: str, node: str) -> list[str]:

@@ -27,11 +27,12 @@ STATUS: dict[str, Any] = {
     "incidents": [{"number": 1, "generation": 1, "attempt": 1, "cause": "OOM", "detectedTime": NOON}],
     "gang": {"attempts": 1, "since": NOON},
     "placement": {
-        "workers": [{"incarnation": 1, "pair": {"generation": 1, "attempt": 1}, "avoid": ["a"]}],
+        "workers": [{"incarnation": 1, "pair": {"generation": 1, "attempt": 1}, "avoid": ["a"], "booked": [5, 1]}],
         "trouble": {"reason": "x", "message": "y", "since": NOON},
         "countedBatch": 3,
     },
     "progress": {"step": 1},
+    "goodput": {"ratio": 0.9, "productiveSeconds": 9, "lostSeconds": {"startup": 1}, "time": NOON},
     "lastCheckpoint": {"step": 1, "generation": 1, "attempt": 1, "time": NOON},
     "avoidedNodes": [{"node": "n", "until": NOON}],
 }

@@ -654,6 +654,12 @@ STATUS: dict[str, Any] = {
     },
     "startedFrom": {"after": 0, "generation": 1, "attempt": 1, "step": 0, "message": "training starts at step 0"},
     "progress": {"step": 412, "loss": 2.125, "throughput": 1536.0, "time": "2026-01-31T12:00:00.000000Z"},
+    "goodput": {
+        "ratio": 0.968,
+        "productiveSeconds": 121,
+        "lostSeconds": {"startup": 3, "restart": 1},
+        "time": "2026-01-31T12:00:00.000000Z",
+    },
     "avoidedNodes": [{"node": "node-3", "reason": "dead", "until": "2026-01-31T12:10:00Z"}],
     "gang": {"attempts": 1, "since": "2026-01-31T12:00:00Z", "retryAt": None},
     "placement": {"whatever": {"the": "operator needs"}},
@@ -676,8 +682,8 @@ def test_spec_and_status_do_not_write_over_each_other(running: Jobs) -> None:
 def test_kubectl_get_shows_a_line_that_tells_the_story(cluster: Cluster, running: Jobs, namespace: str) -> None:
     running.patch_status("gpt", STATUS)
     head, line = cluster.kubectl("get", "ftj", "-n", namespace).splitlines()
-    assert head.split() == ["NAME", "STATUS", "READY", "STEP", "RESTARTS", "LAST", "CHECKPOINT", "AGE"]
-    assert line.split()[:5] == ["gpt", "AwaitingFence", "2/3", "412", "1"]
+    assert head.split() == ["NAME", "STATUS", "READY", "STEP", "RESTARTS", "GOODPUT", "LAST", "CHECKPOINT", "AGE"]
+    assert line.split()[:6] == ["gpt", "AwaitingFence", "2/3", "412", "1", "0.968"]
     assert "faulttolerantjob.holdfast.dev/gpt" in cluster.kubectl("get", "all", "-n", namespace)
 
 

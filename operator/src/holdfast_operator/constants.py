@@ -148,6 +148,8 @@ DEFAULT_WINDOW_SECONDS = 21600
 # How often a job that may grow looks for room.
 GROWTH_POLL = timedelta(seconds=30)
 PROGRESS_EVERY = timedelta(seconds=5)
+# How often the books of the launchers are added up in the status: with a write that is due anyhow, as a rule.
+GOODPUT_EVERY = timedelta(seconds=60)
 POLL_OPEN = timedelta(seconds=1)
 # A world that changes on purpose is not shown as a failure before this.
 STALL = timedelta(seconds=5)
@@ -172,6 +174,23 @@ AVOIDED_BY_A_WORKER = 16
 QUARANTINED_KEPT = 20
 # The API server refuses numbers above an int64, and JSON carries exact ones only up to here.
 MAX_NUMBER = 2**53
+
+# What launchers book their ranks' seconds under; the last is for causes that are not known here. The status counts by
+# this order: add new ones at the end.
+PRODUCTIVE = "productive"
+UNATTRIBUTED = "unattributed"
+SPENT = (
+    PRODUCTIVE,
+    "startup",
+    "data",
+    "checkpoint",
+    "evaluation",
+    "detection",
+    "restart",
+    "recompute",
+    "idle",
+    UNATTRIBUTED,
+)
 
 CAUSE_APPLICATION = "Application"
 CAUSE_INFRASTRUCTURE = "Infrastructure"

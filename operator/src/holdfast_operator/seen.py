@@ -18,6 +18,7 @@ from holdfast_operator.quantities import Amounts, quantity
 from holdfast_operator.reading import loads
 from holdfast_operator.remediation.marks import Mark, mark_of
 from holdfast_operator.status import Checkpoint, Status
+from holdfast_operator.status.goodput import Spent, short
 
 _EMPTY: Mapping[str, Any] = {}
 
@@ -265,6 +266,7 @@ class Report:
     conflict: int = 0
     checkpointing: bool = False  # a rank of it is in a checkpoint
     exit: Exit | None = None
+    books: Spent = ()  # what its ranks' seconds went into, since the launcher's start
 
     def fresh(self, now: datetime) -> bool:
         """Young enough to speak about now."""
@@ -557,7 +559,20 @@ def _with_launcher(base: Report, launcher: Json) -> Report:
         conflict=_int(launcher.get("conflict")) or 0,
         checkpointing=any(rank.get("phase") == "checkpoint" for rank in _objects(launcher.get("ranks"))),
         exit=_launcher_exit(launcher.get("exit")),
+        books=_books(_part(launcher, "accounting")),
     )
+
+
+def _books(accounting: Json) -> Spent:
+    """Whole seconds by cause. What is booked under a cause that is not known here counts as attributed to none."""
+    told = dict(_part(accounting, "seconds"))
+    known = [_whole(told.pop(name, None)) for name in c.SPENT[:-1]]
+    return short([*known, sum(map(_whole, (*told.values(), accounting.get("unattributedSeconds"))))])
+
+
+def _whole(value: Any) -> int:
+    seconds = _float(value)
+    return 0 if seconds is None else round(min(max(seconds, 0.0), float(c.MAX_NUMBER)))
 
 
 def _told(value: Json) -> Told | None:

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 from holdfast_operator import constants as c
 from holdfast_operator.actions import DeleteJob, DeletePod
+from holdfast_operator.policies import goodput
 from holdfast_operator.policies.draft import Draft
 from holdfast_operator.policies.words import Words, set_condition
 from holdfast_operator.seen import PodView
@@ -51,6 +52,7 @@ def _runs(pod: PodView) -> bool:
 
 def finish(draft: Draft, kind: str, reason: str, message: str) -> Draft:
     """Complete or fail the job, in this pass."""
+    draft = goodput.settled(draft)
     generation = draft.seen.job.generation
     status, words = draft.status, Words(reason=reason, message=message)
     suspended = (c.SUSPENDED,) if status.condition(c.SUSPENDED) else ()

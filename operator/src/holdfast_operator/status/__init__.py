@@ -5,6 +5,7 @@ itself (``to_json``). Nothing else survives a restart of the operator, and nothi
 """
 
 from holdfast_operator.status.conditions import Condition, Trouble
+from holdfast_operator.status.goodput import Goodput
 from holdfast_operator.status.incidents import Count, Incident, reason_word, say
 from holdfast_operator.status.membership import Member, Membership, Previous
 from holdfast_operator.status.placement import AvoidedNode, Gang
@@ -18,6 +19,7 @@ __all__ = [
     "Condition",
     "Count",
     "Gang",
+    "Goodput",
     "Incident",
     "Member",
     "Membership",

@@ -9,6 +9,7 @@ from typing import Any
 from holdfast_operator import constants as c
 from holdfast_operator.api import Json, Pair, parse_pair, parse_time
 from holdfast_operator.status.conditions import Condition, Trouble
+from holdfast_operator.status.goodput import Goodput
 from holdfast_operator.status.incidents import Count, Incident
 from holdfast_operator.status.membership import Membership
 from holdfast_operator.status.placement import AvoidedNode, Gang
@@ -41,6 +42,7 @@ class Status:
     forgotten: Pair = _NO_WORLD  # the highest world whose incident fell off that list
     last_checkpoint: Checkpoint | None = None
     progress: Progress | None = None
+    goodput: Goodput | None = None
     origin: Origin = _NOWHERE
     avoided: tuple[AvoidedNode, ...] = ()
     gang: Gang = _NO_WAIT
@@ -101,6 +103,7 @@ class Status:
             "incidents": [incident.to_json() for incident in self.incidents],
             "lastCheckpoint": self.last_checkpoint.to_json() if self.last_checkpoint else None,
             "progress": self.progress.to_json() if self.progress else None,
+            "goodput": self.goodput.to_json() if self.goodput else None,
             "startedFrom": self.origin.to_json(),
             "avoidedNodes": [avoided.to_json() for avoided in self.avoided],
             "gang": self.gang.to_json(),
@@ -142,6 +145,7 @@ class Status:
             forgotten=parse_pair(placement.get("forgotten")) or _below(incidents),
             last_checkpoint=optional(value.get("lastCheckpoint"), Checkpoint.from_json),
             progress=optional(value.get("progress"), Progress.from_json),
+            goodput=optional(value.get("goodput"), Goodput.from_json),
             origin=Origin.from_json(part(value.get("startedFrom"))),
             avoided=each(value.get("avoidedNodes"), AvoidedNode.from_json),
             gang=Gang.from_json(part(value.get("gang"))),

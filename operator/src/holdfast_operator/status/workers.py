@@ -8,6 +8,8 @@ from enum import StrEnum
 from typing import Any
 
 from holdfast_operator.api import Json, Pair, parse_pair, parse_time
+from holdfast_operator.status import goodput
+from holdfast_operator.status.goodput import Spent
 from holdfast_operator.status.wire import int_or_none, items, time_or_none
 
 
@@ -48,6 +50,7 @@ class Worker:
     pair: Pair | None = None
     counted: bool = False
     ordered: bool = False  # it goes because we say so: no incident
+    booked: Spent = ()  # of its launcher's books, what stands in the job's
     symptoms: tuple[str, ...] = ()  # what was seen of it while it ran, and has been answered
 
     @property
@@ -83,6 +86,7 @@ class Worker:
                 "pair": self.pair.to_json() if self.pair else None,
                 "counted": self.counted,
                 "ordered": self.ordered,
+                "booked": list(self.booked),
                 "symptoms": list(self.symptoms),
             }
         )
@@ -115,6 +119,7 @@ class Worker:
             pair=parse_pair(value.get("pair")),
             counted=bool(value.get("counted", False)),
             ordered=bool(value.get("ordered", False)),
+            booked=goodput.read(value.get("booked")),
             symptoms=tuple(map(str, items(value.get("symptoms")))),
         )
 
