@@ -30,6 +30,7 @@ from holdfast_operator.actions import (
 )
 from holdfast_operator.api import format_seconds, format_time, parse_job
 from holdfast_operator.decide import decide
+from holdfast_operator.line import Known, Line
 from holdfast_operator.observe import rival_of
 from holdfast_operator.occupancy import usage_of
 from holdfast_operator.seen import Observed, Platform, Refusal, Usage, parse_node, parse_pod, parse_report
@@ -174,7 +175,7 @@ class Sim:
             pods=tuple(views),
             nodes=tuple(self._node(name) for name in self.nodes),
             reports=reports,
-            rivals=tuple(filter(None, (rival_of(peer.body) for peer in self.peers))),
+            line=Line(self._known(), self.now),
             usage=self._usage(),
             refusal=self.refusal,
             applied=self.applied,
@@ -184,6 +185,13 @@ class Sim:
     def _node(self, name: str) -> Any:
         renewed = format_time(self.leases[name])
         return parse_node(self.nodes[name], {"spec": {"renewTime": renewed, "leaseDurationSeconds": LEASE_SECONDS}})
+
+    def _known(self) -> Known:
+        return Known(
+            nodes=tuple(self._node(name) for name in self.nodes),
+            usage=self._usage(),
+            rivals=tuple(filter(None, (rival_of(job.body) for job in (self, *self.peers)))),
+        )
 
     def _usage(self) -> tuple[Usage, ...]:
         return tuple(filter(None, map(usage_of, self._all_pods())))

@@ -53,19 +53,26 @@ class Room:
 
     def __init__(self, nodes: Iterable[NodeView], usage: Iterable[Usage], now: datetime) -> None:
         self._nodes = [node for node in nodes if node.ready and not node.unschedulable and not node.dead(now)]
-        self._left = {node.name: dict(node.offers) for node in self._nodes}
+        self._left: dict[str, Amounts] = {node.name: dict(node.offers) for node in self._nodes}
         self._tenants: dict[str, tuple[Tenant, ...]] = {}
+        self._wary: dict[str, tuple[Tenant, ...]] = {}  # those of them that keep others away
         for taken in usage:
             if taken.node in self._left:
-                add(self._left[taken.node], taken.amounts, -1)
-                self._tenants[taken.node] = (*self._tenants.get(taken.node, ()), *taken.tenants)
+                self._put(taken.node, taken.amounts, 1, taken.tenants)
 
     def copy(self) -> Room:
-        """The same room, to try something in."""
+        """The same room, to try something in. What is known of a node is never changed, but replaced."""
         other = copy(self)
-        other._left = {node: dict(left) for node, left in self._left.items()}
-        other._tenants = dict(self._tenants)
+        other._left, other._tenants, other._wary = dict(self._left), dict(self._tenants), dict(self._wary)
         return other
+
+    def vacate(self, nodes: Iterable[str]) -> None:
+        """Take these nodes for empty."""
+        for node in self._nodes:
+            if node.name in nodes:
+                self._left[node.name] = dict(node.offers)
+                self._tenants.pop(node.name, None)
+                self._wary.pop(node.name, None)
 
     def domains(self, key: str) -> list[str]:
         """The values that usable nodes have of a label."""
@@ -83,11 +90,19 @@ class Room:
             apart = self._sharing((_key(term), node) for term in from_itself)
             here = self._holds(node, asked, 1 if node in apart else ask.count - placed)
             if here:
-                add(self._left[node], asked, -here)
-                self._tenants[node] = (*self._tenants.get(node, ()), own)
+                self._put(node, asked, here, (own,))
                 barred |= apart
             placed += here
         return placed
+
+    def _put(self, node: str, amounts: Amounts, count: int, tenants: Sequence[Tenant]) -> None:
+        left = dict(self._left[node])
+        add(left, amounts, -count)
+        self._left[node] = left
+        self._tenants[node] = (*self._tenants.get(node, ()), *tenants)
+        wary = [tenant for tenant in tenants if tenant.keeps_away]
+        if wary:
+            self._wary[node] = (*self._wary.get(node, ()), *wary)
 
     def _fullest_first(self, pod_spec: Json, avoid: Sequence[str]) -> list[str]:
         """A node that takes a pod stays the fullest, so the order holds until all are put."""
@@ -97,7 +112,7 @@ class Room:
     def _barred(self, own: Tenant) -> frozenset[str]:
         """Nodes from which the pods there keep this one away, or it keeps away from them."""
         keys: set[tuple[str, str]] = set()
-        for node, tenants in self._tenants.items():
+        for node, tenants in (self._tenants if own.keeps_away else self._wary).items():
             for tenant in tenants:
                 keys.update((_key(term), node) for term in own.keeps_away if _means(term, own, tenant))
                 keys.update((_key(term), node) for term in tenant.keeps_away if _means(term, tenant, own))

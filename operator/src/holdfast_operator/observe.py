@@ -19,6 +19,8 @@ from holdfast_operator.api import Job, parse_job, parse_scheduling, parse_time
 from holdfast_operator.cache import Cache, job_key, owner_of
 from holdfast_operator.cluster import Cluster
 from holdfast_operator.errors import UnreadableError
+from holdfast_operator.line import Known
+from holdfast_operator.lines import Lines
 from holdfast_operator.memo import Memo
 from holdfast_operator.podspec import check
 from holdfast_operator.policies.unreadable import REASON as UNREADABLE
@@ -80,6 +82,7 @@ class Observer:
         self._graves: Memo[Json, PodView] = Memo(partial(parse_pod, absent=True))
         self._views: Memo[Json, NodeView] = Memo(parse_node)
         self._waiting: Memo[Json, Rival | None] = Memo(rival_of)
+        self._lines = Lines(self._known)
         self._heard: Memo[AgentReport, Report | None] = Memo(_report_of)
 
     def forget(self) -> None:
@@ -134,7 +137,7 @@ class Observer:
             pods=tuple(sorted((self._with_warnings(job, view, now) for view in views), key=lambda view: view.name)),
             nodes=self._nodes(status, views, reports, now),
             reports=reports,
-            rivals=self._rivals(job) if _gang_waits(status) or _may_grow(job) else (),
+            line=self._lines.of(job.key, now) if _gang_waits(status) or _may_grow(job) else None,
             usage=self._cache.usage(),
             refusal=memory.refusal,
             applied=memory.applied if _still_applied(memory, job.uid, now) else "",
@@ -176,9 +179,15 @@ class Observer:
 
     # Other jobs
 
-    def _rivals(self, job: Job) -> tuple[Rival, ...]:
-        waiting = (self._waiting(job_key(body), body) for body in self._cache.jobs())
-        return tuple(rival for rival in waiting if rival is not None and rival.uid != job.uid)
+    def _known(self) -> Known:
+        jobs = {job_key(body): body for body in self._cache.jobs()}
+        nodes = (self._views(str(body["metadata"]["name"]), body) for body in self._cache.nodes())
+        return Known(
+            nodes=tuple(sorted(nodes, key=lambda node: node.name)),
+            usage=self._cache.usage(),
+            rivals=tuple(filter(None, (self._waiting(key, body) for key, body in jobs.items()))),
+            jobs=frozenset(jobs),
+        )
 
 
 def _still_applied(memory: Memory, job_uid: str, now: datetime) -> bool:

@@ -6,7 +6,6 @@ Invariant: a node's amounts are what its pods that have not ended ask for. The c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from decimal import Decimal
 from typing import Any
 
 from holdfast_operator.capacity import keeps_away
@@ -17,12 +16,14 @@ Json = Mapping[str, Any]
 
 
 class Occupancy:
-    """Amounts by pod and by node."""
+    """What pods take, by node. Only what has changed is added up anew."""
 
     def __init__(self) -> None:
         self._pods: dict[str, Usage] = {}
-        self._nodes: dict[str, Amounts] = {}
-        self._snapshot: tuple[Usage, ...] | None = None
+        self._nodes: dict[str, dict[str, Usage]] = {}  # by node: its pods
+        self._sums: dict[str, Usage] = {}
+        self._changed: set[str] = set()
+        self._snapshot: tuple[Usage, ...] = ()
 
     def put(self, uid: str, body: Json) -> None:
         """A pod is new or has changed."""
@@ -32,31 +33,37 @@ class Occupancy:
         self.drop(uid)
         if after is not None:
             self._pods[uid] = after
-            add(self._nodes.setdefault(after.node, {}), after.amounts)
-            self._snapshot = None
+            self._nodes.setdefault(after.node, {})[uid] = after
+            self._changed.add(after.node)
 
     def drop(self, uid: str) -> None:
         """The pod takes nothing any more."""
         taken = self._pods.pop(uid, None)
         if taken is None:
             return
-        left = self._nodes[taken.node]
-        add(left, taken.amounts, -1)
-        if left.get("pods", Decimal(0)) <= 0:
-            del self._nodes[taken.node]
-        self._snapshot = None
+        del self._nodes[taken.node][uid]
+        self._changed.add(taken.node)
 
     def by_node(self) -> tuple[Usage, ...]:
-        """One for each node with pods of ours."""
-        if self._snapshot is None:
-            tenants: dict[str, list[Tenant]] = {node: [] for node in self._nodes}
-            for taken in self._pods.values():
-                tenants[taken.node] += taken.tenants
-            self._snapshot = tuple(
-                Usage(node=node, amounts=dict(sums), tenants=tuple(tenants[node]))
-                for node, sums in self._nodes.items()
-            )
+        """One for each node with pods of ours; the same objects as long as nothing changed there."""
+        if self._changed:
+            for node in self._changed:
+                self._add_up(node)
+            self._changed.clear()
+            self._snapshot = tuple(self._sums.values())
         return self._snapshot
+
+    def _add_up(self, node: str) -> None:
+        pods = self._nodes.get(node)
+        if not pods:
+            self._nodes.pop(node, None)
+            self._sums.pop(node, None)
+            return
+        amounts: Amounts = {}
+        for taken in pods.values():
+            add(amounts, taken.amounts)
+        tenants = tuple(tenant for taken in pods.values() for tenant in taken.tenants)
+        self._sums[node] = Usage(node=node, amounts=amounts, tenants=tenants)
 
 
 def usage_of(body: Json) -> Usage | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast_operator import constants as c
 from holdfast_operator.api import Job, Json, Pair, Scheduling, parse_pair, parse_time, trainer_container
@@ -19,6 +19,9 @@ from holdfast_operator.reading import loads
 from holdfast_operator.remediation.marks import Mark, mark_of
 from holdfast_operator.status import Checkpoint, Status
 from holdfast_operator.status.goodput import Spent, short
+
+if TYPE_CHECKING:
+    from holdfast_operator.line import Line
 
 _EMPTY: Mapping[str, Any] = {}
 
@@ -289,7 +292,7 @@ class Refusal:
 
 @dataclass(frozen=True, kw_only=True)
 class Rival:
-    """Another job whose gang waits, or whose lifted pods have no node yet."""
+    """A job whose gang waits, or whose lifted pods have no node yet."""
 
     key: str
     uid: str
@@ -350,7 +353,7 @@ class Observed:
     pods: tuple[PodView, ...] = ()
     nodes: tuple[NodeView, ...] = ()
     reports: tuple[Report, ...] = ()
-    rivals: tuple[Rival, ...] = ()
+    line: Line | None = None  # the gangs that wait; None: not known yet of this job, or of no matter to it
     usage: tuple[Usage, ...] = ()
     refusal: Refusal | None = None
     applied: str = ""  # digest of the children that this process applied last

@@ -13,13 +13,12 @@ from datetime import timedelta
 from holdfast_operator import constants as c
 from holdfast_operator.actions import CreatePod, LiftGate
 from holdfast_operator.api import pod_name
-from holdfast_operator.capacity import Room
-from holdfast_operator.fitting import place, place_rival
+from holdfast_operator.fitting import place
+from holdfast_operator.line import Line
 from holdfast_operator.manifests import pod as pod_manifest
 from holdfast_operator.policies.draft import Draft
 from holdfast_operator.policies.replicas import order_away
 from holdfast_operator.policies.words import Words
-from holdfast_operator.seen import Rival, Usage
 from holdfast_operator.status import Gang, Phase, Worker
 
 
@@ -123,7 +122,10 @@ def _wait_or_lift(draft: Draft, gated: list[Worker]) -> Draft:
         return _hold(
             draft.wake_at(retry_at), "WaitingForGang", "not all workers found a node, the next try is due soon"
         )
-    places = _places(draft, gated)
+    line = draft.seen.line
+    if line is None:  # of a moment when this job was not known
+        return _hold(draft.wake_in(c.POLL_OPEN), "WaitingForPods", "its pods are being made")
+    places = _places(draft, line, gated)
     placed = len(places.workers)
     if placed < len(gated):
         draft, size = _enough(draft, placed)
@@ -183,31 +185,12 @@ class _Places:
     of_others: int
 
 
-def _places(draft: Draft, gated: list[Worker]) -> _Places:
+def _places(draft: Draft, line: Line, gated: list[Worker]) -> _Places:
     """Who of the gang finds room after the pods that run and the gangs before it, where, and how many those take."""
-    own = {worker.node for worker in gated if worker.node}
-    usage: list[Usage] = [taken for taken in draft.seen.usage if taken.node not in own]
-    room = Room(draft.seen.nodes, usage, draft.now)
-    others = 0
-    for rival in sorted(draft.seen.rivals, key=lambda rival: (rival.created, rival.key)):
-        if _goes_first(draft, rival) and _could_start(draft, rival):
-            others += place_rival(room, rival)
+    room, others = line.before(draft.seen.job.created, draft.seen.job.key)
+    room.vacate({worker.node for worker in gated if worker.node})
     found, domain = place(draft.seen, room, gated)
     return _Places(workers=found, domain=domain, of_others=others)
-
-
-def _could_start(draft: Draft, rival: Rival) -> bool:
-    """A gang that not even an empty cluster could hold blocks nobody."""
-    return rival.lifted or place_rival(Room(draft.seen.nodes, (), draft.now), rival) == rival.pods
-
-
-def _goes_first(draft: Draft, rival: Rival) -> bool:
-    if rival.lifted:
-        return True
-    if rival.retry_at is not None and draft.now < rival.retry_at:
-        return False
-    job = draft.seen.job
-    return (rival.created, rival.key) < (job.created, job.key)
 
 
 def _lift(draft: Draft, gated: list[Worker]) -> Draft:

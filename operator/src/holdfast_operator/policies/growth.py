@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from holdfast_operator import constants as c
 from holdfast_operator.capacity import Room
 from holdfast_operator.fitting import place
+from holdfast_operator.line import waiting
 from holdfast_operator.policies.draft import Draft
 from holdfast_operator.policies.progress import newest_report
 from holdfast_operator.policies.replicas import planned
@@ -68,8 +69,8 @@ def _youngest(draft: Draft, count: int) -> list[Worker]:
 
 def _wanted_elsewhere(draft: Draft) -> bool:
     """Another job's gang has waited for a while. Every gang waits for a moment when it starts."""
-    waiting = (rival for rival in draft.seen.rivals if not rival.lifted)
-    return any(draft.now - rival.since > c.GANG_BIND for rival in waiting)
+    others = waiting(draft.seen.line, but=draft.seen.job.key)
+    return any(draft.now - rival.since > c.GANG_BIND for rival in others)
 
 
 def _given_back(draft: Draft) -> Draft:
