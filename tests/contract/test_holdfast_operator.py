@@ -11,7 +11,7 @@ from holdfast_operator import manifests
 from holdfast_operator.api import Pair, parse_job
 from holdfast_operator.constants import SPENT
 from holdfast_operator.errors import AgentRequestError
-from holdfast_operator.seen import parse_pod, parse_report
+from holdfast_operator.seen import Restored, parse_pod, parse_report
 from holdfast_operator.status import Membership
 from holdfast_operator.webhook import AgentHub, PodIdentity
 from holdfast_operator.webhook import parse_report as parse_wire
@@ -98,6 +98,7 @@ def test_the_golden_report_is_taken_and_understood() -> None:
     assert report.world is not None
     assert report.world.members == ("uid-w0", "uid-w1", "uid-w3")
     assert report.world.publication == "p2-6f1e"
+    assert report.restored == Restored(step=400, origin="shared, object")
     assert (report.committed_step, report.loss, report.throughput) == (412, 2.125, 1536.0)
     assert [(checkpoint.tier, checkpoint.step) for checkpoint in report.checkpoints] == [("shared", 400)]
     assert report.highest_claim == read("claim.json")

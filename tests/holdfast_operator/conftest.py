@@ -115,6 +115,7 @@ class Sim:
         self.incidents: dict[tuple[int, int], Body] = {}
         self.checkpoints: Body = {}
         self.step = 0
+        self.restored: Body | None = None  # what launchers say of the origin of their world's state
         self.unplaceable = False
         self.uids = 0
         self.nonces = 0
@@ -467,6 +468,7 @@ class Sim:
             "accepted": pair,
             "started": pair,
             "world": world,
+            "restored": self.restored if world else None,
             "phase": "Running" if world else "Waiting",
             "message": "",
             "committedStep": self.step if world else None,

@@ -132,6 +132,31 @@ def test_all_launchers_killed_is_one_incident(trained: Any) -> None:
     assert trained.world_names() == ["gpt-w3", "gpt-w4", "gpt-w5"]
 
 
+def test_what_was_lost_with_all_launchers_is_counted_and_where_the_state_was_is_told(trained: Any) -> None:
+    trained.step = 100
+    trained.run(7)  # progress is written every few seconds only
+    reached = trained.step
+    for name in trained.names():
+        trained.end(name, 137)
+    trained.step, trained.restored = 70, {"step": 70, "from": "object"}
+    trained.run(120, until=lambda: len(trained.world_names()) == 3)
+    trained.run(30)
+    (incident,) = trained.status.incidents
+    assert (incident.lost_steps, incident.restored_from) == (reached - 70, "object")
+    told = next(message for reason, message in trained.events if reason == "Resumed")
+    assert told.endswith(f"{reached - 70} steps lost, state from: object")
+
+
+def test_launchers_that_do_not_say_where_the_state_was_are_not_guessed_at(trained: Any) -> None:
+    for name in trained.names():
+        trained.end(name, 137)
+    trained.run(120, until=lambda: len(trained.world_names()) == 3)
+    trained.run(30)
+    (incident,) = trained.status.incidents
+    assert incident.resumed is not None
+    assert (incident.lost_steps, incident.restored_from) == (None, None)
+
+
 def test_one_launchers_zero_completes_the_job_and_nothing_is_replaced(trained: Any) -> None:
     trained.complete_at = trained.step + 5
     trained.run(60, until=lambda: trained.status.holds("Complete"))

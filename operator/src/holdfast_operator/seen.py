@@ -160,6 +160,14 @@ class World:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Restored:
+    """From where a world goes on, as a launcher tells once it has made a step."""
+
+    step: int
+    origin: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Told:
     """An incident in a launcher's words."""
 
@@ -251,6 +259,7 @@ class Report:
     accepted: Pair | None = None
     started: Pair | None = None
     world: World | None = None
+    restored: Restored | None = None
     phase: str = ""
     message: str = ""
     committed_step: int | None = None
@@ -540,6 +549,7 @@ def _with_launcher(base: Report, launcher: Json) -> Report:
         accepted=_pair(launcher.get("accepted")),
         started=_pair(launcher.get("started")),
         world=_world(launcher.get("world")),
+        restored=_restored(_part(launcher, "restored")),
         phase=str(launcher.get("phase") or ""),
         message=str(launcher.get("message") or ""),
         committed_step=_int(launcher.get("committedStep")),
@@ -595,9 +605,18 @@ def _told(value: Json) -> Told | None:
         detected=parse_time(value.get("detectedTime")),
         resumed=parse_time(value.get("resumedTime")),
         lost_steps=_int(value.get("lostSteps")),
-        restored_from=(_text(value.get("restoredFrom")) or "")[: c.MAX_ORIGIN] or None,
+        restored_from=_origin(value.get("restoredFrom")),
         part_of=_pair(value.get("partOf")),
     )
+
+
+def _origin(value: Any) -> str | None:
+    return (_text(value) or "")[: c.MAX_ORIGIN] or None
+
+
+def _restored(value: Json) -> Restored | None:
+    step = _int(value.get("step"))
+    return None if step is None else Restored(step=step, origin=_origin(value.get("from")))
 
 
 def _checkpoints(tiers: Json) -> tuple[Checkpoint, ...]:

@@ -15,8 +15,9 @@ from holdfast_operator.actions import Recovered
 from holdfast_operator.api import Pair
 from holdfast_operator.policies import causes, exhaustion, facts
 from holdfast_operator.policies.draft import Draft
+from holdfast_operator.policies.progress import newest_progress
 from holdfast_operator.policies.record import judged_anew, record
-from holdfast_operator.seen import Told
+from holdfast_operator.seen import Report, Told
 from holdfast_operator.status import Incident, Phase, Worker, reason_word, say
 
 
@@ -222,6 +223,8 @@ def _at_startup(draft: Draft, worker: Worker) -> Draft:
 
 
 def _recorded(draft: Draft, worker: Worker, pair: Pair) -> Draft:
+    # Should no launcher be left, this is from where the steps are counted that were lost.
+    draft = newest_progress(draft, force=True)
     incident = _seen_here(draft, worker, pair)
     return record(draft, incident, facts.of_incident(draft, worker, None, incident.detected), worker)
 
@@ -268,7 +271,8 @@ def _windows(draft: Draft) -> Draft:
 def _resumed(draft: Draft) -> Draft:
     """Close what no launcher is left to close: a later world has committed a step since.
 
-    Where a launcher still tells of the incident, it tells of the end as well, and of the steps lost.
+    Where a launcher still tells of the incident, it tells of the end as well, and of the steps lost. Where none does,
+    they are counted from the last step that was reported before.
     """
     told = {item.pair for report in draft.seen.reports if report.fresh(draft.now) for item in report.incidents}
     for incident in draft.status.incidents:
@@ -279,14 +283,29 @@ def _resumed(draft: Draft) -> Draft:
             continue
         later = _first_commit(draft, incident)
         if later is not None:
-            draft = _replaced(draft, incident, replace(incident, resumed=later))
+            draft = _replaced(draft, incident, _as_seen(draft, incident, *later))
     return draft
 
 
-def _first_commit(draft: Draft, incident: Incident) -> datetime | None:
+def _first_commit(draft: Draft, incident: Incident) -> tuple[datetime, Report] | None:
     committed = [
-        report.committed_at
+        (report.committed_at, report)
         for report in draft.seen.reports
         if report.world and report.world.pair > incident.pair and report.committed_at
     ]
-    return min((time for time in committed if time > incident.detected), default=None)
+    later = [(time, report) for time, report in committed if time > incident.detected]
+    return min(later, key=lambda found: found[0], default=None)
+
+
+def _as_seen(draft: Draft, incident: Incident, resumed: datetime, report: Report) -> Incident:
+    restored, reached = report.restored, draft.status.progress
+    if restored is None:
+        return replace(incident, resumed=resumed)
+    before = reached is not None and reached.time is not None and reached.time < resumed
+    lost = max(0, reached.step - restored.step) if reached is not None and before else None
+    return replace(
+        incident,
+        resumed=resumed,
+        lost_steps=incident.lost_steps if incident.lost_steps is not None else lost,
+        restored_from=incident.restored_from or restored.origin,
+    )

@@ -177,7 +177,7 @@ def resumed(turn: Turn, event: StepMade) -> None:
     if attempt is None or attempt.world.pair != event.pair:
         return
     first = attempt.step is None
-    turn.set_attempt(step=event.step, restored=event.restored, entered=True)
+    turn.set_attempt(step=event.step, restored=event.restored, origin=event.origin, entered=True)
     if not first:
         return
     closed = tuple(_closed(incident, event, turn.now) for incident in turn.state.incidents)

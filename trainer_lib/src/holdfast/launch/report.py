@@ -11,7 +11,7 @@ from holdfast.launch import core
 from holdfast.launch.local import Progress
 from holdfast.launch.messages import Incident, World
 from holdfast.launch.rank import Rank
-from holdfast.launch.state import State
+from holdfast.launch.state import Attempt, State
 from holdfast.launch.termination import Ending, redact
 from holdfast.logs import rfc3339
 from holdfast.worlds import Pair
@@ -56,6 +56,7 @@ def status(
         "accepted": _pair(state.accepted),
         "started": _pair(state.started),
         "world": _world(state.world),
+        "restored": _restored(state.attempt),
         "phase": str(state.phase),
         "message": _shown(state.message),
         "ranks": [rank.to_status() for rank in ranks if rank.alive],
@@ -96,6 +97,13 @@ def _world(world: World | None) -> dict[str, Any] | None:
         "members": [member.pod_uid for member in world.members],
         "coordinator": world.coordinator,
     }
+
+
+def _restored(attempt: Attempt | None) -> dict[str, Any] | None:
+    """Of the attempt that runs here, once it has made a step."""
+    if attempt is None or attempt.restored is None:
+        return None
+    return {"step": attempt.restored, "from": attempt.origin or None}
 
 
 def _progress(progress: Progress) -> dict[str, Any]:

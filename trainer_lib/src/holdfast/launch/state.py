@@ -49,6 +49,7 @@ class Attempt:
     entered: bool = False
     step: int | None = None
     restored: int | None = None
+    origin: str = ""
     failures: tuple[Failure, ...] = ()
     failed_at: float | None = None
     quiesce: Quiesce | None = None
