@@ -102,6 +102,15 @@ def test_a_restore_from_a_tier_is_written_once_with_what_was_lost(run: Run) -> N
     assert "step 4 from /ckpt; lost: step-8.g1.a1" in timeline_view.render(timeline_view.read(run.path))
 
 
+def test_a_restore_that_is_not_exact_says_how_near_it_is(run: Run) -> None:
+    near = "2 of 9 tensors are within 0.001 of what was saved, the others are exact"
+    told = {"step": 4, "stores": ["/ckpt"], "lost": [], "inexact": near}
+    run.chronicle.heard(31, "restored", told)
+    (line,) = (line for line in run.lines if line["kind"] == "restore")
+    assert line["inexact"] == near
+    assert f"step 4 from /ckpt; {near}" in timeline_view.render(timeline_view.read(run.path))
+
+
 def test_the_file_is_bounded_and_its_older_part_is_read_too(tmp_path: Path) -> None:
     run = Run(tmp_path / "timeline.jsonl", max_bytes=4000)
     run.steps(1, 300, seconds=1.0)

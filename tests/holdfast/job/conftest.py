@@ -144,6 +144,8 @@ def solo() -> Callable[..., Solo]:
         keep_last: int = 3,
         pair: Pair | None = None,
         retention: str = "",
+        full_every: int = 1,
+        delta_threshold: float = 0.0,
     ) -> Solo:
         launcher = Recorder(pair=pair)
         config = effective(
@@ -152,6 +154,8 @@ def solo() -> Callable[..., Solo]:
             checkpoint_interval=interval,
             keep_last=keep_last,
             retention=retention,
+            full_every=full_every,
+            delta_threshold=delta_threshold,
         )
         engine = None
         if root is not None:
@@ -160,6 +164,8 @@ def solo() -> Callable[..., Solo]:
                 keep_last=keep_last,
                 rules=config.retention,
                 resume=config.resume,
+                full_every=full_every,
+                delta_threshold=delta_threshold,
                 on_foreign=lambda claims: launcher.send("foreignClaims", claims=claims),
             )
         ledger = Ledger(time.monotonic)

@@ -372,6 +372,20 @@ def test_a_damaged_commit_is_named_to_the_launcher(solo: Make, tmp_path: Path) -
     assert (told["stores"], told["lost"]) == ([str(tmp_path)], told["quarantined"])
 
 
+def test_a_restore_says_to_the_launcher_how_exact_it_is(solo: Make, tmp_path: Path) -> None:
+    """Step 4 is a full commit, step 8 stands on it and leaves out what moved by less than the threshold."""
+    deltas = {"interval": "4", "full_every": 4, "delta_threshold": 0.5}
+    said = []
+    for steps in (4, 8):
+        run = solo(tmp_path / str(steps), **deltas)
+        train(run.job, 20, stop_at=steps)
+        told_of(run, "interval", step=steps)
+        again = solo(tmp_path / str(steps), **deltas)
+        again.job.manage(**parts())
+        said += [told["inexact"] for told in again.launcher.of("restored")]
+    assert said == ["", "4 of 16 tensors are within 0.5 of what was saved, the others are exact"]
+
+
 def test_a_script_with_its_own_loader_ends_with_a_commit_of_its_last_step(solo: Make, tmp_path: Path) -> None:
     run = solo(tmp_path)
     made = parts()

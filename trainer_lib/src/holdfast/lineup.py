@@ -23,6 +23,7 @@ from holdfast.checkpoint.exchange import Alone, Exchange
 from holdfast.checkpoint.near import announced
 from holdfast.checkpoint.reader import Restored, Select
 from holdfast.checkpoint.shard import Holding
+from holdfast.checkpoint.sparse import told
 from holdfast.collectives import Group, Over, store_client
 from holdfast.config import JobConfig
 from holdfast.environment import publish
@@ -392,6 +393,7 @@ class Lineup:
             quarantined=[{"path": bad.path, "reason": bad.reason} for bad in found.quarantined],
             lost=[{"path": gone.path, "reason": gone.reason} for gone in found.lost],
             tiers=tiers,
+            inexact="" if found.loaded is None else told(found.loaded.manifest),
             **shard,
         )
 

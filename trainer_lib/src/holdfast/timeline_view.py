@@ -167,7 +167,9 @@ def _failure(entry: Entry) -> str:
 
 def _restore(entry: Entry) -> str:
     stores, lost = (", ".join(map(str, entry.get(name) or ())) for name in ("stores", "lost"))
-    return f"step {entry.get('step')}" + (stores and f" from {stores}") + (lost and f"; lost: {lost}")
+    inexact = str(entry.get("inexact") or "")
+    told = f"step {entry.get('step')}" + (stores and f" from {stores}") + (lost and f"; lost: {lost}")
+    return told + (inexact and f"; {inexact}")
 
 
 def _recovery(entry: Entry) -> str:

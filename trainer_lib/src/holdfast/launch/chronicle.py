@@ -143,7 +143,8 @@ class Chronicle:
         told = (int(body["step"]), *stores, *lost)
         if (stores or lost) and told != self._told:
             self._told = told
-            self._write("restore", step=told[0], stores=stores, lost=lost)
+            near = {"inexact": str(body["inexact"])} if body.get("inexact") else {}
+            self._write("restore", step=told[0], stores=stores, lost=lost, **near)
 
     def _write(self, kind: str, **fields: Any) -> None:
         if self._timeline is not None:
