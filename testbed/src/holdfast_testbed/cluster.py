@@ -150,6 +150,11 @@ class Cluster:
         """Node `number`, counted from 1; its name is `node-<number>`."""
         return Node(state=self.state, plan=self.state.plan.node(number))
 
+    @property
+    def host_address(self) -> str:
+        """The machine's own address in the cluster's network: what listens there is reached from pods."""
+        return self.state.plan.host_address
+
     def service_address(self, last: int) -> str:
         """A cluster IP to give to a service by hand: number `last` of the first 256."""
         return self.state.plan.first_service_address.rsplit(".", 1)[0] + f".{last}"

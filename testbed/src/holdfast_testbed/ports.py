@@ -9,13 +9,13 @@ _FIRST, _LAST = 20000, 32000
 """Below those that the kernel gives to outgoing connections: nobody gets one of them by chance meanwhile."""
 
 
-def free_port() -> int:
-    """A port of loopback that nobody listens on."""
+def free_port(address: str = "127.0.0.1") -> int:
+    """A port of an address of this machine, loopback unless another is given, that nobody listens on."""
     while True:
         port = random.SystemRandom().randrange(_FIRST, _LAST)
         with socket.socket() as probe:
             try:
-                probe.bind(("127.0.0.1", port))
+                probe.bind((address, port))
             except OSError:
                 continue
         return port

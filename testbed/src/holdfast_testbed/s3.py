@@ -1,4 +1,4 @@
-"""A real S3 server on loopback over a folder, for tests and benchmarks. It ends with its `with`.
+"""A real S3 server over a folder, for tests and benchmarks, on loopback or where pods reach it. Ends with its `with`.
 
 ```python
 with s3_server(folder) as server:
@@ -13,7 +13,7 @@ from __future__ import annotations
 import secrets
 import subprocess
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,13 +39,15 @@ class S3Server:
     folder: Path
     log: Path
     credentials: Mapping[str, str] = field(repr=False)
+    region: str
+    _program: _Program = field(repr=False)
 
     @property
     def environment(self) -> dict[str, str]:
         """What tells any S3 client of it."""
         return {
             "AWS_ENDPOINT_URL_S3": self.url,
-            "AWS_REGION": REGION,
+            "AWS_REGION": self.region,
             **{name.upper(): value for name, value in self.credentials.items()},
         }
 
@@ -54,28 +56,60 @@ class S3Server:
         (self.folder / name).mkdir()
         return name
 
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """It does not run meanwhile: connections are refused. Afterwards it is there again, with all that it held."""
+        self._program.stop()
+        try:
+            yield
+        finally:
+            self._program.start()
+
 
 @contextmanager
-def s3_server(folder: Path) -> Iterator[S3Server]:
+def s3_server(folder: Path, *, address: str = "127.0.0.1", region: str = REGION) -> Iterator[S3Server]:
     """A server with random credentials, its data and log in the folder."""
     data, notes, log = folder / "buckets", folder / "notes", folder / "versitygw.log"
     for made in (data, notes):
         made.mkdir(parents=True)
-    port = free_port()
+    port = free_port(address)
     access, secret = secrets.token_hex(10), secrets.token_hex(20)
-    words = ["--port", f"127.0.0.1:{port}", "--region", REGION, "--health", _HEALTH, "--quiet", "--keep-alive"]
-    # Notes beside the data: not every file system has extended attributes.
-    argv: list[str | Path] = [program("versitygw"), *words, "posix", "--sidecar", notes, data]
-    environment = child_environment(ROOT_ACCESS_KEY=access, ROOT_SECRET_KEY=secret)
-    with log.open("wb") as output:
-        process = subprocess.Popen(argv, stdout=output, stderr=output, cwd=folder, env=environment)
+    words = ["--port", f"{address}:{port}", "--region", region, "--health", _HEALTH, "--quiet", "--keep-alive"]
+    server = _Program(
+        # Notes beside the data: not every file system has extended attributes.
+        argv=(program("versitygw"), *words, "posix", "--sidecar", notes, data),
+        environment=child_environment(ROOT_ACCESS_KEY=access, ROOT_SECRET_KEY=secret),
+        url=f"http://{address}:{port}",
+        log=log,
+    )
+    credentials = {"aws_access_key_id": access, "aws_secret_access_key": secret}
     try:
-        url = f"http://127.0.0.1:{port}"
-        _wait_ready(url, process, log)
-        credentials = {"aws_access_key_id": access, "aws_secret_access_key": secret}
-        yield S3Server(url=url, folder=data, log=log, credentials=credentials)
+        server.start()
+        yield S3Server(url=server.url, folder=data, log=log, credentials=credentials, region=region, _program=server)
     finally:
-        stop(process)
+        server.stop()
+
+
+@dataclass
+class _Program:
+    """The server's process, which may be started again."""
+
+    argv: Sequence[str | Path]
+    environment: Mapping[str, str] = field(repr=False)
+    url: str
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as output:
+            self.process = subprocess.Popen(
+                list(self.argv), stdout=output, stderr=output, cwd=self.log.parent, env=dict(self.environment)
+            )
+        _wait_ready(self.url, self.process, self.log)
+
+    def stop(self) -> None:
+        if self.process is not None:
+            stop(self.process)
 
 
 def _wait_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:

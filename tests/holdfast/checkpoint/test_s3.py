@@ -20,7 +20,7 @@ from holdfast.checkpoint.stores.s3 import S3Bucket, S3Settings
 from holdfast.checkpoint.stores.s3_errors import Kind, pause, trouble_of
 from holdfast.errors import CheckpointError, ClaimError, DamagedError, UnavailableError, UsageError
 from holdfast.worlds import Claim, Pair
-from holdfast_testbed.s3 import S3Server
+from holdfast_testbed.s3 import S3Server, s3_server
 from holdfast_testbed.s3_faults import Answer, Delay, Fault, Flip, Proxy, Request, Reset, faults
 
 SIZE = (8 << 20) + 12345  # two parts
@@ -322,6 +322,31 @@ def test_listings_go_on_over_pages(s3: S3Server, s3_settings: S3Settings) -> Non
     assert bucket.keys("many/") == [f"many/{number:04}" for number in range(1100)]
     bucket.delete(bucket.keys("many/"))
     assert bucket.keys("many/") == []
+
+
+@pytest.mark.integration
+def test_a_server_that_trips_over_what_is_deleted_meanwhile_is_asked_for_its_list_again(
+    made: Made, proxy: Proxy, through: Callable[..., ObjectStore], s3_store: ObjectStore
+) -> None:
+    """versitygw answers so to a list, as a file system may below others: nothing is missing, and nothing damaged."""
+    upload(made, s3_store)
+    proxy.plan = once(Answer(status=404, code="NoSuchKey"), lambda request: "list-type=2" in request.target)
+    assert through().commits() == (made.name,)
+    proxy.plan = lambda request: Answer(status=404, code="NoSuchKey") if "list-type=2" in request.target else None
+    with pytest.raises(UnavailableError) as refused:
+        through(attempts=2).commits()
+    assert refused.value.cause == Kind.SERVER
+
+
+@pytest.mark.integration
+def test_the_region_is_that_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the server refuses the first request, naming its own, and each address that is signed for large parts."""
+    monkeypatch.setenv("AWS_REGION", "eu-central-1")
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+    with s3_server(tmp_path / "s3", region="eu-central-1") as server, faults(server.url) as proxy:
+        bucket = server.make_bucket("elsewhere")
+        S3Bucket(S3Settings(bucket=bucket, endpoint=proxy.url, credentials=server.credentials)).folders("job/")
+    assert len(proxy.seen) == 1
 
 
 @pytest.mark.integration

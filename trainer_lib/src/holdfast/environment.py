@@ -84,6 +84,11 @@ def place() -> tuple[int, int]:
     return int(os.environ.get("RANK") or 0), int(os.environ.get("WORLD_SIZE") or 1)
 
 
+def aws_region() -> str | None:
+    """As every client of AWS but boto3 reads it, which knows `AWS_DEFAULT_REGION` only."""
+    return os.environ.get("AWS_REGION") or None
+
+
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     """Read and check every variable that this package knows."""
     source = os.environ if environ is None else environ

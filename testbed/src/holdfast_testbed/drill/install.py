@@ -47,16 +47,17 @@ def uninstall_chart(cluster: Cluster) -> None:
     cluster.helm("uninstall", "holdfast", "--namespace", OPERATOR_NAMESPACE, "--wait", "--timeout", "60s")
 
 
-def apply_drill_job(cluster: Cluster, namespace: str, elasticity: Mapping[str, Any] | None = None) -> None:
+def apply_drill_job(
+    cluster: Cluster,
+    namespace: str,
+    elasticity: Mapping[str, Any] | None = None,
+    checkpoint: Mapping[str, Any] | None = None,
+) -> None:
     """A job of three that trains next to nothing and notes what it does, with budgets that no drill spends.
 
-    Without `elasticity` it has that of the example: two go on when one is lost.
+    Without `elasticity` it has that of the example: two go on when one is lost. `checkpoint` is added to its own.
     """
-    folder = cluster.checkpoint_dir(namespace) / namespace / DRILL_JOB
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in (folder.parent, folder):
-        path.chmod(0o777)
-    (folder / DRILL_SCRIPT.name).write_text(DRILL_SCRIPT.read_text())
+    put_drill_script(cluster, namespace)
     body = yaml.safe_load(example_job())
     body["metadata"]["name"] = DRILL_JOB
     trainer = body["spec"]["workers"]["template"]["spec"]["containers"][0]
@@ -66,9 +67,18 @@ def apply_drill_job(cluster: Cluster, namespace: str, elasticity: Mapping[str, A
         "budgets": [{"cause": cause, "maxRestarts": 10_000} for cause in causes],
         "backoff": {"initialSeconds": 0, "maxSeconds": 1},
     }
-    body["spec"]["checkpoint"]["interval"] = DRILL_INTERVAL_STEPS
+    body["spec"]["checkpoint"] |= {"interval": DRILL_INTERVAL_STEPS, **(checkpoint or {})}
     body["spec"]["elasticity"] = dict(elasticity or body["spec"]["elasticity"])
     cluster.kubectl("-n", namespace, "apply", "-f", "-", input=json.dumps(body))
+
+
+def put_drill_script(cluster: Cluster, namespace: str) -> None:
+    """Onto the job's own part of the shared volume, where its command looks for it."""
+    folder = cluster.checkpoint_dir(namespace) / namespace / DRILL_JOB
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in (folder.parent, folder):
+        path.chmod(0o777)
+    (folder / DRILL_SCRIPT.name).write_text(DRILL_SCRIPT.read_text())
 
 
 def remove_namespace(cluster: Cluster, name: str) -> None:

@@ -16,7 +16,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from threading import Lock
 from typing import Any, Final
@@ -26,6 +26,7 @@ from holdfast.checkpoint.manifest import CHUNK_BYTES
 from holdfast.checkpoint.stores.objects import ObjectStore, Stat, check_small
 from holdfast.checkpoint.stores.s3_errors import Kind, Trouble, pause, trouble_of
 from holdfast.checkpoint.stores.s3_ranges import LEAST_BYTES, SIGNED_SECONDS, Ranges, Timeouts
+from holdfast.environment import aws_region
 from holdfast.errors import CheckpointError, DamagedError, UnavailableError, UsageError
 
 _log = logging.getLogger("holdfast.checkpoint.s3")
@@ -302,12 +303,13 @@ class S3Bucket:
 
     def call(self, operation: str, key: str, **arguments: Any) -> Any:
         """One request, repeated while that may help; its error in words."""
-        return self._attempts(key, lambda client: self._send(client, operation, arguments))
+        lists = operation.startswith("list_objects")
+        return self._attempts(key, lambda client: self._send(client, operation, arguments), lists=lists)
 
     def _send(self, client: Any, operation: str, arguments: Mapping[str, Any]) -> Any:
         return getattr(client, operation)(Bucket=self._settings.bucket, **arguments)
 
-    def _attempts(self, key: str, act: Callable[[Any], Any]) -> Any:
+    def _attempts(self, key: str, act: Callable[[Any], Any], *, lists: bool = False) -> Any:
         from botocore.exceptions import BotoCoreError, ClientError
 
         renewed = False
@@ -317,6 +319,9 @@ class S3Bucket:
                 return act(client)
             except (BotoCoreError, ClientError, OSError) as error:
                 trouble = trouble_of(error)
+                if lists and trouble.kind is Kind.MISSING:
+                    # There is no such answer to a list. Some servers trip over what is deleted meanwhile.
+                    trouble = replace(trouble, kind=Kind.SERVER)
                 if trouble.kind is Kind.CREDENTIALS and not renewed:
                     renewed = True
                     self._renew(client)
@@ -599,7 +604,7 @@ def _client(settings: S3Settings) -> Any:
     )
     try:
         return boto3.Session(**settings.credentials).client(
-            "s3", endpoint_url=settings.endpoint, region_name=settings.region, config=config
+            "s3", endpoint_url=settings.endpoint, region_name=settings.region or aws_region(), config=config
         )
     except (BotoCoreError, ValueError) as error:
         raise UsageError(f"{settings.bucket}: boto3 cannot be set up: {error}") from error

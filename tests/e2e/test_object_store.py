@@ -1,0 +1,248 @@
+"""A job whose commits are copied to an S3 server, as docs/how-to/object-store.md says it: what the copies are for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import sys
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from holdfast_testbed.cluster import Cluster
+from holdfast_testbed.commands import run
+from holdfast_testbed.constants import OPERATOR_NAMESPACE
+from holdfast_testbed.drill import notes
+from holdfast_testbed.drill.faults import Stage, await_save, commits, step_of
+from holdfast_testbed.drill.install import DRILL_INTERVAL_STEPS, DRILL_JOB, apply_drill_job, put_drill_script
+from holdfast_testbed.drill.watch import JOB_LABEL, METRICS_PORT, PodSight, Watcher
+from holdfast_testbed.s3 import S3Server, s3_server
+
+pytestmark = pytest.mark.e2e
+
+SECRET = "models-writer"
+BUCKET = "models"
+TIMELINE = "/var/run/holdfast/timeline.jsonl"
+
+
+@pytest.fixture
+def server(cluster: Cluster, tmp_path: Path) -> Iterator[S3Server]:
+    """Where pods reach it; in a region that no client takes for granted."""
+    with s3_server(tmp_path / "s3", address=cluster.host_address, region="eu-central-1") as server:
+        server.make_bucket(BUCKET)
+        yield server
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copied:
+    """The job, and the copies of its commits."""
+
+    stage: Stage
+    server: S3Server
+
+    @property
+    def url(self) -> str:
+        return f"s3://{BUCKET}/runs/{self.stage.watcher.namespace}/{DRILL_JOB}"
+
+    @property
+    def steps(self) -> list[int]:
+        """Of the copies that are whole, oldest first. To the server a bucket is a folder."""
+        folder = self.server.folder / self.url.removeprefix("s3://")
+        return [step_of(commit) for commit in commits(folder)]
+
+    @property
+    def newest(self) -> int:
+        return self.steps[-1] if self.steps else 0
+
+    def kubectl(self, *words: str) -> str:
+        return self.stage.cluster.kubectl("-n", self.stage.watcher.namespace, *words)
+
+
+@pytest.fixture
+def copied(cluster: Cluster, namespace: str, server: S3Server) -> Iterator[Copied]:
+    """The job trains, with its endpoint, its region and its credentials from a secret."""
+    literals = [f"--from-literal={name}={value}" for name, value in server.environment.items()]
+    cluster.kubectl("-n", namespace, "create", "secret", "generic", SECRET, *literals)
+    store = {
+        "url": f"s3://{BUCKET}/runs",
+        "secretRef": {"name": SECRET},
+        "interval": "0s",
+        "retention": {"keepLast": 5},
+    }
+    apply_drill_job(cluster, namespace, checkpoint={"object": store})
+    with Watcher(cluster, namespace, DRILL_JOB) as watcher:
+        watcher.wait_for_world(3, steps=5, timeout=300)
+        yield Copied(stage=Stage(cluster=cluster, watcher=watcher, say=print), server=server)
+
+
+def test_copies_outlive_the_volume_and_wait_for_a_store_that_is_away(copied: Copied) -> None:
+    stage = copied.stage
+    commits_arrive(copied)
+    told = lose_pods_and_volume(copied)
+    the_job_goes_on_from_the_copies(copied, told)
+    the_store_is_away_for_a_while(copied)
+    assert stage.watcher.sight.restarts == {"Interruption": 1}
+    nothing_secret_is_told(copied)
+
+
+def commits_arrive(copied: Copied) -> None:
+    watcher = copied.stage.watcher
+    watcher.wait("two copies", lambda: len(copied.steps) >= 2, timeout=120)
+    # Read together: the newest copy may be another one a moment later.
+    watcher.wait("the newest copy in the metrics", lambda: told_step(copied) == copied.newest, timeout=30)
+    said = checkpoints(copied, "verify", copied.url, "--newest")
+    assert "whole" in said
+    listed = json.loads(checkpoints(copied, "ls", copied.url, "--json"))
+    assert {commit["state"] for commit in listed["commits"]} == {"readable"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """What was there before the pods and the volume were gone."""
+
+    noted: list[notes.Note]
+    newest_copy: int
+    reached: int
+
+
+def lose_pods_and_volume(copied: Copied) -> Loss:
+    """All at once. The operator does not see it until it is done: new pods would find what is still there."""
+    stage = copied.stage
+    operator = stage.operator()
+    launchers = [stage.launcher(pod) for pod in stage.workers()]
+    await_save(stage, DRILL_INTERVAL_STEPS)
+    stage.watcher.wait("the copy of the newest commit", lambda: is_copied(copied), timeout=30)
+    stage.cluster.signal(operator, signal.SIGSTOP)
+    try:
+        copied.kubectl("delete", "pods", "-l", f"{JOB_LABEL}={DRILL_JOB}", "--wait=false")
+        for launcher in launchers:  # before a last commit is copied
+            stage.cluster.signal(launcher, signal.SIGKILL)
+        copied.kubectl("wait", "pods", "-l", f"{JOB_LABEL}={DRILL_JOB}", "--for=delete", "--timeout=60s")
+        noted = notes.read(stage.checkpoints)
+        empty(stage.checkpoints)
+        put_drill_script(stage.cluster, stage.watcher.namespace)  # an image of one's own would bring it
+    finally:
+        stage.cluster.signal(operator, signal.SIGCONT)
+    reached = max(note.step for note in noted if note.do == notes.COMMIT)
+    return Loss(noted=noted, newest_copy=copied.newest, reached=reached)
+
+
+def the_job_goes_on_from_the_copies(copied: Copied, before: Loss) -> None:
+    stage, watcher = copied.stage, copied.stage.watcher
+    watcher.wait("a commit on the empty volume", lambda: bool(commits(stage.checkpoints)), timeout=240)
+    watcher.wait("the incident's end", lambda: all(i.resumed for i in watcher.sight.incidents), timeout=30)
+
+    (incident,) = watcher.sight.incidents
+    assert incident.cause == "Interruption"
+    assert incident.restored_from == "object"
+    assert incident.lost_steps is not None
+    assert incident.lost_steps <= before.reached - before.newest_copy <= DRILL_INTERVAL_STEPS
+
+    noted = [*before.noted, *notes.read(stage.checkpoints)]
+    first = next(note for note in noted if note.do == notes.BEGIN and note.pair > before.noted[-1].pair)
+    assert first.step == before.newest_copy
+    assert any(note.do == notes.COMMIT and note.step == first.step for note in before.noted)
+    assert notes.weights_equal(noted)
+
+    told = copied.kubectl("get", "events", "--field-selector", "reason=Resumed", "-o", "jsonpath={.items[*].message}")
+    assert "state from: object" in told
+    shown = copied.kubectl("exec", stage.workers()[0].name, "-c", "trainer", "--", "cat", TIMELINE)
+    (restore,) = (entry for entry in map(json.loads, shown.splitlines()) if entry["kind"] == "restore")
+    assert (restore["step"], restore["stores"]) == (before.newest_copy, [copied.url])
+
+
+def the_store_is_away_for_a_while(copied: Copied) -> None:
+    watcher = copied.stage.watcher
+    watcher.wait("the copy of the newest commit", lambda: is_copied(copied), timeout=60)
+    assert failures(copied) == {}
+    with copied.server.away():
+        began, known = newest_step(watcher), copied.newest
+        watcher.wait("a failure that is told", lambda: failures(copied) != {}, timeout=120)
+        assert failures(copied).keys() == {"Network"}
+        assert newest_step(watcher) > began + DRILL_INTERVAL_STEPS  # training does not wait
+    ended = newest_step(watcher)
+    watcher.wait("a copy of what came later", lambda: copied.newest > max(known, ended), timeout=60)
+    watcher.wait("the newest copy in the metrics", lambda: told_step(copied) == copied.newest, timeout=30)
+    logs = worker_logs(copied)
+    assert logs.count("could not be uploaded") == 1  # however often it was tried
+    assert f"is in {copied.url} again" in logs
+
+
+def nothing_secret_is_told(copied: Copied) -> None:
+    """Neither to who may read the namespace without its secrets, nor to who may read the volume or the bucket."""
+    cluster, folder = copied.stage.cluster, copied.stage.checkpoints
+    told = {
+        "job, pods and events": copied.kubectl("get", "ftj,pods,events,configmaps", "-o", "yaml"),
+        "workers": worker_logs(copied),
+        "operators": cluster.kubectl(
+            "-n", OPERATOR_NAMESPACE, "logs", "-l", "app.kubernetes.io/name=holdfast", "--tail=-1", "--prefix"
+        ),
+        "metrics": "".join(scraped(pod) for pod in copied.stage.workers()),
+    }
+    assert all(told.values())
+    kept = {str(path): path.read_text(errors="replace") for path in (*files(folder), *files(copied.server.folder))}
+    hidden = copied.server.credentials.values()
+    assert [where for where, text in {**told, **kept}.items() if any(secret in text for secret in hidden)] == []
+
+
+# What is looked at
+
+
+def checkpoints(copied: Copied, *words: str) -> str:
+    """`holdfast checkpoints …`, from outside of the cluster."""
+    command = [sys.executable, "-m", "holdfast", "checkpoints", *words]
+    return run(command, environment=copied.server.environment)
+
+
+def is_copied(copied: Copied) -> bool:
+    there = commits(copied.stage.checkpoints)
+    return bool(there) and step_of(there[-1]) == copied.newest
+
+
+def newest_step(watcher: Watcher) -> int:
+    newest = watcher.newest()
+    assert newest is not None
+    return newest.step
+
+
+def told_step(copied: Copied) -> int | None:
+    """Of the newest copy, in the words of who made it."""
+    found = samples(copied, "holdfast_checkpoint_step")
+    return max((int(value) for labels, value in found if labels["tier"] == "object"), default=None)
+
+
+def failures(copied: Copied) -> dict[str, int]:
+    return {labels["cause"]: int(value) for labels, value in samples(copied, "holdfast_upload_failures_total")}
+
+
+def samples(copied: Copied, name: str) -> list[tuple[dict[str, str], float]]:
+    families = (f for pod in copied.stage.workers() for f in text_string_to_metric_families(scraped(pod)))
+    return [(s.labels, s.value) for family in families for s in family.samples if s.name == name]
+
+
+def scraped(pod: PodSight) -> str:
+    with urllib.request.urlopen(f"http://{pod.ip}:{METRICS_PORT}/metrics", timeout=5) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+def worker_logs(copied: Copied) -> str:
+    """Of launcher, ranks and sidecar."""
+    which = ("-l", f"{JOB_LABEL}={DRILL_JOB}", "--all-containers", "--tail=-1", "--prefix")
+    return copied.kubectl("logs", *which)
+
+
+def empty(folder: Path) -> None:
+    """As a volume that was made anew."""
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def files(folder: Path) -> list[Path]:
+    """Those that are not about to vanish."""
+    return [path for path in folder.rglob("*") if path.is_file() and "step-" not in str(path)]
