@@ -82,8 +82,10 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
     ("too many workers", [("spec.workers.replicas", 1025)], "less than or equal to 1024"),
     ("replicas as a word", [("spec.workers.replicas", "three")], 'must be of type integer: "string"'),
     ("half a worker", [("spec.workers.replicas", 2.5)], "must be of type integer"),
-    ("no process", [("spec.workers.processesPerWorker", 0)], "greater than or equal to 1"),
-    ("too many processes", [("spec.workers.processesPerWorker", 65)], "less than or equal to 64"),
+    ("no process", [("spec.workers.processesPerWorker", 0)], "must be a number from 1 to 64, or auto"),
+    ("too many processes", [("spec.workers.processesPerWorker", 65)], "must be a number from 1 to 64, or auto"),
+    ("processes as a word", [("spec.workers.processesPerWorker", "gpus")], "or auto: one for each GPU that the"),
+    ("processes as text", [("spec.workers.processesPerWorker", "8")], "must be a number from 1 to 64, or auto"),
     ("startup deadline too short", [("spec.startupDeadlineSeconds", 9)], "greater than or equal to 10"),
     ("startup deadline too long", [("spec.startupDeadlineSeconds", 86401)], "less than or equal to 86400"),
     ("hang timeout as a word", [("spec.hangDetection", {"stepTimeout": "soon"})], "stepTimeout must be Auto, Off"),
@@ -343,6 +345,8 @@ ALL_RULES = [
 GOOD: list[tuple[str, list[tuple[str, Any]]]] = [
     ("the smallest", []),
     ("longest name", [("metadata.name", "g" * 50)]),
+    ("a process for each GPU", [("spec.workers.processesPerWorker", "auto")]),
+    ("a process for each GPU, as other fields spell it", [("spec.workers.processesPerWorker", "Auto")]),
     ("an interval in steps", [("spec.checkpoint.interval", 50)]),
     ("an interval in hours", [("spec.checkpoint.interval", "1h")]),
     ("an interval that the job chooses", [("spec.checkpoint.interval", "Auto")]),
@@ -491,6 +495,7 @@ CHANGES_REFUSED = [
     ),
     ("another label", [("spec.workers.template.metadata.labels", {"a": "b"})], "delete the job and apply it again"),
     ("more processes", [("spec.workers.processesPerWorker", 2)], "processesPerWorker is immutable"),
+    ("processes by the GPUs", [("spec.workers.processesPerWorker", "auto")], "processesPerWorker is immutable"),
     ("exclusive nodes", [("spec.scheduling.exclusiveNodes", True)], "scheduling is immutable"),
     ("another volume", [("spec.checkpoint.volume.claimName", "other")], "checkpoint.volume is immutable"),
     ("no volume", [("spec.checkpoint.volume", None)], "checkpoint.volume is immutable"),
@@ -555,10 +560,11 @@ IN_SUSPENSION: list[tuple[str, Any]] = [
     (f"{POD}.containers", [{"name": "trainer", "image": "train:2"}]),
     (f"{POD}.priorityClassName", "high"),
     ("spec.workers.processesPerWorker", 2),
+    ("spec.workers.processesPerWorker", "auto"),
 ]
 
 
-@pytest.mark.parametrize("change", IN_SUSPENSION, ids=lambda change: change[0])
+@pytest.mark.parametrize("change", IN_SUSPENSION, ids=lambda change: f"{change[0]}={change[1]}"[-60:])
 def test_a_suspended_job_may_change_once_no_worker_is_left(running: Jobs, change: tuple[str, Any]) -> None:
     running.patch("gpt", ("spec.suspend", True))
     with pytest.raises(ApiException, match="unless the job's condition Suspended is true"):

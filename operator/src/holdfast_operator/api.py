@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from holdfast_operator import constants as c
+from holdfast_operator.devices import processes
 from holdfast_operator.errors import UnreadableError
 from holdfast_operator.podspec import check as _check_pod_spec
 from holdfast_operator.preflight import PreflightSpec, parse_preflight
@@ -266,11 +267,12 @@ def parse_spec(value: Any) -> JobSpec:
     recovery = _mapping(spec.get("recovery", {}), "spec.recovery")
     interruption = _mapping(spec.get("interruption", {}), "spec.interruption")
     replicas = _integer(workers, "replicas", "spec.workers", minimum=1)
+    template = _template(workers.get("template"))
     return JobSpec(
         replicas=replicas,
-        template=_template(workers.get("template")),
+        template=template,
         spares=_integer(workers, "spares", "spec.workers", 0, minimum=0),
-        processes_per_worker=_integer(workers, "processesPerWorker", "spec.workers", 1, minimum=1),
+        processes_per_worker=_processes(workers, template["spec"]),
         min_replicas=_integer(elasticity, "minReplicas", "spec.elasticity", replicas, minimum=1),
         replica_step=_integer(elasticity, "replicaStep", "spec.elasticity", 1, minimum=1),
         max_replicas=max(replicas, _optional(elasticity, "maxReplicas", "spec.elasticity", minimum=1) or 0),
@@ -326,6 +328,12 @@ def _template(value: Any) -> Json:
     _check_pod_spec(pod, "spec.workers.template.spec")
     _mapping(template.get("metadata") or {}, "spec.workers.template.metadata")
     return template
+
+
+def _processes(workers: Json, pod_spec: Json) -> int:
+    name = trainer_container(pod_spec)
+    trainer = next(container for container in pod_spec["containers"] if container["name"] == name)
+    return processes(workers.get("processesPerWorker", 1), trainer, "spec.workers.processesPerWorker")
 
 
 def _budgets(recovery: Json) -> tuple[Budget, ...]:

@@ -64,6 +64,11 @@ DCGM_URL = "http://$(HOLDFAST_HOST_IP):9400/metrics"
 # Resources of which a pod with GPUs asks for some.
 GPU_RESOURCES = "nvidia.com/"
 GPU_RESOURCE = f"{GPU_RESOURCES}gpu"
+# Those of which each is one whole GPU, and so one device to torch.
+WHOLE_GPUS = (GPU_RESOURCE, "amd.com/gpu")
+# One process for each of them: torchrun's word, and as other fields of the resource are written.
+AUTO_PROCESSES = ("auto", "Auto")
+MAX_PROCESSES = 64
 PORT_AGENTS = 8443
 PORT_HTTP = 8080
 

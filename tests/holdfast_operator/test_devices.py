@@ -1,0 +1,73 @@
+"""``processesPerWorker: auto``: one process for each whole GPU of the trainer, or words that help."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast_operator import manifests
+from holdfast_operator.api import parse_spec
+from holdfast_operator.errors import UnreadableError
+
+
+def spec_of(value: Any, resources: Any = None, *beside: dict[str, Any]) -> dict[str, Any]:
+    trainer = {"name": "trainer", "image": "x", **({} if resources is None else {"resources": resources})}
+    template = {"spec": {"containers": [*beside, trainer]}}
+    return {"workers": {"replicas": 2, "processesPerWorker": value, "template": template}}
+
+
+@pytest.mark.parametrize(
+    ("limits", "count"),
+    [
+        ({}, 1),
+        ({"cpu": "8"}, 1),
+        ({"nvidia.com/gpu": 8}, 8),
+        ({"nvidia.com/gpu": "8"}, 8),
+        ({"nvidia.com/gpu": 0}, 1),
+        ({"amd.com/gpu": 4, "rdma/hca": 1}, 4),
+        ({"nvidia.com/gpu": 2, "nvidia.com/hostdev": 1}, 2),
+        ({"nvidia.com/gpu": 64}, 64),
+    ],
+)
+@pytest.mark.parametrize("word", ["auto", "Auto"])
+def test_auto_is_one_for_each_gpu_of_the_trainer_and_launchers_are_told_the_number(
+    word: str, limits: dict[str, Any], count: int
+) -> None:
+    spec = parse_spec(spec_of(word, {"limits": limits}))
+    assert spec.processes_per_worker == count
+    assert manifests.settings(spec)["processesPerWorker"] == count
+
+
+def test_the_gpus_of_another_container_are_not_the_trainers() -> None:
+    beside = {"name": "viewer", "image": "x", "resources": {"limits": {"nvidia.com/gpu": 1}}}
+    assert parse_spec(spec_of("auto", {"limits": {"nvidia.com/gpu": 4}}, beside)).processes_per_worker == 4
+    assert parse_spec(spec_of("auto", None, beside)).processes_per_worker == 1
+
+
+def test_a_number_is_taken_as_it_is_whatever_the_limits_say() -> None:
+    assert parse_spec(spec_of(3, {"limits": {"nvidia.com/gpu": 8}})).processes_per_worker == 3
+    assert parse_spec(spec_of(2, {"limits": {"nvidia.com/mig-1g.10gb": 2}})).processes_per_worker == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "resources", "says"),
+    [
+        ("gpu", None, "must be a whole number from 1 to 64, or auto, not 'gpu'"),
+        ("8", None, "must be a whole number"),
+        (0, None, "must be a whole number"),
+        (65, None, "must be a whole number"),
+        (True, None, "must be a whole number"),
+        ("auto", {"limits": {"nvidia.com/gpu": "many"}}, "ask for 'many' nvidia.com/gpu"),
+        ("auto", {"limits": {"nvidia.com/gpu": "1500m"}}, "no whole number"),
+        ("auto", {"limits": {"nvidia.com/gpu": 65}}, "from 0 to 64: mend the limit, or give"),
+        ("auto", {"limits": {"nvidia.com/gpu": 40, "amd.com/gpu": 40}}, "80 GPUs"),
+        ("auto", {"limits": {"nvidia.com/mig-1g.10gb": 3}}, "3 nvidia.com/mig-1g.10gb: give processesPerWorker"),
+        ("auto", {"claims": [{"name": "gpus"}]}, "resources.claims"),
+    ],
+)
+def test_what_gives_no_number_is_refused_with_the_field_and_the_mend(value: Any, resources: Any, says: str) -> None:
+    with pytest.raises(UnreadableError) as caught:
+        parse_spec(spec_of(value, resources))
+    assert "spec.workers.processesPerWorker" in str(caught.value)
+    assert says in str(caught.value)
