@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +63,20 @@ def test_every_step_leaves_a_mark(meter: Make, tmp_path: Path) -> None:
     trace.read()
     assert [(mark.step, mark.rank, mark.size) for mark in trace.marks] == [(1, 0, 2), (2, 0, 2), (3, 0, 2)]
     assert all(mark.began <= mark.time for mark in trace.marks)
+
+
+def test_a_sharded_model_that_waits_for_its_mates_begins_no_step_anew(meter: Make, tmp_path: Path) -> None:
+    waits = meter(replace(RAISE, kind=Kind.SLOW, step=1, steps=2, seconds=0.2))
+    waits.enter(Activity.COMPUTE, 0)
+    began = time.monotonic()
+    for _ in range(50):
+        with waits.during(Activity.AVERAGE):
+            pass
+    assert time.monotonic() - began < 0.2, "the second slow step is the next one"
+    steps(waits, 1)
+    trace = Trace(tmp_path / "trace")
+    trace.read()
+    assert [mark.step for mark in trace.marks] == [1]
 
 
 @pytest.mark.parametrize("how", [Activity.RESTORE, Activity.SYNC])

@@ -13,6 +13,7 @@ import torch.distributed
 from safetensors.torch import load_file
 
 from holdfast import StateError, checkpoint
+from holdfast.activity import Meter
 from holdfast.checkpoint.fitting import load_into
 from holdfast.checkpoint.optimizers import foreseen
 from holdfast.checkpoint.state import check_savable, flatten
@@ -279,7 +280,7 @@ def test_a_whole_commit_loads_into_a_jobs_shards() -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     train(model, optimizer)
     flat = flatten({"model": model, "optimizer": optimizer})
-    other, sharding = net(seed=9), Sharding(2, torch.device("cpu"))
+    other, sharding = net(seed=9), Sharding(2, torch.device("cpu"), Meter())
     sharding.add(other, {})
     its = torch.optim.AdamW(other.parameters())
     tensors = {name: tensor.clone() for name, tensor in flat.tensors.items()}

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from holdfast import checkpoint
+from holdfast.activity import Activity, Meter
 from holdfast.errors import UsageError
+from holdfast.sharding import Sharding
 
 SCRIPT = Path(__file__).parent / "scripts" / "sharded.py"
 STEPS = 14
@@ -149,6 +151,29 @@ def test_a_shard_that_is_in_no_memory_comes_from_the_checkpoint(sharded: Any, tm
     restored = [sharded.of(slot, "restored")[-1] for slot in (0, 2)]
     assert {message["source"] for message in restored} == {"checkpoint"}
     assert {message["step"] > 0 for message in restored} == {True}
+
+
+def test_who_waits_for_its_mates_while_it_computes_waits_to_the_hang_detector() -> None:
+    meter = Meter()
+    sharding = Sharding(2, torch.device("cpu"), meter)
+    seen = []
+
+    class Mates:
+        def launch_gather(self, *_: object) -> Any:
+            return self
+
+        launch_scatter = launch_gather
+
+        def wait(self) -> None:
+            seen.append(meter.activity)
+
+    sharding.attach(Mates())  # type: ignore[arg-type]
+    for activity in (Activity.COMPUTE, Activity.EVALUATION):
+        meter.enter(activity)
+        for collective in (sharding.gather, sharding.scatter):
+            collective(torch.zeros(2), torch.zeros(1))
+            assert meter.activity is activity
+    assert seen == [Activity.AVERAGE] * 2 + [Activity.EVALUATION] * 2
 
 
 # What is refused

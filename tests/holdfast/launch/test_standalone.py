@@ -121,6 +121,16 @@ def test_a_sharded_model_gets_the_shards_of_killed_ranks_back_bit_for_bit(start:
     assert shards(hurt) == shards(undisturbed)
 
 
+def test_of_a_sharded_model_the_rank_that_sleeps_in_forward_hangs_and_its_mate_waits(start: Start) -> None:
+    words = ("--nproc-per-node", "4", "--warm-processes", "none", "--", sys.executable)
+    host = start(*words, str(JOB_SCRIPTS / "sharded.py"), "--steps", "14", "--faults", "asleep:1:8")
+    assert host.process.wait(DEADLINE) == 0, host.log.read_text()
+    lines = [json.loads(line) for line in host.log.read_text().splitlines() if line.startswith('{"ts"')]
+    told = [line for line in lines if line.get("reason") == "Hung"]
+    assert [line["rank"] for line in told] == [1]
+    assert "waiting: ranks 0, 2, 3 for its gradients" in told[0]["msg"]
+
+
 def test_a_replica_across_hosts_waits_for_the_host_it_lacks_and_goes_on_from_memory(
     start: Start, wait_for: Wait
 ) -> None:

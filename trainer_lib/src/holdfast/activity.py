@@ -16,7 +16,7 @@ class Activity(StrEnum):
     SYNC = "sync"  # waiting: forms the groups of a new attempt, gives or gets state
     DATA = "data"
     COMPUTE = "compute"  # the script has a batch: forward, loss, backward
-    AVERAGE = "average"  # waiting: gradients on their way
+    AVERAGE = "average"  # waiting: gradients on their way, or parts of a sharded model in the middle of computing
     VOTE = "vote"  # waiting
     APPLY = "apply"
     CHECKPOINT = "checkpoint"

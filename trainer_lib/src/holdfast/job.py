@@ -242,7 +242,7 @@ class Job:
         """
         check_whole("size", size, least=2)
         if self._sharding is None:
-            self._sharding = Sharding(size, self.device)
+            self._sharding = Sharding(size, self.device, self._meter)
         if self._sharding.size != size:
             raise UsageError(f"job.fully_shard was called with size {self._sharding.size} and now with {size}")
         options = {"reshard_after_forward": reshard_after_forward, "mp_policy": mp_policy}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import count
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import ProcessGroup, _register_process_group
 
+from holdfast.activity import Activity, Meter
 from holdfast.checkpoint.shard import rows
 from holdfast.checkpoint.state import rows_in
 from holdfast.collectives import Group
@@ -49,11 +51,12 @@ class _Place(ProcessGroup):
 class Sharding:
     """The sharded modules of a script, and how their parts reach each other now."""
 
-    def __init__(self, size: int, device: torch.device) -> None:
+    def __init__(self, size: int, device: torch.device, meter: Meter) -> None:
         from torch.distributed.device_mesh import DeviceMesh
 
         self.size = size
         self.device = device
+        self._meter = meter
         self._place = _Place(size)
         name = self._place.group_name
         _register_process_group(name, self._place)
@@ -159,7 +162,8 @@ class Sharding:
         """All mates' parts, in order; zeros if one of them is lost."""
         mates = self._reachable()
         try:
-            mates.launch_gather(output, part.clone()).wait()
+            with self._waiting():
+                mates.launch_gather(output, part.clone()).wait()
         except PeerLostError as error:
             mates.over.set(str(error))
             output.zero_()
@@ -168,12 +172,18 @@ class Sharding:
         """This rank's part of the sum over all mates; zeros if one of them is lost."""
         mates = self._reachable()
         try:
-            mates.launch_scatter(output, parts).wait()
+            with self._waiting():
+                mates.launch_scatter(output, parts).wait()
         except PeerLostError as error:
             mates.over.set(str(error))
             output.zero_()
 
     # Inside
+
+    def _waiting(self) -> AbstractContextManager[None]:
+        """Whoever waits for its mates in the middle of forward or backward is not to blame if it takes long."""
+        computes = self._meter.activity is Activity.COMPUTE
+        return self._meter.during(Activity.AVERAGE) if computes else nullcontext()
 
     def _use(self, parameter: torch.Tensor, _: torch.Tensor) -> None:
         self._used.add(parameter)

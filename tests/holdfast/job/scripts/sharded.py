@@ -42,7 +42,13 @@ def arm(job: Any, model: Net, optimizer: torch.optim.Optimizer, faults: str) -> 
             if job.committed_step == at:
                 die()
 
-        if point == "forward":
+        def sleep(*_: object, at: int = int(step)) -> None:
+            if job.committed_step == at:
+                time.sleep(3600)
+
+        if point == "asleep":
+            model[2].register_forward_pre_hook(sleep)
+        elif point == "forward":
             model[2].register_forward_pre_hook(fall)
         elif point == "backward":
             model[2].register_full_backward_hook(fall)

@@ -59,7 +59,10 @@ class Injector:
         rank, size = self._whereabouts()
         if step > self._step and self._before not in _NOT_STEPPING:
             self._recorder.made(step, rank=rank, size=size)
+        goes_on = activity is Activity.COMPUTE and self._before is Activity.AVERAGE  # of a sharded model: no new step
         self._step, self._before = step, activity
+        if goes_on:
+            return
         if activity is Activity.COMPUTE:
             self._recorder.begin()
         for fault in self._due(activity, rank, size):
