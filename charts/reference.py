@@ -19,7 +19,7 @@ Json = dict[str, Any]
 CRD = Path(__file__).resolve().parents[1] / "crds" / "holdfast.dev_faulttolerantjobs.yaml"
 PAGES = {
     "workers": ["elasticity", "placement"],
-    "elasticity": ["elasticity"],
+    "elasticity": ["elasticity", "sharded-models"],
     "recovery": ["restart-policy"],
     "hangDetection": ["hang-detection"],
     "checkpoint": ["checkpoints", "memory-tier", "object-store", "suspend-and-deadlines"],

@@ -713,6 +713,25 @@ def test_the_last_holder_of_a_shard_is_in_the_world_after_two_losses_among_its_p
     assert sim.run(10, lambda: sim.trains_with("w0", "w1", "w3", "w4", "w6", "w8"))
 
 
+def _size(sim: Simulation) -> int:
+    now = sim.training_now()
+    return 0 if now is None else len(now.world.uids)
+
+
+def test_of_two_replicas_one_goes_on_whichever_worker_is_lost_and_both_when_there_is_another() -> None:
+    for lost in ("w0", "w1", "w2", "w3"):
+        sim = training(4, min_replicas=2, replica_step=2)
+        holding(sim, *"0101")
+        sim.crash(lost)
+        others = [name for name in ("w0", "w1", "w2", "w3") if name != lost]
+        assert sim.run(10, lambda sim=sim: _size(sim) == 2), sim.show()
+        world = sim.trainings[-1].world
+        assert {int(uid[1]) % 2 for uid in world.uids} == {0, 1}, "a replica has both shards"
+        sim.replenish()
+        assert sim.run(20, lambda sim=sim, others=others: sim.trains_with(*others, "w4")), sim.show()
+        assert sim.trainings[-1].world.uids > world.uids
+
+
 def test_without_a_word_on_shards_the_lowest_indexes_train() -> None:
     sim = training(9, replica_step=3)
     sim.operator_up = False

@@ -245,6 +245,35 @@ def test_growth_keeps_to_the_step() -> None:
     assert uids(published(before, *two, worker("c"), worker("d"), rules=rules)) == ["a", "b", "c", "d"]
 
 
+STEPS = Rules(replicas=4, min_replicas=2, replica_step=2)
+
+
+def test_three_of_four_go_on_as_two_for_the_launchers_find_no_majority_in_steps_of_two() -> None:
+    before = generation(1, "a", "b", "c", "d", active=Pair(1, 1))
+    waiting = [worker(uid, lost=frozenset({"d"})) for uid in "abc"]
+    verdict = published(before, *waiting, silent("d"), rules=STEPS)
+    assert verdict.reason is Reason.SURVIVORS
+    assert uids(verdict) == ["a", "b", "c"], "who of them stands by is for the launchers to say"
+    after, trained = verdict.membership, World(pair=Pair(2, 1), publication="fresh", members=("a", "b"))
+    two = (worker("a", trained), worker("b", trained))
+    same_generation(after, *two, worker("c"), rules=STEPS)
+    assert uids(published(after, *two, worker("c"), worker("e"), rules=STEPS)) == ["a", "b", "c", "e"]
+
+
+def test_five_of_six_go_on_as_four_by_themselves_in_steps_of_two() -> None:
+    before = generation(1, *"abcdef", active=Pair(1, 1))
+    waiting = [worker(uid, lost=frozenset({"f"})) for uid in "abcde"]
+    verdict = same_generation(before, *waiting, silent("f"), rules=replace(STEPS, replicas=6))
+    assert verdict.message == "1 workers are missing"
+
+
+@pytest.mark.parametrize("rules", [replace(STEPS, may_shrink=False), replace(STEPS, min_replicas=4)])
+def test_three_of_four_wait_where_two_may_not_train(rules: Rules) -> None:
+    before = generation(1, "a", "b", "c", "d", active=Pair(1, 1))
+    waiting = [worker(uid, lost=frozenset({"d"})) for uid in "abc"]
+    assert same_generation(before, *waiting, silent("d"), rules=rules).reason is Reason.WAITING
+
+
 WAITS = Rules(replicas=3, min_replicas=1, shrink_after=60)
 
 

@@ -471,7 +471,7 @@ def _without_newcomers(
         return Reason.SCALED_DOWN, f"scaled down from {len(recorded.members)} to {len(uids)} workers"
     if not uids:
         return Hold(reason=Reason.WAITING, message="no worker of the last generation reports")
-    if 2 * len(uids) > len(recorded.members) or not observed.rules.may_shrink:
+    if 2 * _world_of(observed.rules, len(uids)) > len(recorded.members) or not observed.rules.may_shrink:
         return Hold(reason=Reason.WAITING, message=f"{len(absent)} workers are missing")
     if not _agree_on_loss(observed, uids, absent):
         return Hold(reason=Reason.WAITING, message="the workers that report still see those that do not")
@@ -490,13 +490,18 @@ def _agree_on_loss(observed: Observed, uids: frozenset[str], absent: frozenset[s
 
 
 def _right_size(rules: Rules, chosen: tuple[Worker, ...]) -> Hold | None:
-    size = len(chosen)
-    if size < rules.min_replicas or size % rules.replica_step or size == 0:
+    size, world = len(chosen), _world_of(rules, len(chosen))
+    if world < max(rules.min_replicas, 1) or (world < size and not rules.may_shrink):
         wanted = f"at least {rules.min_replicas}" + (
             f" in steps of {rules.replica_step}" if rules.replica_step > 1 else ""
         )
         return Hold(reason=Reason.WAITING, message=f"{size} workers are ready, a world needs {wanted}")
     return None
+
+
+def _world_of(rules: Rules, size: int) -> int:
+    """How many of so many train. The rest of a step stands by; being fewer than a step, they are no majority."""
+    return size - size % rules.replica_step
 
 
 # The next generation itself
