@@ -57,11 +57,7 @@ def apply_drill_job(
 
     Without `elasticity` it has that of the example: two go on when one is lost. `checkpoint` is added to its own.
     """
-    put_drill_script(cluster, namespace)
-    body = yaml.safe_load(example_job())
-    body["metadata"]["name"] = DRILL_JOB
-    trainer = body["spec"]["workers"]["template"]["spec"]["containers"][0]
-    trainer["command"] = ["holdfast", "run", "--", "python", f"/var/lib/holdfast/checkpoints/{DRILL_SCRIPT.name}"]
+    body = job_with_script(cluster, namespace, DRILL_JOB, DRILL_SCRIPT)
     causes = ("Application", "Infrastructure", "Interruption", "OOM")
     body["spec"]["recovery"] = {
         "budgets": [{"cause": cause, "maxRestarts": 10_000} for cause in causes],
@@ -72,13 +68,29 @@ def apply_drill_job(
     cluster.kubectl("-n", namespace, "apply", "-f", "-", input=json.dumps(body))
 
 
-def put_drill_script(cluster: Cluster, namespace: str) -> None:
-    """Onto the job's own part of the shared volume, where its command looks for it."""
-    folder = cluster.checkpoint_dir(namespace) / namespace / DRILL_JOB
+def put_script(cluster: Cluster, namespace: str, job: str, script: Path) -> None:
+    """Onto the job's own part of the shared volume, where its command looks for it, and where it may write."""
+    folder = cluster.checkpoint_dir(namespace) / namespace / job
     folder.mkdir(parents=True, exist_ok=True)
     for path in (folder.parent, folder):
         path.chmod(0o777)
-    (folder / DRILL_SCRIPT.name).write_text(DRILL_SCRIPT.read_text())
+    (folder / script.name).write_text(script.read_text())
+
+
+def put_drill_script(cluster: Cluster, namespace: str) -> None:
+    """That of the drills, by itself: for a job whose folder was lost."""
+    put_script(cluster, namespace, DRILL_JOB, DRILL_SCRIPT)
+
+
+def job_with_script(cluster: Cluster, namespace: str, name: str, script: Path, *arguments: str) -> dict[str, Any]:
+    """The example with another script, which lies in the folder of the job's commits."""
+    put_script(cluster, namespace, name, script)
+    body: dict[str, Any] = yaml.safe_load(example_job())
+    body["metadata"]["name"] = name
+    trainer = body["spec"]["workers"]["template"]["spec"]["containers"][0]
+    command = ["python", f"/var/lib/holdfast/checkpoints/{script.name}", *arguments]
+    trainer["command"] = ["holdfast", "run", "--", *command]
+    return body
 
 
 def remove_namespace(cluster: Cluster, name: str) -> None:

@@ -1,0 +1,126 @@
+"""A model sharded over pods on real nodes: what one replica loses comes from another's memory, and no bit tells."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from holdfast_testbed.cluster import Cluster
+from holdfast_testbed.drill import notes
+from holdfast_testbed.drill.faults import Stage, delete_pod
+from holdfast_testbed.drill.install import job_with_script
+from holdfast_testbed.drill.notes import Note
+from holdfast_testbed.drill.watch import Watcher
+
+pytestmark = pytest.mark.e2e
+
+JOB = "sharded"
+SCRIPT = Path(__file__).parent / "scripts" / "sharded.py"
+WORKERS = 4
+BATCH, EPOCH_STEPS = 8, 60  # of the script
+FULL = "e2e.holdfast.dev/full"
+LATE_COUNT_SECONDS = 2.0
+
+
+@pytest.fixture
+def stage(cluster: Cluster, namespace: str) -> Iterator[Stage]:
+    """Two replicas of two workers train, one rank each."""
+    body = job_with_script(cluster, namespace, JOB, SCRIPT, "--pace", "0.05")
+    trainer = body["spec"]["workers"]["template"]["spec"]["containers"][0]
+    trainer["command"].insert(2, "--warm-processes=none")
+    body["spec"]["workers"]["replicas"] = WORKERS
+    body["spec"]["elasticity"] = {"minReplicas": 2, "replicaStep": 2, "onFailure": "Shrink"}
+    cluster.kubectl("-n", namespace, "apply", "-f", "-", input=json.dumps(body))
+    with Watcher(cluster, namespace, JOB) as watcher:
+        watcher.wait_for_world(WORKERS, steps=5, timeout=300)
+        yield Stage(cluster=cluster, watcher=watcher, say=print)
+
+
+def test_a_lost_pod_and_a_killed_rank_cost_a_sharded_model_no_step_and_no_bit(stage: Stage, tmp_path: Path) -> None:
+    with no_room(stage.cluster):
+        delete_pod(stage)
+        stage.watcher.wait_for_world(2, steps=5, timeout=120)  # the lost worker's mate stands by
+    settle(stage, {"Interruption": 1})
+    kill_a_rank(stage)
+    settle(stage, {"Interruption": 1, "Infrastructure": 1})
+
+    told = [(i.cause, i.lost_steps, i.restored_from) for i in stage.watcher.sight.incidents]
+    assert sorted(told) == [("Infrastructure", 0, "survivor"), ("Interruption", 0, "survivor")]
+    seen = notes_until_now(stage)
+    assert made_twice(seen) == []
+    assert notes.wrong_samples(seen, batch=BATCH, epoch=EPOCH_STEPS) == 0
+    audits = {note.weights.split(" (")[0] for note in seen if note.do == "audit"}
+    assert audits == {"exactly once"}
+    made = weights(seen)
+    assert made == weights(undisturbed(tmp_path, steps=len(made)))
+
+
+@contextmanager
+def no_room(cluster: Cluster) -> Iterator[None]:
+    """No node takes another pod."""
+    cluster.kubectl("taint", "nodes", "--all", f"{FULL}=true:NoSchedule")
+    try:
+        yield
+    finally:
+        cluster.kubectl("taint", "nodes", "--all", f"{FULL}-")
+
+
+def kill_a_rank(stage: Stage) -> None:
+    pod = stage.workers()[1]
+    stage.cluster.signal(stage.rank_process(pod), signal.SIGKILL)
+
+
+def settle(stage: Stage, counted: dict[str, int]) -> None:
+    """So much is counted and no more, each incident is told to its end, and all train."""
+    watcher = stage.watcher
+
+    def told() -> bool:
+        incidents = watcher.sight.incidents
+        return len(incidents) == sum(counted.values()) and all(one.resumed for one in incidents)
+
+    watcher.wait(f"incidents {counted}", told, timeout=120)
+    watcher.wait_for_world(WORKERS, steps=5, timeout=240)
+    time.sleep(LATE_COUNT_SECONDS)
+    assert dict(watcher.sight.restarts) == counted
+
+
+def notes_until_now(stage: Stage) -> list[Note]:
+    """Up to the last step of which some rank may not have spoken yet."""
+    now = time.time()
+    seen = [note for note in notes.read(stage.checkpoints) if note.at <= now]
+    last = max(note.step for note in seen if note.do == notes.COMMIT)
+    return [note for note in seen if note.step < last]
+
+
+def made_twice(seen: list[Note]) -> list[int]:
+    """Steps that one world committed and a later one again."""
+    made = Counter(step for step, _ in {(note.step, note.pair) for note in seen if note.do == notes.COMMIT})
+    return sorted(step for step, times in made.items() if times > 1)
+
+
+def weights(seen: list[Note]) -> dict[int, set[str]]:
+    """By step, what ranks had after it: one digest of each shard, if all is well."""
+    after: dict[int, set[str]] = {}
+    for note in seen:
+        if note.do == notes.COMMIT:
+            after.setdefault(note.step, set()).add(note.weights)
+    return after
+
+
+def undisturbed(folder: Path, *, steps: int) -> list[Note]:
+    """What the script notes in a world of one, where nothing is sharded and nothing fails."""
+    script = shutil.copy(SCRIPT, folder)
+    words = [sys.executable, script, "--whole", "--max-steps", str(steps)]
+    subprocess.run(words, env={**os.environ, "HOLDFAST_POD_NAME": "alone"}, check=True, timeout=240)
+    return notes.read(folder)
