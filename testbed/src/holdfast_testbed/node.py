@@ -182,12 +182,16 @@ class Node:
 
     def import_image(self, path: Path) -> None:
         """Give the node an image from an archive."""
-        first = self._first_process()
-        if first is None:
-            raise NotReadyError(f"{self.name} has no power: no image can be loaded")
-        socket = Path(f"/proc/{first.pid}/root{CONTAINERD_SOCKET}")
+        socket = self.inside(CONTAINERD_SOCKET)
         wait_for(socket.exists, what=f"{self.name}'s containerd answers", seconds=60)
         run(self._import_command(path, str(socket)), timeout=300)
+
+    def inside(self, path: str) -> Path:
+        """Where a path of the node, its volumes in memory included, is found from here while it has power."""
+        first = self._first_process()
+        if first is None:
+            raise NotReadyError(f"{self.name} has no power: nothing of its {path} can be reached")
+        return Path(f"/proc/{first.pid}/root{path}")
 
     def _import_command(self, path: Path, socket: str) -> list[str]:
         return [str(program("ctr")), "--address", socket, "-n", "k8s.io", "images", "import", str(path)]

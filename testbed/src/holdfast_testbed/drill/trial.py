@@ -46,24 +46,25 @@ class Trial:
         return whole and self.lost <= case.max_lost_steps and dict(self.counted) == counted
 
 
-def settle(stage: Stage, workers: int = WORKERS) -> None:
-    """All train in one world, and whoever is new is warm."""
+def settle(stage: Stage, workers: int = WORKERS, *, warm: bool = True) -> None:
+    """All train in one world, and (if asked for) whoever is new is warm."""
     stage.watcher.wait_for_world(workers, steps=5, timeout=240)
-    stage.watcher.wait(
-        "warm processes", lambda: all(stage.watcher.warm(pod.name) for pod in stage.workers()), timeout=120
-    )
+    if warm:
+        stage.watcher.wait(
+            "warm processes", lambda: all(stage.watcher.warm(pod.name) for pod in stage.workers()), timeout=120
+        )
 
 
-def run(case: Case, stage: Stage) -> Trial:
-    """Settle, hurt, watch, repair, settle again, judge."""
-    trial = _run(case, stage)
+def run(case: Case, stage: Stage, *, warm: bool = True) -> Trial:
+    """Settle, hurt, watch, repair, settle again, judge. Without `warm` none waits for processes that stand by."""
+    trial = _run(case, stage, warm)
     if case.spoils_pod:
         _renew(stage)
     return trial
 
 
-def _run(case: Case, stage: Stage) -> Trial:
-    settle(stage)
+def _run(case: Case, stage: Stage, warm: bool) -> Trial:
+    settle(stage, warm=warm)
     folder, known = stage.checkpoints, dict(stage.watcher.sight.restarts)
     pairs = {incident.pair for incident in stage.watcher.sight.incidents}
     notes.clear(folder)
@@ -81,7 +82,7 @@ def _run(case: Case, stage: Stage) -> Trial:
     finally:
         if case.repair is not None:
             case.repair(stage)
-    settle(stage)
+    settle(stage, warm=warm)
     time.sleep(LATE_COUNT_SECONDS)
     until = time.time()
     seen = notes.whole(notes.read(folder), until)

@@ -1,0 +1,299 @@
+"""A cloud's notice for a worker's node: how soon it is a touch-file, and whether it ends in an agreed commit.
+
+Three real pods that train, on the testbed's real nodes, each node with its cloud's metadata service at the true
+address. There are four nodes: with one that is free, as an autoscaler brings it, each worker has a node of its own.
+A notice is put in at any moment for the node of one worker; once that has left, the machine is taken away and
+another one, of the cloud that lacks most trials, comes under its name. Judged (bar sidecar-1) is that the launcher
+acknowledged a commit of all three ranks before the cloud's deadline, that no step of that world came after it, that
+the worker ended with 75, that three train again, and that the job counted one incident, an Interruption.
+
+Nobody waits for processes that stand by: who goes needs none, and those that stay keep their own.
+Ctrl-C ends it with the table of what was measured; with `--full` the next run goes on from there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+
+import _bench as bench
+
+from holdfast_testbed.cluster import Cluster
+from holdfast_testbed.drill import notes
+from holdfast_testbed.drill.departure import COMMITTED, Departure, Witness, complaints
+from holdfast_testbed.drill.faults import Stage, workers_away_from_operator
+from holdfast_testbed.drill.install import DRILL_JOB, apply_drill_job, install_chart
+from holdfast_testbed.drill.matrix import Case
+from holdfast_testbed.drill.sight import Pair
+from holdfast_testbed.drill.trial import WORKERS, Trial, run, settle
+from holdfast_testbed.drill.watch import PodSight, Watcher
+from holdfast_testbed.metadata import AWS, AZURE, CLOUDS, GCP, NOTICE_SECONDS, Announcement
+
+NAME = "interruptions"
+NODES = WORKERS + 1
+POLL_SECONDS = 2.0
+LEAVES_WITHIN = 60.0
+WHAT = {AWS: "AWS spot interruption", GCP: "GCP preemption", AZURE: "Azure Scheduled Event"}
+TOUCH, COMMIT, AGREED, COUNTED, LOST = "touch", "commit", "agreed", "counted", "lost"
+BESIDES = "besides"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What one notice led to."""
+
+    trial: Trial
+    departure: Departure | None
+    told: int = 0
+    """Lost steps, by the job's own word."""
+    complaints: tuple[str, ...] = ()
+
+    def figures(self) -> dict[str, float]:
+        """As kept. What never came is later than any limit."""
+        seen = self.departure
+        committed = seen is not None and seen.result == COMMITTED
+        whole = self.trial.resumed is not None and self.trial.equal and not self.trial.wrong
+        return {
+            TOUCH: math.inf if seen is None or seen.touched is None else max(0.0, seen.touched - seen.noticed),
+            COMMIT: seen.answered - seen.noticed if committed and seen and seen.answered else math.inf,
+            AGREED: float(whole and not self.complaints and not self.trial.complaint),
+            COUNTED: float(dict(self.trial.counted) == {"Interruption": 1}),
+            LOST: float(max(self.trial.lost, self.told)),
+        }
+
+
+class Book:
+    """Figures by cloud, kept across runs with `--full`."""
+
+    def __init__(self, effort: bench.Effort) -> None:
+        self._trials = bench.Trials(NAME, effort)
+        each, more = divmod(effort.pick(quick=3, default=9, full=100), len(CLOUDS))
+        self._wanted = {cloud: each + (place < more) for place, cloud in enumerate(CLOUDS)}
+
+    def keep(self, cloud: str, figures: Mapping[str, float]) -> None:
+        """Add a trial."""
+        for name, value in figures.items():
+            self._trials.keep(f"{cloud} {name}", value)
+
+    def keep_besides(self, incidents: int) -> None:
+        """Add what was counted between two trials."""
+        self._trials.keep(BESIDES, incidents)
+
+    @property
+    def besides(self) -> list[float]:
+        """That of all."""
+        return self._trials.values(BESIDES)
+
+    def of(self, cloud: str, name: str) -> list[float]:
+        """One figure of all trials of a cloud."""
+        return self._trials.values(f"{cloud} {name}")
+
+    def all(self, name: str) -> list[float]:
+        """The same of all clouds."""
+        return [value for cloud in CLOUDS for value in self.of(cloud, name)]
+
+    def lacks(self, cloud: str) -> int:
+        """How many trials are missing."""
+        return self._wanted[cloud] - len(self.of(cloud, LOST))
+
+    def complete(self) -> bool:
+        """Whether each cloud has as many as were wanted."""
+        return all(self.lacks(cloud) <= 0 for cloud in CLOUDS)
+
+
+@contextmanager
+def stage() -> Iterator[Stage]:
+    """A job of three workers that train, on nodes of all clouds."""
+    cluster = Cluster.up(name=NAME, nodes=NODES, replace=True)
+    try:
+        for number in range(
+            1, NODES + 1
+        ):  # before the job: a sidecar asks a cloud that is not there but once a minute
+            cluster.clear_notice(number, cloud=CLOUDS[number % len(CLOUDS)])
+        install_chart(cluster)
+        cluster.prepare_namespace(NAME)
+        apply_drill_job(cluster, NAME)
+        with Watcher(cluster, NAME, DRILL_JOB) as watcher:
+            yield Stage(cluster=cluster, watcher=watcher, say=say)
+    finally:
+        cluster.down()
+
+
+def say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S', time.gmtime())}  {text}", file=sys.stderr, flush=True)
+
+
+def announced(where: Stage, node: int) -> Announcement:
+    return Announcement.read(where.cluster.node(node).files.announcement)
+
+
+def cloud_of(where: Stage, pod: PodSight) -> str:
+    return announced(where, where.node_number(pod)).cloud
+
+
+def choose(where: Stage, book: Book) -> PodSight:
+    """A worker alone on its node and away from the operator that leads, of the cloud that lacks most trials."""
+    nodes = [worker.node for worker in where.workers()]
+    alone = [pod for pod in workers_away_from_operator(where) if nodes.count(pod.node) == 1]
+    if not alone:
+        raise SystemExit(f"no worker is alone on its node, away from the operator: {nodes}")
+    random.shuffle(alone)
+    return max(alone, key=lambda pod: book.lacks(cloud_of(where, pod)))
+
+
+def next_cloud(where: Stage, book: Book, node: int) -> str:
+    """Of the machine that comes next: the one that lacks most, not counting the trials that other nodes will give."""
+    others = [announced(where, number).cloud for number in range(1, NODES + 1) if number != node]
+    return max(CLOUDS, key=lambda cloud: book.lacks(cloud) - others.count(cloud))
+
+
+class Notice:
+    """One notice, from its announcement until its machine was taken away and another came."""
+
+    def __init__(self, pod: PodSight, cloud: str, book: Book) -> None:
+        self.cloud, self.departure = cloud, None
+        self.world = Pair(generation=0, attempt=0)
+        self._pod, self._book = pod, book
+        self._witness: Witness | None = None
+        self.departure: Departure | None
+
+    def case(self) -> Case:
+        return Case(
+            name=self.cloud,
+            fault=f"{WHAT[self.cloud]} for {self._pod.node} of {self._pod.name}",
+            inflict=self.announce,
+            cause="Interruption",
+            repair=self.reclaim,
+        )
+
+    def announce(self, where: Stage) -> None:
+        self.world = notes.newest_pair(notes.read(where.checkpoints))
+        self._witness = Witness(where, self._pod, self.world)
+        time.sleep(random.uniform(0.0, POLL_SECONDS))  # noqa: S311 - at any moment between two polls
+        where.strike()
+        where.cluster.notice(where.node_number(self._pod), cloud=self.cloud)
+
+    def reclaim(self, where: Stage) -> None:
+        """What the cloud does after its notice, though not before the worker has gone."""
+        number, noticed = where.node_number(self._pod), where.struck[-1]
+        if self._witness is not None:
+            deadline = noticed + NOTICE_SECONDS[self.cloud]
+            self.departure = self._witness.tell(noticed=noticed, deadline=deadline, patience=LEAVES_WITHIN)
+            if self.departure.result != COMMITTED:
+                print(story(where), file=sys.stderr)  # the worker's own words go with its node
+        node = where.cluster.node(number)
+        node.kill()
+        where.cluster.clear_notice(number, cloud=next_cloud(where, self._book, number))
+        node.start()
+
+
+def one(where: Stage, book: Book) -> Found:
+    """One notice, with all that is judged."""
+    pod = choose(where, book)
+    notice = Notice(pod, cloud_of(where, pod), book)
+    case, known = notice.case(), {incident.pair for incident in where.watcher.sight.incidents}
+    say(case.fault)
+    try:
+        trial = run(case, where, warm=False)
+    except TimeoutError as error:
+        trial = Trial(case=case.name, resumed=None, complaint=str(error))
+    new = [incident for incident in where.watcher.sight.incidents if incident.pair not in known]
+    why = ("no notice was made",)
+    if notice.departure is not None:
+        why = complaints(notice.departure, notice.world, WORKERS, notes.read(where.checkpoints))
+    told = sum(incident.lost_steps or 0 for incident in new)
+    found = Found(trial=trial, departure=notice.departure, told=told, complaints=why)
+    report(found)
+    book.keep(notice.cloud, found.figures())
+    return found
+
+
+def report(found: Found) -> None:
+    """What was seen; all of it if something was not as promised."""
+    figures = found.figures()
+    say("  " + ", ".join(f"{name} {bench.number(value)}" for name, value in figures.items()))
+    if not (figures[AGREED] and figures[COUNTED] and not figures[LOST]):
+        say(f"  NOT AS PROMISED: {found.complaints} {found.departure} {json.dumps(found.trial.to_json())}")
+
+
+def story(where: Stage) -> str:
+    """What a person would look at first."""
+    names = ("-n", where.watcher.namespace)
+    ask = (
+        (*names, "describe", "ftj"),
+        (*names, "get", "pods", "-o", "wide"),
+        ("get", "nodes"),
+        (*names, "logs", "-l", "holdfast.dev/job-name", "-c", "trainer", "--prefix", "--tail=60"),
+    )
+    return "\n".join(where.cluster.kubectl(*words, check=False) for words in ask)
+
+
+def measure(book: Book) -> None:
+    """Until each cloud has its trials, or a job does not train any more."""
+    with stage() as where:
+        counted = 0
+        while not book.complete():
+            where.cluster.wait_for_nodes()
+            settle(where, warm=False)
+            book.keep_besides(sum(where.watcher.sight.restarts.values()) - counted)
+            found = one(where, book)
+            counted = sum(where.watcher.sight.restarts.values())
+            if found.trial.resumed is None or found.trial.complaint:
+                print(story(where), file=sys.stderr)
+                return
+
+
+def rows(book: Book) -> list[bench.Row]:
+    """Of what was measured."""
+    limit = f"<= {POLL_SECONDS + 0.2}"
+    made = []
+    for cloud, what in WHAT.items():
+        if own := book.of(cloud, TOUCH):
+            said = f"{what} → touch-file, p99 (poll {POLL_SECONDS:.0f} s)"
+            made.append(bench.row("sidecar-1", said, own, "s", target=limit, at=0.99))
+    for cloud, what in WHAT.items():
+        if own := book.of(cloud, COMMIT):
+            made.append(bench.row("sidecar-1", f"{what} → agreed commit", own, "s"))
+    if book.all(LOST):
+        made += [
+            share("ended in an agreed commit, before the deadline", book.all(AGREED)),
+            share("counted once, as Interruption, and nothing else", book.all(COUNTED)),
+            bench.row(
+                "sidecar-1",
+                "counted besides, as one machine went and another came",
+                book.besides,
+                "",
+                target="<= 0",
+                at=1.0,
+            ),
+            bench.row("sidecar-1", "committed steps lost, the most", book.all(LOST), "", target="<= 0", at=1.0),
+        ]
+    return made
+
+
+def share(what: str, values: list[float]) -> bench.Row:
+    """How many of all."""
+    made = bench.row("sidecar-1", what, [sum(values)], f"of {len(values)}", target=f">= {len(values)}")
+    return replace(made, n=len(values))
+
+
+def main() -> int:
+    """All rows."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    effort = bench.arguments(__doc__ or "")
+    book = Book(effort)
+    if not book.complete():
+        with suppress(KeyboardInterrupt):
+            measure(book)
+    return bench.finish(NAME, rows(book), effort)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""What a cloud's notice led to: touch-file, agreed commit, the worker's end.
+
+Read from outside: the files in the pod's run directory, the commit on the volume, the pod's status. Times are those
+of the files, each of which is written once and whole; all nodes share this machine's clock.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kubernetes import client, watch
+from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
+
+from holdfast_testbed.drill.notes import COMMIT, Note
+from holdfast_testbed.drill.sight import Pair
+
+if TYPE_CHECKING:
+    from holdfast_testbed.drill.faults import Stage
+    from holdfast_testbed.drill.watch import PodSight
+
+RUN_DIR = "/var/lib/kubelet/pods/{uid}/volumes/kubernetes.io~empty-dir/holdfast-run"
+NOTICES_FILE = "sidecar-notices.json"
+"""The sidecar writes it right after the touch-file, which the launcher may have taken before anybody sees it."""
+ACK_FILE = "emergency_checkpoint.ack"
+COMMITTED = "Committed"
+LEFT_ON_REQUEST = 75
+_LOOK_SECONDS = 0.02
+_SLACK = 1.0
+"""A file's time may be that of the last tick of the clock; none of another trial is as near."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Departure:
+    """One worker that had to go, in Unix times. None is what never came."""
+
+    noticed: float
+    deadline: float
+    """By the cloud."""
+    touched: float | None = None
+    """When the sidecar had passed the notice on."""
+    answered: float | None = None
+    """When the launcher had acknowledged the commit, which is made then."""
+    result: str = ""
+    step: int = 0
+    shards: int = 0
+    """Ranks whose part is on the volume."""
+    exit_code: int | None = None
+
+
+def complaints(seen: Departure, world: Pair, workers: int, told: Iterable[Note]) -> tuple[str, ...]:
+    """Why it did not end in an agreed commit: all ranks of the world, in time, no step of that world after it."""
+    if seen.touched is None:
+        return ("the notice never reached the pod's touch-file",)
+    found = []
+    if seen.answered is None or seen.result != COMMITTED:
+        found.append(f"the commit was not acknowledged: {seen.result or 'no answer'}")
+    elif seen.answered > seen.deadline:
+        found.append(f"the commit came {seen.answered - seen.deadline:.1f} s after the deadline")
+    if seen.shards != workers:
+        found.append(f"{seen.shards} of {workers} ranks are in the commit of step {seen.step}")
+    last = max((note.step for note in told if note.do == COMMIT and note.pair == world), default=0)
+    if last != seen.step:
+        found.append(f"the world's last step is {last}, its commit is of step {seen.step}")
+    if seen.exit_code != LEFT_ON_REQUEST:
+        found.append(f"the worker ended with {seen.exit_code}, not {LEFT_ON_REQUEST}")
+    return tuple(found)
+
+
+def exit_code(pod: Mapping[str, Any]) -> int | None:
+    """What the pod's trainer ended with, None while it runs."""
+    for status in pod.get("status", {}).get("containerStatuses", ()):
+        ended = status.get("state", {}).get("terminated") if status["name"] == "trainer" else None
+        if ended is not None:
+            return int(ended["exitCode"])
+    return None
+
+
+class Witness:
+    """Watches one worker go, from before the notice on: its files go with its pod."""
+
+    def __init__(self, stage: Stage, pod: PodSight, world: Pair) -> None:
+        self._stage, self._pod = stage, pod
+        self._run_dir = stage.cluster.node(stage.node_number(pod)).inside(RUN_DIR.format(uid=pod.uid))
+        self._commit_suffix = f"g{world.generation}.a{world.attempt}"
+        self._began = time.time()
+        self._touched: float | None = None
+        self._answered: float | None = None
+        self._answer: dict[str, Any] = {}
+        self._shards = 0
+        self._exit: int | None = None
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=target, name=target.__name__, daemon=True)
+            for target in (self._look_at_files, self._await_end)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def tell(self, *, noticed: float, deadline: float, patience: float) -> Departure:
+        """All that was seen, once the worker has ended; waits for that no longer than `patience`."""
+        end = time.monotonic() + patience
+        while self._exit is None and time.monotonic() < end:
+            time.sleep(_LOOK_SECONDS)
+        self._stop.set()
+        self._threads[0].join()
+        return Departure(
+            noticed=noticed,
+            deadline=deadline,
+            touched=self._touched,
+            answered=self._answered,
+            result=str(self._answer.get("result", "")),
+            step=int(self._answer.get("step", 0)),
+            shards=self._shards,
+            exit_code=self._exit,
+        )
+
+    def _look_at_files(self) -> None:
+        while not self._stop.wait(_LOOK_SECONDS):
+            self._touched = self._touched or self._written(NOTICES_FILE)
+            if self._answered is None and (written := self._written(ACK_FILE)) is not None:
+                self._take_answer(written)
+
+    def _take_answer(self, written: float) -> None:
+        try:
+            self._answer = json.loads((self._run_dir / ACK_FILE).read_text())
+        except FileNotFoundError:
+            return
+        commit: Path = self._stage.checkpoints / f"step-{self._answer['step']}.{self._commit_suffix}"
+        whole = (commit / "MANIFEST.json").exists()
+        self._shards = len(list(commit.glob("rank-*.safetensors"))) if whole else 0
+        self._answered = written
+
+    def _written(self, name: str) -> float | None:
+        """When, if since the beginning."""
+        try:
+            written = (self._run_dir / name).stat().st_mtime
+        except FileNotFoundError:
+            return None
+        return written if written > self._began - _SLACK else None
+
+    def _await_end(self) -> None:
+        """A watch: between two looks the operator may have deleted a pod that ended."""
+        core = client.CoreV1Api(self._stage.cluster.api_client())
+        while not self._stop.is_set() and self._exit is None:
+            try:
+                self._watch_once(core)
+            except (ApiException, HTTPError, OSError):
+                self._stop.wait(_LOOK_SECONDS)
+
+    def _watch_once(self, core: client.CoreV1Api) -> None:
+        source: Any = watch.Watch  # without types
+        events = source().stream(
+            core.list_namespaced_pod,
+            self._stage.watcher.namespace,
+            field_selector=f"metadata.name={self._pod.name}",
+            timeout_seconds=10,
+        )
+        for event in events:
+            self._exit = exit_code(event["raw_object"])
+            if self._exit is not None:
+                return
