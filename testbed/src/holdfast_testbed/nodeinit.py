@@ -19,6 +19,7 @@ from typing import Any
 
 from holdfast_testbed.commands import run
 from holdfast_testbed.constants import METADATA_ADDRESS, METADATA_PORT
+from holdfast_testbed.errors import CommandFailedError
 from holdfast_testbed.metadata import Announcement, Instance, MetadataServer
 from holdfast_testbed.nodeconfig import CONTAINERD_SOCKET, SYSCTLS
 
@@ -50,11 +51,21 @@ def _mount_disk(disk: Path, private: list[str]) -> None:
 
 
 def _forget_namespaces() -> None:
-    """Drop our copies of the host's named network namespaces: they would keep those of other clusters alive."""
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        point = line.split()[4]
-        if point.startswith("/run/netns/"):
+    """Drop our copies of the host's named network namespaces: they would keep those of other clusters alive.
+
+    One goes by itself when its cluster is removed meanwhile.
+    """
+    for point in _named_namespaces():
+        try:
             run(["umount", "--lazy", point])
+        except CommandFailedError:
+            if point in _named_namespaces():
+                raise
+
+
+def _named_namespaces() -> list[str]:
+    points = (line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    return [point for point in points if point.startswith("/run/netns/")]
 
 
 def _mount_kernel_files(folder: Path) -> None:
