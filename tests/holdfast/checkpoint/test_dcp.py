@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from holdfast import checkpoint
 from holdfast.checkpoint.dcp import StorageReader, StorageWriter
 from holdfast.checkpoint.exchange import Alone
+from holdfast.checkpoint.manifest import CHUNK_BYTES
 from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.errors import CheckpointError, StateError
@@ -80,6 +81,38 @@ def test_a_copy_with_a_good_manifest_stands_in_for_one_whose_is_damaged(tmp_path
     into = state()
     dcp.load(into, storage_reader=StorageReader([FolderStore(first), FolderStore(copy)]), no_dist=True)
     assert torch.equal(into["w"], state(3.0)["w"])
+
+
+def large(seed: int | None) -> dict[str, Any]:
+    """Three chunks of tensors, none of whose ends is at a page."""
+    dice = None if seed is None else torch.Generator().manual_seed(seed)
+    sizes = {"a": 2_100_003, "b": 3_333_333, "c": 17, "d": 700_001}
+    return {
+        name: torch.zeros(size) if dice is None else torch.randn(size, generator=dice) for name, size in sizes.items()
+    }
+
+
+def flip(path: Path, places: list[int]) -> None:
+    data = bytearray(path.read_bytes())
+    for place in places:
+        data[place] ^= 4
+    path.write_bytes(data)
+
+
+def test_each_chunk_comes_from_a_copy_in_which_it_is_good(tmp_path: Path) -> None:
+    first, copy, file = tmp_path / "first", tmp_path / "copy", "step-1.g0.a1/rank-0.safetensors"
+    dcp.save(large(1), storage_writer=StorageWriter(first, step=1), no_dist=True)
+    shutil.copytree(first, copy)
+    flip(first / file, [CHUNK_BYTES - 1, 2 * CHUNK_BYTES + 9])
+    flip(copy / file, [CHUNK_BYTES + 70_000])
+    into, stores = large(None), [FolderStore(first), FolderStore(copy)]
+    dcp.load(into, storage_reader=StorageReader(stores), no_dist=True)
+    assert all(torch.equal(into[name], tensor) for name, tensor in large(1).items())
+    flip(copy / file, [CHUNK_BYTES - 1])
+    with pytest.raises(
+        (CheckpointError, CheckpointException), match=r"rank-0\.safetensors: digest of chunk 0 differs"
+    ):
+        dcp.load(into, storage_reader=StorageReader(stores), no_dist=True)
 
 
 def test_a_save_that_fails_is_no_commit(tmp_path: Path) -> None:

@@ -62,6 +62,8 @@ def test_its_bytes_are_canonical_json_however_its_records_are_kept(
         del document["manifestDigest"]
         assert raw == sealed(document)
         assert decode(raw) == replace(MANIFEST, step=step, tensors=dict(records))
+        assert encode(decode(raw)) == raw
+        assert encode(replace(decode(raw), tensors=dict(records))) == raw  # and not only as its text was kept
 
 
 def test_records_that_fitted_their_files_are_looked_at_again_when_a_file_is_shorter() -> None:

@@ -211,6 +211,13 @@ class Records(dict[str, TensorRecord]):
     fit: Mapping[str, int] | None = None
     """Bytes of the files of tensors that they were checked against."""
 
+    @classmethod
+    def told(cls, value: Mapping[str, Any], text: str) -> Records:
+        """Read from a manifest, of which this is the text: to encode them again is to repeat it."""
+        records = cls((name, TensorRecord.from_json(one)) for name, one in value.items())
+        records.__dict__["text"] = text
+        return records
+
     @cached_property
     def text(self) -> str:
         """As the manifest has them."""
@@ -289,8 +296,7 @@ def encode(manifest: Manifest) -> bytes:
     """The bytes of `MANIFEST.json`."""
     tensors = manifest.tensors if isinstance(manifest.tensors, Records) else Records(manifest.tensors)
     texts = {name: _text_of(value) for name, value in manifest.head().items()} | {_TENSORS: tensors.text}
-    body = ",".join(f"{_text_of(name)}:{text}" for name, text in sorted(texts.items()))
-    return _sealed(f"{{{body}}}".encode())
+    return _sealed(_joined(texts))
 
 
 def decode(raw: bytes) -> Manifest:
@@ -299,7 +305,8 @@ def decode(raw: bytes) -> Manifest:
     seal = document.pop(_SEAL, None)
     if document.get("format") != FORMAT and seal is None:
         raise UnknownFormatError("MANIFEST.json was written by another program")
-    if _resealed(document) != raw:
+    texts = _texts(document)
+    if _sealed(_joined(texts)) != raw:
         raise DamagedError("MANIFEST.json: its own digest differs")
     version, digest = document.get("version"), document.get("digest")
     known = type(version) is int and version in _KNOWN
@@ -309,7 +316,7 @@ def decode(raw: bytes) -> Manifest:
             f"this release reads {FORMAT!r}, versions {VERSION} to {SPARSE_VERSION}, "
             f"digest {_digest_in_use()!r}: use a newer holdfast"
         )
-    manifest = _read(document)
+    manifest = _read(document, texts.get(_TENSORS, ""))
     check(manifest)
     if manifest.version != version:
         raise DamagedError(f"MANIFEST.json is of version {version}, and says what version {manifest.version} is for")
@@ -328,9 +335,14 @@ def _sealed(body: bytes) -> bytes:
     return body[:-1] + f',"{_SEAL}":"{xxhash.xxh3_128_hexdigest(body)}"}}\n'.encode()
 
 
-def _resealed(document: Mapping[str, Any]) -> bytes:
+def _joined(texts: Mapping[str, str]) -> bytes:
+    body = ",".join(f"{_text_of(name)}:{text}" for name, text in sorted(texts.items()))
+    return f"{{{body}}}".encode()
+
+
+def _texts(document: Mapping[str, Any]) -> dict[str, str]:
     try:
-        return _sealed(_text_of(document).encode())
+        return {name: _text_of(value) for name, value in document.items()}
     except (ValueError, RecursionError) as error:
         raise DamagedError(f"MANIFEST.json holds what no manifest does: {error}") from error
 
@@ -345,7 +357,8 @@ def _parse(raw: bytes) -> dict[str, Any]:
     return document
 
 
-def _read(document: Mapping[str, Any]) -> Manifest:
+def _read(document: Mapping[str, Any], tensors: str) -> Manifest:
+    """`tensors` is the text that the document has of them."""
     try:
         return Manifest(
             step=whole_number(document["step"]),
@@ -356,7 +369,7 @@ def _read(document: Mapping[str, Any]) -> Manifest:
             created=_text(document["created"]),
             world_size=whole_number(document["world"]["size"]),
             mesh={_text(name): whole_number(size) for name, size in document["world"]["mesh"].items()},
-            tensors={name: TensorRecord.from_json(value) for name, value in document["tensors"].items()},
+            tensors=Records.told(document[_TENSORS], tensors),
             files={name: FileRecord.from_json(value) for name, value in document["files"].items()},
             state=_with_objects(document["state"]),
             data=document["data"],
