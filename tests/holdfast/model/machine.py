@@ -199,3 +199,25 @@ class Job(RuleBasedStateMachine):
         if not self.sim.operator_up:
             self.sim.resume_alone()
         self.sim.recover()
+
+
+class InSteps(Job):
+    """The same with one or two replicas of two workers: only whole ones train, and one that is over stands by."""
+
+    @initialize(
+        replicas=st.integers(min_value=1, max_value=2),
+        shrink=st.booleans(),
+        last=st.sampled_from([6, 1000]),
+        pods_per_node=st.sampled_from([1, 2]),
+    )
+    def begin(self, replicas: int, shrink: bool, last: int, pods_per_node: int) -> None:
+        self.sim = Simulation(
+            2 * replicas,
+            min_replicas=2,
+            replica_step=2,
+            may_shrink=shrink,
+            last_step=last,
+            replace_lost=True,
+            pods_per_node=pods_per_node,
+        )
+        self.sim.run(4.0)

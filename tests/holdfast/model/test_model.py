@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
-from machine import Job
+from machine import InSteps, Job
 from simulation import Simulation, ViolationError
 
 from holdfast.checkpoint import fencing
@@ -27,6 +27,10 @@ BOUNDED = settings(
 
 def test_no_order_of_faults_breaks_safety_and_training_resumes() -> None:
     run_state_machine_as_test(Job, settings=BOUNDED)  # type: ignore[no-untyped-call]
+
+
+def test_nor_does_any_where_workers_train_in_steps_of_two() -> None:
+    run_state_machine_as_test(InSteps, settings=settings(BOUNDED, max_examples=150))  # type: ignore[no-untyped-call]
 
 
 # Each rule is needed: without it, and with the same faults, the model sees the job break.
