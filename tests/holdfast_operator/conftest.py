@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from holdfast_operator import constants as c
-from holdfast_operator.act import status_patch
+from holdfast_operator.act import status_patch, without_nulls
 from holdfast_operator.actions import (
     ApplyChildren,
     CreatePod,
@@ -258,7 +258,7 @@ class Sim:
         assert action.name not in self.created_names, f"the name {action.name} is used twice"
         self.created_names.append(action.name)
         self.uids += 1
-        body = copy.deepcopy(dict(action.manifest))
+        body = without_nulls(copy.deepcopy(dict(action.manifest)))  # the API server keeps none
         body["metadata"] |= {"uid": f"uid-{action.name}", "creationTimestamp": format_seconds(self.now)}
         body["status"] = {"phase": "Pending"}
         self.pods[body["metadata"]["uid"]] = body
@@ -576,7 +576,11 @@ def _merged(before: Any, patch: Any) -> Any:
 
 def _lifted(spec: Body, labels: dict[str, str]) -> bool:
     """As the API server takes it: labels are added with the gate's end, never later."""
-    if spec.pop("schedulingGates", None) is None:
+    gates = spec.pop("schedulingGates", [])
+    others = [gate for gate in gates if gate["name"] != c.GANG_GATE]
+    if others:
+        spec["schedulingGates"] = others
+    if len(others) == len(gates):
         return False
     if labels:
         spec["nodeSelector"] = {**spec.get("nodeSelector", {}), **labels}

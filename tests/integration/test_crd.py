@@ -194,6 +194,15 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
         [("spec.scheduling", {"topologyKey": "a b", "topologyPolicy": "Packed"})],
         "spec.scheduling.topologyKey in body should match",
     ),
+    ("a queue that is no name", [("spec.scheduling.queue", "Team A")], "scheduling.queue in body should match"),
+    (
+        "two queues",
+        [
+            ("spec.scheduling.queue", "a"),
+            ("spec.workers.template.metadata.labels", {"kueue.x-k8s.io/queue-name": "b"}),
+        ],
+        "name two queues: remove the label",
+    ),
     ("unknown reaction", [("spec.elasticity.onFailure", "Panic")], 'supported values: "Shrink", "Replace", "Wait"'),
     # -- recovery
     (
@@ -347,6 +356,7 @@ GOOD: list[tuple[str, list[tuple[str, Any]]]] = [
     ("longest name", [("metadata.name", "g" * 50)]),
     ("a process for each GPU", [("spec.workers.processesPerWorker", "auto")]),
     ("a process for each GPU, as other fields spell it", [("spec.workers.processesPerWorker", "Auto")]),
+    ("a queue", [("spec.scheduling.queue", "team-a")]),
     ("an interval in steps", [("spec.checkpoint.interval", 50)]),
     ("an interval in hours", [("spec.checkpoint.interval", "1h")]),
     ("an interval that the job chooses", [("spec.checkpoint.interval", "Auto")]),
@@ -497,6 +507,7 @@ CHANGES_REFUSED = [
     ("more processes", [("spec.workers.processesPerWorker", 2)], "processesPerWorker is immutable"),
     ("processes by the GPUs", [("spec.workers.processesPerWorker", "auto")], "processesPerWorker is immutable"),
     ("exclusive nodes", [("spec.scheduling.exclusiveNodes", True)], "scheduling is immutable"),
+    ("another queue", [("spec.scheduling.queue", "b")], "scheduling is immutable"),
     ("another volume", [("spec.checkpoint.volume.claimName", "other")], "checkpoint.volume is immutable"),
     ("no volume", [("spec.checkpoint.volume", None)], "checkpoint.volume is immutable"),
     ("no volume by the back door", [("spec.checkpoint", None)], "checkpoint.volume is immutable"),

@@ -54,3 +54,27 @@ def test_a_spare_takes_a_lost_workers_place_and_another_stands_by(stage: Any) ->
     stage.wait(lambda: "gpt-w4" in [pod.metadata.name for pod in stage.pods()], "a lost spare is replaced")
     assert [incident["cause"] for incident in stage.status()["incidents"]] == ["Infrastructure"]
     assert stage.members() == ["gpt-w0", "gpt-w2"]
+
+
+def test_a_gang_in_a_queue_starts_when_the_last_worker_is_admitted(stage: Any) -> None:
+    """Kueue is played: it takes its gate from one pod after the other, and tells it the nodes of its flavor."""
+    flavor = stage.nodes(3, labels={"flavor": "reserved"})
+    stage.nodes(2)
+    stage.apply(stage.job(replicas=3, cpu="1", scheduling={"queue": "team-a"}))
+    stage.play()
+    stage.wait(lambda: len(stage.pods()) == 3, "its pods are made")
+    for number in range(3):
+        told = f"{number} of 3 workers are admitted by the queue team-a"
+        stage.wait(lambda told=told: told in stage.condition("Ready")["message"], told)
+        assert not nodes_of(stage, "gpt")
+        pod = stage.pod(f"gpt-w{number}")
+        assert pod.metadata.labels["kueue.x-k8s.io/queue-name"] == "team-a"
+        assert [gate.name for gate in pod.spec.scheduling_gates] == ["holdfast.dev/gang", "kueue.x-k8s.io/admission"]
+        gates = [{"name": "kueue.x-k8s.io/admission", "$patch": "delete"}]
+        spec = {"schedulingGates": gates, "nodeSelector": {"flavor": "reserved"}}
+        stage.core.patch_namespaced_pod(pod.metadata.name, stage.namespace, {"spec": spec})
+    stage.wait(lambda: len(stage.members()) == 3, "it trains")
+    assert nodes_of(stage, "gpt") <= set(flavor)
+    stage.core.delete_namespaced_pod("gpt-w1", stage.namespace)
+    stage.wait(lambda: "gpt-w3" in [pod.metadata.name for pod in stage.pods()], "its replacement is made")
+    assert [gate.name for gate in stage.pod("gpt-w3").spec.scheduling_gates] == ["kueue.x-k8s.io/admission"]

@@ -148,6 +148,7 @@ class Scheduling:
     topology_key: str = ""
     topology_policy: str = ""
     exclusive_nodes: bool = False
+    queue: str = ""  # of Kueue; it admits each worker
 
     @property
     def packed_by(self) -> str:
@@ -312,6 +313,7 @@ def parse_scheduling(spec: Json) -> Scheduling:
         topology_key=str(value.get("topologyKey") or ""),
         topology_policy=_choice(value, "topologyPolicy", path, ("", c.SPREAD, c.PACKED), ""),
         exclusive_nodes=value.get("exclusiveNodes") is True,
+        queue=str(value.get("queue") or ""),
     )
 
 

@@ -35,6 +35,9 @@ LEASE_SECONDS = 15
 ANNOTATION_AGENTS_URL = "holdfast.dev/agents-url"
 
 GANG_GATE = "holdfast.dev/gang"
+# Kueue's: by the label it knows whose quota a pod asks for, and it takes the gate from what it admits.
+LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
+QUEUE_GATE = "kueue.x-k8s.io/admission"
 
 TRAINER_CONTAINER = "trainer"
 SIDECAR_CONTAINER = "holdfast-sidecar"
@@ -107,6 +110,8 @@ FIRST_ATTEMPT_WAIT_SECONDS = 30.0
 FIRST_GANG_WAIT = timedelta(seconds=FIRST_ATTEMPT_WAIT_SECONDS)
 # How long all pods of a gang have to be bound once their gates are lifted.
 GANG_BIND = timedelta(seconds=60)
+# How long some of a gang keep their quota while a queue does not admit the others.
+QUEUE_PATIENCE = timedelta(minutes=5)
 GANG_BACKOFF_INITIAL = timedelta(seconds=10)
 GANG_BACKOFF_MAX = timedelta(minutes=5)
 # Launchers that live on report a failure themselves; the operator counts it alone only after this.

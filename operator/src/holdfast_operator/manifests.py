@@ -136,6 +136,7 @@ def pod(job: Job, spec: JobSpec, worker: Worker, platform: Platform) -> Manifest
             "namespace": job.namespace,
             "labels": {
                 **(template_meta.get("labels") or {}),
+                **({c.LABEL_QUEUE: spec.scheduling.queue} if spec.scheduling.queue else {}),
                 **labels(job),
                 c.LABEL_APP_COMPONENT: c.COMPONENT_WORKER,
                 c.LABEL_INCARNATION: str(worker.incarnation),
@@ -167,8 +168,11 @@ def _pod_spec(job: Job, spec: JobSpec, worker: Worker, platform: Platform) -> Ma
     if platform.image_pull_secrets:
         own = [{"name": name} for name in platform.image_pull_secrets]
         result["imagePullSecrets"] = [*(result.get("imagePullSecrets") or []), *own]
-    if worker.gated:
-        result["schedulingGates"] = [{"name": c.GANG_GATE}]
+    gates = [c.GANG_GATE] if worker.gated else []
+    if spec.scheduling.queue:  # set here too: without Kueue, or before it looks, a quota is not passed by
+        gates.append(c.QUEUE_GATE)
+    if gates:
+        result["schedulingGates"] = [{"name": gate} for gate in gates]
     return placed(
         result,
         spec.scheduling,

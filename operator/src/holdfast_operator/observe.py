@@ -273,6 +273,8 @@ def rival_of(body: Json) -> Rival | None:
         scheduling = parse_scheduling(body["spec"])
     except UnreadableError:
         return None
+    if scheduling.queue and not gang.get("liftedAt") and (gang.get("queued") or not listed):
+        return None  # it may have to wait for its quota for ever, whatever room there is
     unplaced = [worker for worker in gated if not worker.get("node")]
     return Rival(
         key=job_key(body),

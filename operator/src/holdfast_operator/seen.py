@@ -56,6 +56,7 @@ class PodView:
     node: str = ""
     ip: str = ""
     gated: bool = False
+    held_by: tuple[str, ...] = ()  # gates of others, such as a queue's
     unschedulable: str = ""  # the scheduler's message
     disruption: str = ""  # reason of the condition DisruptionTarget
     waiting: tuple[tuple[str, str, str], ...] = ()  # (container, reason, message)
@@ -409,6 +410,7 @@ def parse_pod(body: Json, *, absent: bool = False) -> PodView:
     trainer = trainer_container(spec) if spec.get("containers") else ""
     statuses = list(status.get("containerStatuses") or ())
     own = next((item for item in statuses if item.get("name") == trainer), _EMPTY)
+    gates = [str(gate.get("name")) for gate in spec.get("schedulingGates") or ()]
     return PodView(
         name=str(meta.get("name", "")),
         uid=str(meta.get("uid", "")),
@@ -419,7 +421,8 @@ def parse_pod(body: Json, *, absent: bool = False) -> PodView:
         phase=str(status.get("phase", "Pending")),
         node=str(spec.get("nodeName") or ""),
         ip=str(status.get("podIP") or ""),
-        gated=any(gate.get("name") == c.GANG_GATE for gate in spec.get("schedulingGates") or ()),
+        gated=c.GANG_GATE in gates,
+        held_by=tuple(gate for gate in gates if gate != c.GANG_GATE),
         unschedulable=_unschedulable(conditions.get("PodScheduled", _EMPTY)),
         disruption=_true_reason(conditions.get("DisruptionTarget", _EMPTY)),
         waiting=_waiting([*(status.get("initContainerStatuses") or ()), *statuses]),

@@ -1,8 +1,8 @@
 """All workers of a gang start together, or none holds a place.
 
-Pods are made behind a gate. The gates lift together once all pods exist and the cluster could hold them beside older
-gangs that wait. If not all are bound in time, the pods go and the gang waits longer: two half-placed jobs never hold
-each other up.
+Pods are made behind a gate. The gates lift together once all pods exist, a queue (where they are in one) admitted
+them, and the cluster could hold them beside older gangs that wait. If not all are bound in time, the pods go and the
+gang waits longer: two half-placed jobs never hold each other up.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from holdfast_operator.api import pod_name
 from holdfast_operator.fitting import place
 from holdfast_operator.line import Line
 from holdfast_operator.manifests import pod as pod_manifest
+from holdfast_operator.policies.backoff import share
 from holdfast_operator.policies.draft import Draft
 from holdfast_operator.policies.replicas import order_away
 from holdfast_operator.policies.words import Words
@@ -29,7 +30,7 @@ def time_out(draft: Draft) -> Draft:
     if gang.lifted_at is not None and unbound:
         deadline = gang.lifted_at + c.GANG_BIND
         draft = draft.wake_at(deadline) if draft.now < deadline else _send_away(draft, len(unbound))
-    return _outdated(_stranded(draft))
+    return _outdated(_stranded(_give_back(draft)))
 
 
 def _send_away(draft: Draft, missing: int) -> Draft:
@@ -37,16 +38,50 @@ def _send_away(draft: Draft, missing: int) -> Draft:
     named = draft.status.membership.named()
     if any(worker.pod_uid in named for worker in gated) or _enough(draft, len(gated) - missing)[1]:
         return _go_on_with_fewer(draft, gated, missing)
-    attempts = draft.status.gang.attempts + 1
-    wait = min(c.GANG_BACKOFF_MAX, c.GANG_BACKOFF_INITIAL * 2 ** min(attempts - 1, 10))
-    message = (
-        f"{missing} of {len(gated)} workers found no node within {c.GANG_BIND.seconds} s:"
-        f" all are taken back, the next try is in {wait.seconds} s"
-    )
+    wait = min(c.GANG_BACKOFF_MAX, c.GANG_BACKOFF_INITIAL * 2 ** min(draft.status.gang.attempts, 10))
+    missed = f"{missing} of {len(gated)} workers found no node within {c.GANG_BIND.seconds} s"
+    return _taken_back(draft, gated, "GangTimeout", missed, wait)
+
+
+def _taken_back(draft: Draft, gated: list[Worker], reason: str, missed: str, wait: timedelta) -> Draft:
+    message = f"{missed}: all are taken back, the next try is in {wait.seconds} s"
     for worker in gated:
-        draft = order_away(draft, worker, "GangTimeout", message)
-    gang = Gang(attempts=attempts, since=draft.status.gang.since, retry_at=draft.now + wait)
-    return draft.but(gang=gang).tell("GangTimeout", message, warning=True)
+        draft = order_away(draft, worker, reason, message)
+    gang = draft.status.gang
+    gang = Gang(attempts=gang.attempts + 1, since=gang.since, retry_at=draft.now + wait)
+    return draft.but(gang=gang).tell(reason, message, warning=True)
+
+
+def _give_back(draft: Draft) -> Draft:
+    """The quota that some of a gang hold may be what another gang waits for, and the other way round.
+
+    The wait differs from job to job, or two that began together would meet again.
+    """
+    gated, gang = _gated(draft), draft.status.gang
+    held = _held(draft, gated)
+    if gang.lifted_at is not None or not held or len(held) == len(gated) or _enough(draft, len(gated) - len(held))[1]:
+        return draft
+    begun = [time for time in (gang.retry_at, *(worker.since for worker in gated)) if time is not None]
+    deadline = max(begun, default=draft.now) + c.QUEUE_PATIENCE
+    if draft.now < deadline:
+        return draft.wake_at(deadline)
+    wait = min(c.GANG_BACKOFF_MAX, c.GANG_BACKOFF_INITIAL * 2 ** min(gang.attempts, 10))
+    wait *= 1.0 + share(f"{draft.seen.job.uid}/{gang.attempts}")
+    missed = (
+        f"{len(held)} of {len(gated)} workers were not admitted{_by(draft, held)} within {c.QUEUE_PATIENCE.seconds} s"
+    )
+    return _taken_back(draft, gated, "QueueTimeout", missed, wait)
+
+
+def _held(draft: Draft, gated: list[Worker]) -> list[Worker]:
+    """Those whose pods somebody else keeps from being scheduled as well."""
+    return [worker for worker in gated if (pod := draft.pod(worker)) is not None and pod.held_by and not pod.absent]
+
+
+def _by(draft: Draft, held: list[Worker]) -> str:
+    queue = draft.spec.scheduling.queue
+    gates = {gate for worker in held if (pod := draft.pod(worker)) is not None for gate in pod.held_by}
+    return f" by the queue {queue}" if queue else f" by who set {', '.join(sorted(gates))}"
 
 
 def _go_on_with_fewer(draft: Draft, gated: list[Worker], missing: int) -> Draft:
@@ -77,8 +112,16 @@ def _stranded(draft: Draft) -> Draft:
 def _outdated(draft: Draft) -> Draft:
     """A replacement that finds no node, and was told to avoid ones that are good again, is made anew."""
     avoided = {entry.node for entry in draft.status.avoided}
+    held = _held(draft, list(draft.status.in_phase(Phase.WANTED)))  # these would lose their turn
     for worker in draft.status.in_phase(Phase.WANTED):
-        if worker.gated or worker.node or not worker.known or set(worker.avoid) <= avoided or worker.since is None:
+        if (
+            worker in held
+            or worker.gated
+            or worker.node
+            or not worker.known
+            or set(worker.avoid) <= avoided
+            or worker.since is None
+        ):
             continue
         if draft.now - worker.since >= c.GANG_BIND:
             draft = order_away(draft, worker, "AvoidedNodesChanged", "nodes that it avoided are good again")
@@ -101,7 +144,7 @@ def apply(draft: Draft) -> Draft:
 
 
 def _create(draft: Draft) -> Draft:
-    for worker in draft.status.in_phase(Phase.WANTED):
+    for worker in () if _keeps_out(draft) else draft.status.in_phase(Phase.WANTED):
         name = pod_name(draft.seen.job.name, worker.incarnation)
         if not worker.known and draft.seen.pod_named(name) is None:
             manifest = pod_manifest(draft.seen.job, draft.spec, worker, draft.seen.platform)
@@ -115,7 +158,9 @@ def _gated(draft: Draft) -> list[Worker]:
 
 def _wait_or_lift(draft: Draft, gated: list[Worker]) -> Draft:
     draft = draft.wake_in(c.POLL_STUCK)
-    if not all(worker.known for worker in gated):
+    held = _held(draft, gated)
+    draft = _queued(draft, bool(held))
+    if not all(worker.known for worker in gated) and not _keeps_out(draft):
         return _hold(draft, "WaitingForPods", "its pods are being made")
     retry_at = draft.status.gang.retry_at
     if retry_at is not None and draft.now < retry_at:
@@ -125,7 +170,9 @@ def _wait_or_lift(draft: Draft, gated: list[Worker]) -> Draft:
     line = draft.seen.line
     if line is None:  # of a moment when this job was not known
         return _hold(draft.wake_in(c.POLL_OPEN), "WaitingForPods", "its pods are being made")
-    places = _places(draft, line, gated)
+    if held and not _enough(draft, len(gated) - len(held))[1]:
+        return _hold(draft, "WaitingForQueue", _not_admitted(draft, gated, held))
+    places = _places(draft, line, [worker for worker in gated if worker not in held])
     placed = len(places.workers)
     if placed < len(gated):
         draft, size = _enough(draft, placed)
@@ -134,6 +181,26 @@ def _wait_or_lift(draft: Draft, gated: list[Worker]) -> Draft:
         return _hold(draft, "WaitingForCapacity", _lacking(draft, gated, places))
     gang = replace(draft.status.gang, lifted_at=draft.now)
     return _lift(*_settled(draft.but(gang=gang), gated, places))
+
+
+def _not_admitted(draft: Draft, gated: list[Worker], held: list[Worker]) -> str:
+    told = f"{len(gated) - len(held)} of {len(gated)} workers are admitted{_by(draft, held)}; they start together"
+    if len(held) < len(gated) or not draft.spec.scheduling.queue:
+        return told
+    return f"{told} (Kueue, with its integration of pods, takes {c.QUEUE_GATE} from those that it admits)"
+
+
+def _queued(draft: Draft, queued: bool) -> Draft:
+    """Noted for other jobs: they need not keep room for a gang that may not start."""
+    gang = draft.status.gang
+    return draft if gang.queued == queued else draft.but(gang=replace(gang, queued=queued))
+
+
+def _keeps_out(draft: Draft) -> bool:
+    """A queue admits pods as soon as they are made, so none are made before the next try is due."""
+    retry_at = draft.status.gang.retry_at
+    waits = draft.status.gang.lifted_at is None and retry_at is not None and draft.now < retry_at
+    return waits and bool(draft.spec.scheduling.queue)
 
 
 def _lacking(draft: Draft, gated: list[Worker], places: _Places) -> str:

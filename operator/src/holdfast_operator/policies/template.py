@@ -49,6 +49,11 @@ def _slow(draft: Draft) -> Draft:
     """No trouble yet, but a person who wonders should see what is waited for."""
     for worker in draft.needed:
         pod = draft.pod(worker)
+        if pod is not None and pod.held_by and not (pod.absent or pod.gated or worker.gated):
+            words = Words(
+                reason="WaitingForQueue", message=f"{pod.name} waits for {', '.join(pod.held_by)} to be lifted"
+            )
+            return replace(draft, hold=words).wake_in(c.POLL_STUCK)
         if pod is not None and pod.pulling and not pod.absent:
             words = Words(reason="ImagePulling", message=f"{pod.name}: {pod.pulling}")
             return replace(draft, hold=words).wake_in(c.POLL_STUCK)

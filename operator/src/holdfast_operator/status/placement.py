@@ -49,6 +49,7 @@ class Gang:
     since: datetime | None = None
     lifted_at: datetime | None = None
     retry_at: datetime | None = None
+    queued: bool = False  # a queue has not admitted all of them
     size: int | None = None  # fewer than all, where the job may begin with them
 
     def to_json(self) -> dict[str, Any]:
@@ -59,6 +60,7 @@ class Gang:
             "liftedAt": time_or_none(self.lifted_at),
             "retryAt": time_or_none(self.retry_at),
             "size": self.size,
+            "queued": True if self.queued else None,
         }
 
     @classmethod
@@ -70,4 +72,5 @@ class Gang:
             lifted_at=parse_time(value.get("liftedAt")),
             retry_at=parse_time(value.get("retryAt")),
             size=int_or_none(value.get("size")),
+            queued=value.get("queued") is True,
         )
