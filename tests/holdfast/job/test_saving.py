@@ -97,6 +97,39 @@ def test_steps_go_on_while_the_disk_writes_and_the_request_is_answered_when_it_i
     assert run.launcher.wanted.checkpoint == ()
 
 
+@pytest.mark.parametrize("how", ["interval", "save"])
+def test_who_must_leave_is_answered_by_the_commit_of_the_last_step_and_by_none_before(
+    solo: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    run = solo(tmp_path, interval="2" if how == "interval" else "1000")
+    steps, prepare = Steps(run.job), run.job._prepare
+
+    def notice_comes() -> None:
+        """After the vote on the step, so that another step is made."""
+        run.launcher.wanted = Requests(quiesce=("aws-1",))
+        prepare()
+
+    steps.make()
+    monkeypatch.setattr(run.job, "_prepare", notice_comes)
+    steps.make()
+    if how == "save":
+        assert run.job.save()
+    until(lambda: len(told(run)) == 1)
+    with pytest.raises(BaseException) as ended:  # noqa: PT011  (the recorder's own)
+        steps.make()
+    assert type(ended.value).__name__ == "TheEnd"
+    assert told(run) == [(2, "Committed", (how,) if how == "interval" else ()), (3, "Committed", ("aws-1",))]
+
+
+def test_who_must_leave_is_answered_where_no_step_follows_the_last_commit(solo: Make, tmp_path: Path) -> None:
+    run = solo(tmp_path)
+    Steps(run.job).make()
+    run.launcher.wanted = Requests(quiesce=("aws-1",))
+    assert run.job.save()
+    run.job.close()
+    assert told(run) == [(1, "Committed", ()), (1, "Committed", ("aws-1",))]
+
+
 def test_what_is_written_is_the_state_of_its_step(solo: Make, disk: Gate, tmp_path: Path) -> None:
     run = solo(tmp_path, interval="2")
     steps = Steps(run.job)

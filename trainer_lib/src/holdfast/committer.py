@@ -92,15 +92,19 @@ class Committer:
         """Whether the last step is not durable yet."""
         return self.has_folder and self._lineage.saved_step != step
 
-    def commit(self, step: int, snapshot: Callable[[], Snapshot], *, spare: bool = False) -> None:
+    def commit(
+        self, step: int, snapshot: Callable[[], Snapshot], *, spare: bool = False, onward: bool = False
+    ) -> None:
         """Begin a commit, once the last one has ended; CheckpointError after too many failures in a row.
 
-        `spare`: no older one goes for it.
+        `spare`: no older one goes for it. `onward`: another step of this attempt follows, so that it answers nobody
+        who wants the attempt's end: whoever hears of a commit then may take the machine away.
         """
         started = time.monotonic()
         self.settle()
         wanted = self._agent.requests()
-        ids = [*([INTERVAL_ID] if self.due_at(step) or self._timed() else []), *wanted.checkpoint, *wanted.quiesce]
+        last = () if onward else wanted.quiesce
+        ids = [*([INTERVAL_ID] if self.due_at(step) or self._timed() else []), *wanted.checkpoint, *last]
         if self._engine is None:
             self._tell(step, SaveResult(committed=False, message="the job has no checkpoint folder"), ids, 0.0)
             self._agent.answered(Requests(checkpoint=wanted.checkpoint))
@@ -176,8 +180,8 @@ class Committer:
     def answer_rest(self, step: int) -> None:
         """What was asked after the last commit is answered by it, since no step was made since."""
         wanted = self._agent.requests()
-        if self.has_folder and wanted.checkpoint:
-            self._tell(step, SaveResult(committed=True), wanted.checkpoint, 0.0)
+        if self.has_folder and (ids := (*wanted.checkpoint, *wanted.quiesce)):
+            self._tell(step, SaveResult(committed=True), ids, 0.0)
             self._agent.answered(Requests(checkpoint=wanted.checkpoint))
 
     def _timed(self) -> bool:

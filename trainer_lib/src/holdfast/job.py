@@ -516,7 +516,7 @@ class Job:
         needed = agreed.quiesce or (agreed.pause and agreed.bound)
         ends = agreed.pause and not needed
         if self._committer.due_at(self.committed_step) or agreed.checkpoint or needed:
-            self._commit()
+            self._commit(onward=not needed)
             ends = ends or (needed and (self._durable() or not self._committer.has_folder))
         if ends:
             self._part()
@@ -535,13 +535,13 @@ class Job:
         """A commit that belongs to no step; whether it is durable."""
         _, team = self._parts()
         with team.calls.during(call):
-            self._commit()
+            self._commit(onward=call is Call.SAVE)
             return self._durable()
 
-    def _commit(self, *, spare: bool = False) -> None:
+    def _commit(self, *, spare: bool = False, onward: bool = False) -> None:
         self._parts()[0].check()
         with self._meter.during(Activity.CHECKPOINT):
-            self._committer.commit(self.committed_step, self._snapshot, spare=spare)
+            self._committer.commit(self.committed_step, self._snapshot, spare=spare, onward=onward)
 
     def _durable(self) -> bool:
         """Wait for the save that is on its way; whether the last step is durable after it."""
