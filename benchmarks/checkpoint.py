@@ -146,7 +146,7 @@ def costs(ours: Ours, dcp: Dcp, state: State, what: str, rounds: int) -> list[be
     grown = bench.interleaved({"ours": fresh, "dcp": lambda: extra_bytes(dcp.stall)}, rounds)
     return [
         bench.row(
-            "",
+            "checkpoint-2",
             f"processor time of a save of {what}",
             [value / state.nbytes * 1e9 for value in seconds["ours"]],
             "s/GB",
@@ -154,7 +154,7 @@ def costs(ours: Ours, dcp: Dcp, state: State, what: str, rounds: int) -> list[be
             peer_name="DCP",
         ),
         bench.row(
-            "",
+            "checkpoint-1",
             f"memory for a save of {what} beside training, kept for the next one",
             [value / state.nbytes for value in grown["ours"]],
             "x state",

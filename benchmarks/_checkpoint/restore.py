@@ -6,8 +6,7 @@ import mmap
 import os
 import shutil
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import _bench as bench
 import torch
 import torch.distributed.checkpoint as dcp
 
+from _checkpoint.contenders import cpu_seconds, extra_bytes, seconds
 from holdfast import checkpoint
 from holdfast.checkpoint.dcp import StorageReader, StorageWriter
 from holdfast.checkpoint.names import CommitName
@@ -30,17 +30,21 @@ from holdfast.worlds import Pair
 CHUNK = 8 << 20
 LARGE, SMALL, WIDTH = 157, 471, 1024
 RESHARDS = ((2, 4), (4, 2), (2, 3))
+Acts = dict[str, Callable[[], None]]
+Measure = Callable[[Callable[[], object]], float]
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class State:
     """Tensors as a model and its optimizer have them: few large, many small."""
 
-    def __init__(self, nbytes: int, *, fill: bool) -> None:
+    def __init__(self, nbytes: int, *, fill: bool, dtype: torch.dtype = torch.float32) -> None:
         generator = torch.Generator().manual_seed(1)
-        make: Callable[..., torch.Tensor] = (
-            torch.empty if not fill else lambda *n: torch.randn(n, generator=generator)
-        )
-        height = nbytes // (LARGE * WIDTH * 4)
+
+        def make(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=generator).to(dtype) if fill else torch.empty(shape, dtype=dtype)
+
+        height = nbytes // (LARGE * WIDTH * dtype.itemsize)
         self.tensors = {f"layers.{n}.weight": make(height, WIDTH) for n in range(LARGE)}
         self.tensors |= {f"layers.{n}.bias": make(WIDTH) for n in range(SMALL)}
 
@@ -55,20 +59,20 @@ class State:
 
 def rows(folder: Path, nbytes: int, rounds: int) -> list[bench.Row]:
     """All of them; `folder` lies on the disk that is measured."""
-    return [*cold(folder, nbytes, rounds), *(reshard(folder, nbytes, *sizes) for sizes in RESHARDS)]
+    found = [row for name in DTYPES for row in cold(folder, nbytes, rounds, name)]
+    return [*found, *(reshard(folder, nbytes, *sizes) for sizes in RESHARDS)]
 
 
-def cold(folder: Path, nbytes: int, rounds: int) -> list[bench.Row]:
+def cold(folder: Path, nbytes: int, rounds: int, name: str) -> list[bench.Row]:
     """Restores of what is not in the page cache."""
-    state = State(nbytes, fill=True)
+    state = State(nbytes, fill=True, dtype=DTYPES[name])
     checkpoint.save(folder / "ours", step=1, state=state)
     dcp.save(dict(state.tensors), checkpoint_id=folder / "dcp", no_dist=True)
     dcp.save(dict(state.tensors), storage_writer=StorageWriter(folder / "through", step=1), no_dist=True)
-    target = State(nbytes, fill=False)
+    del state
+    target = State(nbytes, fill=False, dtype=DTYPES[name])
     for tensor in target.tensors.values():
         tensor.zero_()  # its pages are there
-    files = list((folder / "ours").glob("*/*.safetensors"))
-
     kept: list[State] = []  # to let go of a gigabyte takes time that is no restore's
 
     def ours() -> None:
@@ -84,37 +88,75 @@ def cold(folder: Path, nbytes: int, rounds: int) -> list[bench.Row]:
         dcp.load(dict(target.tensors), storage_reader=StorageReader(folder / "through"), no_dist=True)
 
     buffers = [contiguous(CHUNK) for _ in range(2)]
-    contestants = {"ours": ours, "through": through, "dcp": theirs, "limit": lambda: read_all(files, buffers)}
-    timed = {name: cold_time(folder, act, kept.clear) for name, act in contestants.items()}
-    seconds = bench.interleaved(timed, rounds)
-    for name in ("ours", "dcp", "through"):
-        shutil.rmtree(folder / name)
-    what = f"cold restore of {nbytes / 1e9:.2g} GB in {LARGE + SMALL} tensors, every byte verified"
+    files = {whose: list((folder / whose).glob("*/*.safetensors")) for whose in ("ours", "through")}
+    limits: Acts = {
+        "limit": lambda: read_all(files["ours"], buffers),
+        "limit of through": lambda: read_all(files["through"], buffers),
+    }
+    loads: Acts = {"ours": ours, "through": through, "dcp": theirs}
+
+    def measured(measure: Measure, acts: Acts) -> dict[str, list[float]]:
+        return bench.interleaved({who: when_cold(folder, kept.clear, measure, acts[who]) for who in acts}, rounds)
+
+    walls, cpu, grown = measured(seconds, loads | limits), measured(cpu_seconds, loads), measured(extra_bytes, loads)
+    for whose in loads:
+        shutil.rmtree(folder / whose)
+    what = f"cold restore of {nbytes / 1e9:.2g} GB of {name} in {LARGE + SMALL} tensors, every byte verified"
     there = "into tensors that are there (dcp.load with our StorageReader)"
-    return [*against(seconds, "ours", f"{what}, into fresh memory"), *against(seconds, "through", f"{what}, {there}")]
+    return [
+        *against(walls, "ours", "limit", f"{what}, into fresh memory"),
+        *against(walls, "through", "limit of through", f"{what}, {there}"),
+        *costs(cpu, grown, nbytes, f"{nbytes / 1e9:.2g} GB of {name}"),
+    ]
 
 
-def against(seconds: Mapping[str, list[float]], whose: str, what: str) -> list[bench.Row]:
-    """Beside the disk's limit, and beside DCP, whose tensors are there."""
+def against(walls: Mapping[str, list[float]], whose: str, limit: str, what: str) -> list[bench.Row]:
+    """Beside the disk's limit for the same files, and beside DCP, whose tensors are there."""
     return [
         bench.row(
             "checkpoint-3",
             what,
-            bench.ratios(seconds[whose], seconds["limit"]),
+            bench.ratios(walls[whose], walls[limit]),
             "x read limit",
             target="<= 1.25",
-            peer=bench.median(bench.ratios(seconds["dcp"], seconds["limit"])),
+            peer=bench.median(bench.ratios(walls["dcp"], walls[limit])),
             peer_name="DCP, which verifies nothing",
             limit=1.0,
         ),
-        bench.row(
-            "checkpoint-3", f"{what}: over DCP", bench.ratios(seconds[whose], seconds["dcp"]), "x", target="<= 1"
-        ),
+        bench.row("checkpoint-3", f"{what}: over DCP", bench.ratios(walls[whose], walls["dcp"]), "x", target="<= 1"),
     ]
 
 
-def cold_time(folder: Path, act: Callable[[], None], before: Callable[[], None]) -> Callable[[], float]:
-    """Seconds of this when nothing in the folder is in the page cache."""
+def costs(
+    cpu: Mapping[str, list[float]], grown: Mapping[str, list[float]], nbytes: int, what: str
+) -> Iterator[bench.Row]:
+    """Processor time and memory, beside DCP's, which loads into tensors that are there."""
+    for whose, how in (
+        ("ours", "into fresh memory"),
+        ("through", "by our StorageReader, into tensors that are there"),
+    ):
+        yield bench.row(
+            "checkpoint-3",
+            f"processor time of a verified cold restore of {what}, {how}",
+            [value / nbytes * 1e9 for value in cpu[whose]],
+            "s/GB",
+            peer=bench.median(cpu["dcp"]) / nbytes * 1e9,
+            peer_name="DCP, which verifies nothing",
+        )
+        yield bench.row(
+            "checkpoint-3",
+            f"memory that a verified cold restore of {what} takes at most, {how}",
+            [value / nbytes for value in grown[whose]],
+            "x state",
+            peer=bench.median(grown["dcp"]) / nbytes,
+            peer_name="DCP, into tensors that are there",
+        )
+
+
+def when_cold(
+    folder: Path, before: Callable[[], None], measure: Measure, act: Callable[[], None]
+) -> Callable[[], float]:
+    """Measure this when nothing in the folder is in the page cache."""
 
     def run() -> float:
         before()
@@ -123,9 +165,7 @@ def cold_time(folder: Path, act: Callable[[], None], before: Callable[[], None])
                 with path.open("rb") as file:
                     os.fsync(file.fileno())
                     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        began = time.perf_counter()
-        act()
-        return time.perf_counter() - began
+        return measure(act)
 
     return run
 
