@@ -17,7 +17,7 @@ from holdfast.checkpoint.exchange import Alone, Exchange
 from holdfast.checkpoint.manifest import CHUNK_BYTES
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.reader import restore
-from holdfast.checkpoint.reading import PAGE, Extent, _Sorted, segments
+from holdfast.checkpoint.reading import PAGE, Extent, segments
 from holdfast.checkpoint.stores.folder import FolderSource, FolderStore
 
 SPACE = memoryview(mmap.mmap(-1, 2 * CHUNK_BYTES))
@@ -57,20 +57,6 @@ def test_a_chunk_is_covered_once_and_direct_pieces_begin_and_end_at_pages(
             assert segment.end % grain == 0 or segment.end == end
         else:
             assert (segment.begin, segment.end) == (begin, end)
-
-
-@given(
-    spans=some.lists(some.tuples(some.integers(0, 60), some.integers(1, 30)), max_size=9),
-    begin=some.integers(0, 90),
-    nbytes=some.integers(1, 40),
-)
-def test_what_a_span_touches_is_what_a_look_at_all_extents_finds(
-    spans: list[tuple[int, int]], begin: int, nbytes: int
-) -> None:
-    extents = [Extent(offset=at, target=SPACE[:size], address=0) for at, size in spans]
-    touched = [one for one in extents if one.offset < begin + nbytes and one.end > begin]
-    found = _Sorted(extents).touching(begin, begin + nbytes)
-    assert sorted((one.offset, one.end) for one in found) == sorted((one.offset, one.end) for one in touched)
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ from holdfast.checkpoint.reader import Where, as_stores, newest
 from holdfast.checkpoint.reading import Copies, Extent, extent, read_into
 from holdfast.checkpoint.shard import TensorSpec, plan_shard, whole
 from holdfast.checkpoint.slices import LEAST_BYTES, Slicer
-from holdfast.checkpoint.state import Flat, empty, flatten_values, torch_dtype, unflatten
+from holdfast.checkpoint.state import Flat, empty, flatten_values, unflatten
 from holdfast.checkpoint.stores import open_file
 from holdfast.errors import CheckpointError, StateError
 from holdfast.worlds import Pair
@@ -343,13 +343,12 @@ class StorageReader(storage.StorageReader):
         if self._manifest is None or self._name is None:
             raise CheckpointError("read_data() was called before read_metadata()")
         values = self._manifest.state[_KEY]["values"]
-        boxes = _Boxes(self._manifest)
         wanted: list[_Wanted] = []
         for item in plan.items:
             if item.type is plans.LoadItemType.BYTE_IO:
                 planner.load_bytes(item, _pickled(unflatten(values[item.storage_index.fqn], _no_tensor)))
             else:
-                wanted.append(_Wanted.of(item, boxes, planner))
+                wanted.append(_Wanted.of(item, self._manifest, planner))
         openers = [partial(open_file, store, self._name) for store in as_stores(self._where)]
         with closing(Copies(openers=openers, records=self._manifest.files)) as copies:
             read_into(copies, _by_file(wanted))
@@ -367,7 +366,7 @@ class StorageReader(storage.StorageReader):
 
 def _tensor_metadata(told: Mapping[str, Any]) -> meta.TensorStorageMetadata:
     return meta.TensorStorageMetadata(
-        properties=meta.TensorProperties(dtype=torch_dtype(told["dtype"])),
+        properties=meta.TensorProperties(dtype=empty(TensorSpec(name="", dtype=told["dtype"], shape=(0,))).dtype),
         size=torch.Size(told["size"]),
         chunks=[
             meta.ChunkStorageMetadata(offsets=torch.Size(box["offsets"]), sizes=torch.Size(box["sizes"]))
@@ -389,42 +388,6 @@ def _no_tensor(name: str) -> torch.Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Stored:
-    """Where a box lies; no chunk: it is empty."""
-
-    dtype: str
-    sizes: tuple[int, ...]
-    chunk: Chunk | None
-
-
-class _Boxes:
-    """The boxes of a commit's tensors, each tensor looked through once however many of its boxes are wanted."""
-
-    def __init__(self, manifest: Manifest) -> None:
-        self._manifest = manifest
-        self._told = manifest.state[_KEY]["tensors"]
-        self._found: dict[str, dict[tuple[int, ...], _Stored]] = {}
-
-    def at(self, index: meta.MetadataIndex) -> _Stored:
-        """The one that a planner's index means."""
-        if index.fqn not in self._found:
-            self._found[index.fqn] = dict(self._of(index.fqn))
-        return self._found[index.fqn][tuple(index.offset or (0,) * len(self._told[index.fqn]["size"]))]
-
-    def _of(self, fqn: str) -> Iterator[tuple[tuple[int, ...], _Stored]]:
-        begins: dict[str, dict[tuple[int, ...], Chunk]] = {}
-        for box in self._told[fqn]["boxes"]:
-            name, offsets = box["tensor"], tuple(box["offsets"])
-            record = self._manifest.tensors[name]
-            if record.patches:
-                raise CheckpointError(f"{fqn} is not exact, which no commit of torch.distributed.checkpoint is")
-            if name not in begins:
-                begins[name] = {chunk.start: chunk for chunk in record.chunks}
-            begin = offsets if name == fqn else (0,) * len(offsets)
-            yield offsets, _Stored(dtype=record.dtype, sizes=tuple(box["sizes"]), chunk=begins[name].get(begin))
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Wanted:
     """Rows of a box, read straight into where they belong, or beside it and then copied."""
 
@@ -435,16 +398,23 @@ class _Wanted:
     target: torch.Tensor
 
     @classmethod
-    def of(cls, item: plans.ReadItem, boxes: _Boxes, planner: plans.LoadPlanner) -> _Wanted:
+    def of(cls, item: plans.ReadItem, manifest: Manifest, planner: plans.LoadPlanner) -> _Wanted:
         """Find where it lies."""
-        stored = boxes.at(item.storage_index)
-        sizes, lengths, chunk = stored.sizes, tuple(item.lengths), stored.chunk
+        index = item.storage_index
+        told = manifest.state[_KEY]["tensors"][index.fqn]
+        offsets = list(index.offset or [0] * len(told["size"]))
+        box = next(box for box in told["boxes"] if box["offsets"] == offsets)
+        record = manifest.tensors[box["tensor"]]
+        if record.patches:
+            raise CheckpointError(f"{index.fqn} is not exact, which no commit of torch.distributed.checkpoint is")
+        begin = tuple(offsets) if box["tensor"] == index.fqn else (0,) * len(offsets)
+        chunk = next((chunk for chunk in record.chunks if chunk.start == begin), None)
+        sizes, lengths = tuple(box["sizes"]), tuple(item.lengths)
         target = planner.resolve_tensor(item).detach()
         shape = (lengths[0], *sizes[1:]) if sizes else ()
-        rows = target
-        plain = target.device.type == "cpu" and target.is_contiguous() and target.dtype == torch_dtype(stored.dtype)
-        if not plain or lengths != shape:
-            rows = empty(TensorSpec(name=item.storage_index.fqn, dtype=stored.dtype, shape=shape))
+        rows = empty(TensorSpec(name=index.fqn, dtype=record.dtype, shape=shape))
+        if target.device.type == "cpu" and target.is_contiguous() and target.dtype == rows.dtype and lengths == shape:
+            rows = target
         if chunk is None:
             return cls(item=item, file="", offset=0, rows=rows, target=target)
         row = chunk.nbytes // sizes[0] if sizes and sizes[0] else 0

@@ -211,13 +211,6 @@ class Records(dict[str, TensorRecord]):
     fit: Mapping[str, int] | None = None
     """Bytes of the files of tensors that they were checked against."""
 
-    @classmethod
-    def told(cls, value: Mapping[str, Any], text: str) -> Records:
-        """Read from a manifest, of which this is the text: to encode them again is to repeat it."""
-        records = cls((name, TensorRecord.from_json(one)) for name, one in value.items())
-        records.__dict__["text"] = text
-        return records
-
     @cached_property
     def text(self) -> str:
         """As the manifest has them."""
@@ -296,7 +289,8 @@ def encode(manifest: Manifest) -> bytes:
     """The bytes of `MANIFEST.json`."""
     tensors = manifest.tensors if isinstance(manifest.tensors, Records) else Records(manifest.tensors)
     texts = {name: _text_of(value) for name, value in manifest.head().items()} | {_TENSORS: tensors.text}
-    return _sealed(_joined(texts))
+    body = ",".join(f"{_text_of(name)}:{text}" for name, text in sorted(texts.items()))
+    return _sealed(f"{{{body}}}".encode())
 
 
 def decode(raw: bytes) -> Manifest:
@@ -305,8 +299,7 @@ def decode(raw: bytes) -> Manifest:
     seal = document.pop(_SEAL, None)
     if document.get("format") != FORMAT and seal is None:
         raise UnknownFormatError("MANIFEST.json was written by another program")
-    texts = _texts(document)
-    if _sealed(_joined(texts)) != raw:
+    if _resealed(document) != raw:
         raise DamagedError("MANIFEST.json: its own digest differs")
     version, digest = document.get("version"), document.get("digest")
     known = type(version) is int and version in _KNOWN
@@ -316,7 +309,7 @@ def decode(raw: bytes) -> Manifest:
             f"this release reads {FORMAT!r}, versions {VERSION} to {SPARSE_VERSION}, "
             f"digest {_digest_in_use()!r}: use a newer holdfast"
         )
-    manifest = _read(document, texts.get(_TENSORS, ""))
+    manifest = _read(document)
     check(manifest)
     if manifest.version != version:
         raise DamagedError(f"MANIFEST.json is of version {version}, and says what version {manifest.version} is for")
@@ -335,14 +328,9 @@ def _sealed(body: bytes) -> bytes:
     return body[:-1] + f',"{_SEAL}":"{xxhash.xxh3_128_hexdigest(body)}"}}\n'.encode()
 
 
-def _joined(texts: Mapping[str, str]) -> bytes:
-    body = ",".join(f"{_text_of(name)}:{text}" for name, text in sorted(texts.items()))
-    return f"{{{body}}}".encode()
-
-
-def _texts(document: Mapping[str, Any]) -> dict[str, str]:
+def _resealed(document: Mapping[str, Any]) -> bytes:
     try:
-        return {name: _text_of(value) for name, value in document.items()}
+        return _sealed(_text_of(document).encode())
     except (ValueError, RecursionError) as error:
         raise DamagedError(f"MANIFEST.json holds what no manifest does: {error}") from error
 
@@ -357,8 +345,7 @@ def _parse(raw: bytes) -> dict[str, Any]:
     return document
 
 
-def _read(document: Mapping[str, Any], tensors: str) -> Manifest:
-    """`tensors` is the text that the document has of them."""
+def _read(document: Mapping[str, Any]) -> Manifest:
     try:
         return Manifest(
             step=whole_number(document["step"]),
@@ -369,7 +356,7 @@ def _read(document: Mapping[str, Any], tensors: str) -> Manifest:
             created=_text(document["created"]),
             world_size=whole_number(document["world"]["size"]),
             mesh={_text(name): whole_number(size) for name, size in document["world"]["mesh"].items()},
-            tensors=Records.told(document[_TENSORS], tensors),
+            tensors={name: TensorRecord.from_json(value) for name, value in document["tensors"].items()},
             files={name: FileRecord.from_json(value) for name, value in document["files"].items()},
             state=_with_objects(document["state"]),
             data=document["data"],

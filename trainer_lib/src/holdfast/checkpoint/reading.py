@@ -14,11 +14,10 @@ import ctypes
 import mmap
 import os
 import threading
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Final, Protocol
 
 import xxhash
@@ -40,8 +39,6 @@ _RUN_BYTES: Final = 64 << 20
 _LEAST_MAPPED: Final = 1 << 20
 # What comes from memory is read and digested in turns of so much: the second finds it in the core's cache.
 _BLOCK_BYTES: Final = 256 << 10
-# What came from a disk into a buffer is digested and copied in such turns, for the same reason.
-_TURN_BYTES: Final = 1 << 20
 # Less than this is not worth a read of its own.
 _LEAST_DIRECT: Final = 64 << 10
 
@@ -458,7 +455,7 @@ class _Reader:
 
     def __init__(self, copies: Copies, extents: Mapping[str, Sequence[Extent]], *, fresh: bool = False) -> None:
         self._copies = copies
-        self._within = {file: _Sorted(many) for file, many in extents.items()}
+        self._extents = extents
         self._fresh = fresh
         self._local = threading.local()
 
@@ -470,8 +467,7 @@ class _Reader:
     def _read(self, source: Source, span: Span) -> None:
         if span.begin == span.end:
             return
-        within = self._within.get(span.file)
-        here = [] if within is None else within.touching(span.begin, span.end)
+        here = [one for one in self._extents.get(span.file, ()) if one.offset < span.end and one.end > span.begin]
         buffer = self._buffer()
         staged = getattr(source, "staged", False)
         extents = () if staged else here
@@ -482,27 +478,21 @@ class _Reader:
         ]
         check = self._check(span)
         for segment, part in zip(plan, parts, strict=True):
-            self._fill(source, segment, part, check, here if segment.target is None else ())
+            self._fill(source, segment, part, check)
         check.end()
+        for segment, part in zip(plan, parts, strict=True):
+            if segment.target is None:
+                _spread(segment, part, here)
 
-    def _fill(
-        self, source: Source, segment: Segment, part: memoryview, check: _Check, beyond: Sequence[Extent]
-    ) -> None:
-        """Each turn is digested, and copied `beyond` where it went to a buffer, before the next one pushes it out of
-        the core's cache. What is wrong is known at the end of the span: whoever reads then has an error, or the same
-        from another copy, and looks at nothing before."""
+    def _fill(self, source: Source, segment: Segment, part: memoryview, check: _Check) -> None:
         apart = _in_memory(source)
-        step = _BLOCK_BYTES if apart else _TURN_BYTES
-        if not apart:
-            source.read_into(segment.begin, part)
+        step = _BLOCK_BYTES if apart else part.nbytes
         for at in range(0, part.nbytes, step):
             block = part[at : at + step]
             if apart and self._fresh and segment.target is not None:
                 fault_in(block)
-            if apart:
-                source.read_into(segment.begin + at, block)
+            source.read_into(segment.begin + at, block)
             check.update(block)
-            _spread(segment.begin + at, block, beyond)
 
     def _check(self, span: Span) -> _Check:
         record = self._copies.records[span.file]
@@ -551,27 +541,15 @@ class _SomeSlices:
             raise DamagedError(f"{span.file}: digest of chunk {index} differs, {where}")
 
 
-class _Sorted:
-    """A file's extents; which of them a span touches is found without looking at all."""
-
-    def __init__(self, extents: Sequence[Extent]) -> None:
-        self._extents = sorted(extents, key=lambda one: one.offset)
-        self._begins = [one.offset for one in self._extents]
-        self._ends = list(accumulate((one.end for one in self._extents), max))  # they may overlap
-
-    def touching(self, begin: int, end: int) -> list[Extent]:
-        """Those with a byte in [begin, end)."""
-        low, high = bisect_right(self._ends, begin), bisect_left(self._begins, end)
-        return [one for one in self._extents[low:high] if one.end > begin]
-
-
-def _spread(begin: int, data: memoryview, extents: Sequence[Extent]) -> None:
-    """Copy these bytes of a file to where they belong."""
+def _spread(segment: Segment, data: memoryview, extents: Sequence[Extent]) -> None:
     import numpy as np  # the launcher imports this module, and does without numpy
 
     for extent in extents:
-        low, high = max(begin, extent.offset), min(begin + data.nbytes, extent.end)
+        low, high = max(segment.begin, extent.offset), min(segment.end, extent.end)
         if low < high:
             target = extent.target[low - extent.offset : high - extent.offset]
             # numpy, unlike a memoryview, lets other threads run meanwhile.
-            np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(data[low - begin : high - begin], np.uint8))
+            np.copyto(
+                np.frombuffer(target, np.uint8),
+                np.frombuffer(data[low - segment.begin : high - segment.begin], np.uint8),
+            )
