@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -57,7 +58,8 @@ class Server:
 
     def _serve(self) -> None:
         connection, _ = self._listener.accept()
-        with connection, connection.makefile("r") as lines:
+        # A rank may hang up while this launcher still speaks, or with words of it unread.
+        with connection, connection.makefile("r") as lines, contextlib.suppress(ConnectionError):
             self.heard.append(json.loads(lines.readline()))
             for message in GOLDEN["launcher"]:
                 if message["type"] not in self.unsaid:
