@@ -141,10 +141,22 @@ def test_hang_detection_has_defaults_where_it_is_given(given: Any, step: str) ->
     assert parse_spec(SMALLEST).hang is None
 
 
-@pytest.mark.parametrize("given", [{"stepTimeout": "soon"}, {"stepTimeout": 0}, {"dataTimeoutSeconds": 0}, 7])
+@pytest.mark.parametrize(
+    "given", [{"stepTimeout": "soon"}, {"stepTimeout": 0}, {"dataTimeoutSeconds": 0}, {"action": "Ignore"}, 7]
+)
 def test_bad_hang_detection_is_named(given: Any) -> None:
     with pytest.raises(UnreadableError, match=r"spec\.hangDetection"):
         parse_spec({**SMALLEST, "hangDetection": given})
+
+
+def test_what_is_done_about_a_hang_is_a_rule_behind_all_others() -> None:
+    own = {"name": "own", "action": "FailJob", "onHang": True}
+    spec = parse_spec({**SMALLEST, "recovery": {"rules": [own]}, "hangDetection": {"action": "RestartGang"}})
+    assert [(rule.name, rule.action, rule.hang) for rule in spec.rules] == [
+        ("own", "FailJob", True),
+        ("hangDetection", "RestartGang", True),
+    ]
+    assert parse_spec({**SMALLEST, "hangDetection": {"action": "InPlace"}}).rules == ()
 
 
 def test_the_object_store_is_read_with_its_units() -> None:

@@ -90,6 +90,11 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
     ("startup deadline too long", [("spec.startupDeadlineSeconds", 86401)], "less than or equal to 86400"),
     ("hang timeout as a word", [("spec.hangDetection", {"stepTimeout": "soon"})], "stepTimeout must be Auto, Off"),
     ("no time for a batch", [("spec.hangDetection", {"dataTimeoutSeconds": 0})], "greater than or equal to 1"),
+    (
+        "a hang that is ignored",
+        [("spec.hangDetection", {"action": "Ignore"})],
+        "hangDetection.action: Unsupported value",
+    ),
     # -- the template
     ("restart by the kubelet", [(f"{POD}.restartPolicy", "Always")], "Holdfast itself decides what to restart"),
     ("restart on failure", [(f"{POD}.restartPolicy", "OnFailure")], "must be Never or absent"),

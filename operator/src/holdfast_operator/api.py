@@ -22,7 +22,7 @@ from holdfast_operator.reading import integer as _integer
 from holdfast_operator.reading import items as _list
 from holdfast_operator.reading import mapping as _mapping
 from holdfast_operator.reading import number as _number
-from holdfast_operator.recovery import Escalation, Rule, parse_escalation, parse_rules
+from holdfast_operator.recovery import Escalation, Rule, parse_escalation, parse_hang_rule, parse_rules
 
 Json = Mapping[str, Any]
 
@@ -282,7 +282,7 @@ def parse_spec(value: Any) -> JobSpec:
         grow_cooldown_seconds=_integer(elasticity, "growCooldownSeconds", "spec.elasticity", 300, minimum=0),
         budgets=_budgets(recovery),
         backoff=_backoff(recovery),
-        rules=parse_rules(recovery),
+        rules=(*parse_rules(recovery), *parse_hang_rule(spec)),
         escalation=parse_escalation(recovery),
         avoid_repeat_offenders=_integer(recovery, "avoidRepeatOffenders", "spec.recovery", 0, minimum=0),
         checkpoint=_checkpoint(_mapping(spec.get("checkpoint", {}), "spec.checkpoint")),

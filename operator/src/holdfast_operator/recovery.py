@@ -15,6 +15,7 @@ Json = Mapping[str, Any]
 
 _RULES = "spec.recovery.rules"
 _ESCALATION = "spec.recovery.escalation"
+_HANG = "spec.hangDetection"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +88,13 @@ class Escalation:
 def parse_rules(recovery: Json) -> tuple[Rule, ...]:
     """The rules in their order. Raises ``UnreadableError``."""
     return tuple(_rule(mapping(value, _RULES)) for value in items(recovery.get("rules", []), _RULES))
+
+
+def parse_hang_rule(spec: Json) -> tuple[Rule, ...]:
+    """``spec.hangDetection.action`` is a rule behind all others. Raises ``UnreadableError``."""
+    value = mapping(spec.get("hangDetection") or {}, _HANG)
+    action = choice(value, "action", _HANG, c.ESCALATION_ACTIONS, c.IN_PLACE)
+    return () if action == c.IN_PLACE else (Rule(name="hangDetection", action=action, hang=True),)
 
 
 def parse_escalation(recovery: Json) -> Escalation | None:
