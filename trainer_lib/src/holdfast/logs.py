@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import queue
+import re
 import sys
 import threading
 from collections.abc import Mapping
@@ -16,11 +17,19 @@ from typing import Any, TextIO
 LOGGER_NAME = "holdfast"
 _MAX_WAITING_LINES = 10_000
 _FLUSH_SECONDS = 1.0
+_OWN_INFO = re.compile(
+    r'\{"ts": "[^"]+", "level": "info"|\d\d:\d\d:\d\d\.\d{3} holdfast(?!.*  (?:debug|warning|error|critical): )'
+)
 
 
 def rfc3339(moment: float) -> str:
     """A Unix time as the protocol writes it: UTC, microseconds, trailing Z."""
     return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def is_own_info(line: str) -> bool:
+    """Whether it is a line of these logs that tells of no trouble, and so not why its process ended."""
+    return _OWN_INFO.match(line) is not None
 
 
 @dataclass(kw_only=True)

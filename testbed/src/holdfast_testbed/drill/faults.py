@@ -178,8 +178,9 @@ def kill_rank(stage: Stage) -> None:
     stage.say(f"SIGKILL to the rank process in {pod.name} (pid {process.pid} on {pod.node})")
 
 
-def delete_pod(stage: Stage) -> None:
-    pod = stage.workers()[-1]
+def delete_pod(stage: Stage, pod: PodSight | None = None) -> None:
+    """This one, or that of the last worker."""
+    pod = pod or stage.workers()[-1]
     stage.strike()
     stage.cluster.kubectl("-n", stage.watcher.namespace, "delete", "pod", pod.name, "--wait=false")
     stage.say(f"kubectl delete pod {pod.name}")
@@ -322,6 +323,14 @@ def lone_worker(stage: Stage) -> PodSight:
     """
     nodes = [worker.node for worker in stage.workers()]
     return min(workers_away_from_operator(stage), key=lambda worker: nodes.count(worker.node))
+
+
+def crowding_worker(stage: Stage) -> PodSight | None:
+    """One that shares its node, where nobody away from the operator has one alone."""
+    nodes = [worker.node for worker in stage.workers()]
+    if any(nodes.count(worker.node) == 1 for worker in workers_away_from_operator(stage)):
+        return None
+    return next((worker for worker in reversed(stage.workers()) if nodes.count(worker.node) > 1), None)
 
 
 def drills(interval_steps: int) -> list[Drill]:

@@ -9,9 +9,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from holdfast_testbed.drill import notes
-from holdfast_testbed.drill.faults import Stage, delete_pod
+from holdfast_testbed.drill.faults import Stage, crowding_worker, delete_pod
 from holdfast_testbed.drill.matrix import Case
 from holdfast_testbed.drill.sight import Pair
+from holdfast_testbed.drill.watch import PodSight
 
 WORKERS = 3
 BATCH, EPOCH_STEPS = 24, 20  # of drills/_train.py
@@ -19,6 +20,7 @@ PATIENCE = 120.0
 UNDISTURBED_SECONDS = 3.0
 LATE_COUNT_SECONDS = 2.0
 POLL = 0.2
+MOVES = 3
 
 T = TypeVar("T")
 
@@ -66,6 +68,7 @@ def run(case: Case, stage: Stage, *, warm: bool = True) -> Trial:
 
 def _run(case: Case, stage: Stage, warm: bool) -> Trial:
     settle(stage, warm=warm)
+    _spread(stage)
     folder, known = stage.checkpoints, dict(stage.watcher.sight.restarts)
     pairs = {incident.pair for incident in stage.watcher.sight.incidents}
     notes.clear(folder)
@@ -99,10 +102,19 @@ def _run(case: Case, stage: Stage, warm: bool) -> Trial:
     )
 
 
-def _renew(stage: Stage) -> None:
-    """Another pod for the last worker, and its loss counted, so that the next trial sees nothing of it."""
+def _spread(stage: Stage) -> None:
+    """Two workers on one node leave it one after the other, or are the majority: that is another promise."""
+    for _ in range(MOVES):
+        pod = crowding_worker(stage)
+        if pod is None:
+            return
+        _renew(stage, pod)
+
+
+def _renew(stage: Stage, pod: PodSight | None = None) -> None:
+    """Another pod for this worker or the last, and its loss counted, so that the next trial sees nothing of it."""
     known = dict(stage.watcher.sight.restarts)
-    delete_pod(stage)
+    delete_pod(stage, pod)
     stage.watcher.wait("the pod's loss", lambda: bool(_new(known, stage.watcher.sight.restarts)), timeout=120)
     settle(stage)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.constants import MAX_TEXT, PROTOCOL_VERSION
+from holdfast.logs import is_own_info
 
 _log = logging.getLogger("holdfast.launch.termination")
 _MAX_BYTES = 4000  # the kubelet cuts at 4096
@@ -58,7 +59,8 @@ def redact(text: str) -> str:
 
 def last_lines(lines: Sequence[str]) -> tuple[str, ...]:
     """The last lines that say something, each of a length that other launchers can be told."""
-    return tuple(line.rstrip()[:MAX_TEXT] for line in lines if line.strip())[-_MAX_LINES:]
+    telling = [line for line in lines if line.strip() and not is_own_info(line)]
+    return tuple(line.rstrip()[:MAX_TEXT] for line in telling)[-_MAX_LINES:]
 
 
 def write(path: Path, ending: Ending) -> None:
