@@ -82,6 +82,31 @@ def test_workers_that_train_are_not_taken_back_with_those_that_found_no_node(mak
     sim.run(60, until=lambda: len(sim.world_names()) == 3)
 
 
+def test_without_a_gang_each_worker_holds_the_place_that_it_finds(make_sim: Make) -> None:
+    sim = make_sim(replicas=3, minimum=3, nodes=3, scheduling={"gang": "None"})
+    for node in sim.nodes.values():
+        node["status"]["allocatable"]["cpu"] = "1"
+    sim.nodes["node-3"]["cut"] = True
+    sim.run(300)
+    assert not any("schedulingGates" in body["spec"] for body in sim.pods.values())
+    assert sim.created_names == ["gpt-w0", "gpt-w1", "gpt-w2"]  # nobody is taken back
+    assert sim.world_names() == []
+    assert sim.status.condition("Ready").reason == "WaitingForWorkers"
+    sim.nodes["node-3"].pop("cut")
+    sim.run(60, until=lambda: len(sim.world_names()) == 3)
+
+
+def test_without_a_gang_an_elastic_job_begins_with_those_that_found_a_place(make_sim: Make) -> None:
+    sim = make_sim(replicas=3, minimum=2, nodes=3, scheduling={"gang": "None"})
+    for node in sim.nodes.values():
+        node["status"]["allocatable"]["cpu"] = "1"
+    sim.nodes["node-3"]["cut"] = True
+    sim.run(120, until=lambda: len(sim.world_names()) == 2)
+    sim.nodes["node-3"].pop("cut")
+    sim.run(400, until=lambda: len(sim.world_names()) == 3)
+    assert sim.status.restart_count == 0
+
+
 def test_two_gangs_of_two_thirds_each_both_finish(make_sim: Make) -> None:
     """Submitted together on three places: the older trains, the younger holds nothing, then trains as well."""
     older, younger = (make_sim(name=name, replicas=2, minimum=2, nodes=3) for name in ("alpha", "beta"))

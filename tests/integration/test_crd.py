@@ -190,6 +190,11 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
     ("a topology without a policy", [("spec.scheduling.topologyKey", "zone")], "give both, or neither"),
     ("a policy without a topology", [("spec.scheduling.topologyPolicy", "Packed")], "give both, or neither"),
     (
+        "a packed job without a gang",
+        [("spec.scheduling", {"topologyKey": "zone", "topologyPolicy": "Packed", "gang": "None"})],
+        "use gang: Gates",
+    ),
+    (
         "unknown policy",
         [("spec.scheduling", {"topologyKey": "zone", "topologyPolicy": "Stacked"})],
         'supported values: "Spread", "Packed"',
@@ -482,7 +487,7 @@ def test_the_smallest_job_gets_every_default(trial: Jobs) -> None:
         "startupDeadlineSeconds": 1200,
         "interruption": {"providers": ["AWS", "GCP", "Azure"], "checkpointDeadlineSeconds": 25},
         "nodeRemediation": {"optOut": False},
-        "scheduling": {"exclusiveNodes": False},
+        "scheduling": {"gang": "Gates", "exclusiveNodes": False},
     }
 
 

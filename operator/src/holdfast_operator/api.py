@@ -149,6 +149,7 @@ class Scheduling:
     topology_policy: str = ""
     exclusive_nodes: bool = False
     queue: str = ""  # of Kueue; it admits each worker
+    gang: bool = True  # the first workers wait behind gates until there is room for all
 
     @property
     def packed_by(self) -> str:
@@ -314,6 +315,7 @@ def parse_scheduling(spec: Json) -> Scheduling:
         topology_policy=_choice(value, "topologyPolicy", path, ("", c.SPREAD, c.PACKED), ""),
         exclusive_nodes=value.get("exclusiveNodes") is True,
         queue=str(value.get("queue") or ""),
+        gang=_choice(value, "gang", path, (c.GATES, c.NO_GANG), c.GATES) == c.GATES,
     )
 
 

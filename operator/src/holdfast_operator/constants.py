@@ -242,6 +242,7 @@ LABEL_HOSTNAME = "kubernetes.io/hostname"
 LABEL_NAMESPACE = "kubernetes.io/metadata.name"
 SPREAD = "Spread"
 PACKED = "Packed"
+GATES, NO_GANG = "Gates", "None"
 
 SHRINK = "Shrink"
 REPLACE = "Replace"

@@ -87,7 +87,7 @@ def planned(draft: Draft, count: int) -> tuple[Worker, ...]:
     """The next workers, as they would be asked for now: first those that stay off spot capacity, where some lack."""
     first = draft.status.incarnations
     wanted = draft.status.in_phase(Phase.WANTED)
-    gated = not any(worker.node for worker in wanted)
+    gated = draft.spec.scheduling.gang and not any(worker.node for worker in wanted)
     avoid, domain = _to_avoid(draft), _domain(draft, wanted)
     steady = sum(worker.on_demand for worker in (*wanted, *_waited_for(draft)))
     lack = min(draft.spec.scheduling.on_demand, draft.target) - steady
