@@ -343,6 +343,73 @@ def test_a_drained_pod_leaves_with_75_after_an_agreed_commit_and_nothing_is_lost
         assert incident(sim.pods[uid], Pair(1, 1)) is Cause.INTERRUPTION
 
 
+@pytest.mark.parametrize("by", ["w0", "w1"])
+@pytest.mark.parametrize("also", ["", "w2"])
+@pytest.mark.parametrize("blind", [False, True])
+def test_who_must_leave_stays_for_the_next_attempt_if_another_launcher_is_taken_for_lost(
+    by: str, also: str, blind: bool
+) -> None:
+    sim = training(4, replace_lost=False)
+    for uid in filter(None, ["w1", also]):
+        sim.drain(uid)
+    if blind:
+        gone = Failure(cause=Cause.INFRASTRUCTURE, reason="PeerLost", message="", priority=Priority.PEER_LOST)
+        sim.feed(sim.pods["w1"], events.RankFailed(pair=Pair(1, 1), failure=gone))
+    sim.miss(by, "w3")
+    assert sim.run(15, lambda: sim.trains_with(*sorted({"w0", "w1", "w2", "w3"} - {"w1", also})))
+    assert sim.pods["w1"].exit_code == 75
+    agreed = [world for world in sim.trainings if "w1" in world.world.uids and world.quiesced and world.commit]
+    assert [world.world.pair for world in agreed] == [Pair(1, 2)]
+    assert any(stored.lineage == agreed[0].steps for stored in sim.readable())
+    causes = [incident(sim.pods["w0"], pair) for pair in (Pair(1, 1), Pair(1, 2))]
+    assert causes == [Cause.INFRASTRUCTURE, Cause.INTERRUPTION]
+
+
+def asked(until: float, cause: Cause | None = Cause.INTERRUPTION) -> events.DrainAsked:
+    return events.DrainAsked(id="spot", reason="the machine goes", until=until, cause=cause)
+
+
+@pytest.mark.parametrize(("cause", "seconds"), [(None, 5.0), (Cause.INTERRUPTION, 1.0)])
+def test_an_order_of_the_operator_and_a_deadline_that_is_close_wait_for_no_other_attempt(
+    cause: Cause | None, seconds: float
+) -> None:
+    sim = training(replace_lost=False)
+    sim.feed(sim.pods["w1"], asked(sim.now + seconds, cause))
+    sim.miss("w1", "w2")
+    sim.feed(sim.pods["w1"], events.Tick())
+    assert sim.pods["w1"].state.leaving is not None
+
+
+def test_an_order_of_the_operator_ends_the_wait_for_the_next_attempt() -> None:
+    sim = training(2, replace_lost=False)
+    sim.feed(sim.pods["w1"], asked(sim.now + 5.0))
+    sim.crash("w0")
+    assert sim.run(5, lambda: sim.pods["w1"].state.postponed is not None and sim.pods["w1"].state.attempt is None)
+    sim.feed(sim.pods["w1"], asked(sim.now + 5.0, None))
+    assert sim.pods["w1"].state.leaving is not None
+
+
+def test_who_waits_for_an_attempt_that_never_comes_leaves_when_its_time_is_up() -> None:
+    sim = training(2, min_replicas=2, replace_lost=False)
+    sim.feed(sim.pods["w1"], asked(sim.now + 5.0))
+    until = sim.now + 5.0
+    sim.crash("w0")
+    assert not sim.run(4, lambda: sim.pods["w1"].exit_code is not None)
+    assert sim.run(2, lambda: sim.pods["w1"].exit_code == 75)
+    assert sim.now <= until + 1.0
+
+
+def test_the_only_one_left_keeps_the_state_until_the_operator_lets_it_commit() -> None:
+    sim = training(2, replace_lost=False)
+    before = sim.training_now()
+    assert before is not None
+    sim.feed(sim.pods["w1"], asked(sim.now + 30.0))
+    sim.crash("w0")
+    sim.prove(sim.pods["w0"])
+    assert sim.run(20, lambda: sim.pods["w1"].exit_code == 75)
+    assert sim.committed() > len(before.steps), "no step is lost, and one was made for the commit"
+
+
 def test_two_workers_on_one_noticed_node_leave_together_as_one_incident() -> None:
     sim = training(5, pods_per_node=2, replace_lost=False)
     before = sim.training_now()

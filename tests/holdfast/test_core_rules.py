@@ -138,6 +138,7 @@ CLAIM = Claim(pair=Pair(9, 1), job_uid="old", publication="x", from_step=3, from
             left=Pair(1, 3),
             ready=True,
             draining=True,
+            stays=True,
             notice=m.Notice(node="n1", id="spot-1", reason="terminate", until=2.5),
             done=True,
             failed=Pair(1, 3),

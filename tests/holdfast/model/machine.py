@@ -168,6 +168,17 @@ class Job(RuleBasedStateMachine):
     def notice(self, place: int) -> None:
         self.sim.notice(self.pod(place).uid)
 
+    @rule(place=PLACES, lost=PLACES)
+    def miss(self, place: int, lost: int) -> None:
+        self.sim.miss(self.pod(place).uid, self.pod(lost).uid)
+
+    @rule(place=PLACES, by=PLACES, lost=PLACES, notice=st.booleans())
+    def drain_while_another_is_missed(self, place: int, by: int, lost: int, notice: bool) -> None:
+        uid = self.pod(place).uid
+        self.sim.notice(uid) if notice else self.sim.drain(uid)
+        if self.sim.pods[uid].alive:
+            self.sim.miss(self.pod(by).uid, self.pod(lost).uid)
+
     @rule(place=PLACES, shards=st.frozensets(st.integers(min_value=0, max_value=1)), attempt=PLACES)
     def say_any_shards(self, place: int, shards: frozenset[int], attempt: int) -> None:
         """What it holds, true or not: nothing that is safe may hang on it."""

@@ -285,6 +285,12 @@ class Simulation:
             asked = events.DrainAsked(id=f"spot-{pod.node}", reason=f"{pod.node} goes", node=pod.node)
             self.feed(pod, asked)
 
+    def miss(self, uid: str, lost: str) -> None:
+        """For a moment one launcher hears nothing of another, which lives: starved, not dead."""
+        if self.pods[uid].view.get(lost):
+            self.pods[uid].view[lost] = False
+            self.feed(self.pods[uid], events.PeerDown(pod_uid=lost, how=events.How.SILENT))
+
     def linked(self, a: str, b: str) -> bool:
         """Whether bytes can go between two launchers."""
         one, two = self.pods.get(a), self.pods.get(b)

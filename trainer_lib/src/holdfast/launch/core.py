@@ -64,6 +64,8 @@ def step(state: State, event: Event, now: float, weakened: Weakened = NOTHING) -
 
 def _follow(turn: Turn) -> None:
     """Everything that follows from the state, in this order, whatever the event was."""
+    ending.postpone_drain(turn)
+    ending.heed_postponed(turn)
     ending.settle_quiesced(turn)
     ending.settle_failures(turn)
     ending.settle_drain(turn)
@@ -415,6 +417,7 @@ def _present(turn: Turn) -> Hello:
         ready=state.ready and state.leaving is None,
         prepared=state.prepared,
         draining=state.drain is not None,
+        stays=ending.would_stay(turn),
         notice=ending.notice(turn),
         done=attempt is not None and attempt.done,
         failed=failed,
@@ -444,6 +447,8 @@ def _phase(turn: Turn, waiting: forming.Waiting) -> forming.Waiting:
         return Phase.DRAINING, f"commits and leaves: {state.drain.reason}"
     if state.pending is not None:
         return Phase.FORMING, f"goes over to {state.pending.world.pair}"
+    if state.attempt is None and state.postponed is not None:
+        return waiting[0], f"{waiting[1]}; then commits and leaves: {state.postponed.reason}"
     if state.attempt is None:
         return waiting
     if state.attempt.done:

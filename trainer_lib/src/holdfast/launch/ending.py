@@ -12,7 +12,7 @@ from dataclasses import replace
 from holdfast.constants import Cause, ExitCode
 from holdfast.worlds import Claim, Pair
 
-from .events import DrainAsked, Exit, How, QuiesceRanks, StepMade
+from .events import DrainAsked, Exit, How, Note, QuiesceRanks, StepMade
 from .exhaustion import better, noted
 from .membership import Budget, Member
 from .messages import (
@@ -31,7 +31,7 @@ from .messages import (
 )
 from .restart import FAIL_JOB
 from .state import Attempt, Drain, Quiesce
-from .turn import Turn
+from .turn import DRAINED, Turn
 
 LINGER = 2.0
 REMEMBERED = 1000
@@ -278,16 +278,75 @@ def _unknown(turn: Turn, claims: tuple[Claim, ...]) -> tuple[Claim, ...]:
 def begin_drain(turn: Turn, event: DrainAsked) -> None:
     """This launcher must leave: an agreed commit first if there is something to lose."""
     until = event.until if event.until is not None else turn.now + turn.rules.checkpoint_deadline
-    known = turn.state.drain
+    known, postponed = turn.state.drain, turn.state.postponed
     if known is not None:
         turn.set(drain=replace(known, until=min(known.until, until), node=known.node or event.node))
-    if known is not None or turn.state.leaving is not None:
-        return
-    turn.set(drain=Drain(id=event.id, reason=event.reason, until=until, cause=event.cause, node=event.node))
+    elif postponed is not None and event.cause is not None:
+        turn.set(postponed=replace(postponed, until=min(postponed.until, until), node=postponed.node or event.node))
+    elif turn.state.leaving is None:
+        _drain(turn, Drain(id=event.id, reason=event.reason, until=until, cause=event.cause, node=event.node))
+
+
+def _drain(turn: Turn, drain: Drain) -> None:
+    turn.set(drain=drain, postponed=None)
     attempt = turn.attempt
     if attempt is not None and _has_something_to_lose(attempt) and attempt.quiesce is None:
-        turn.set_attempt(quiesce=Quiesce(id=event.id, reason=event.reason, until=until))
-        turn.do(QuiesceRanks(pair=attempt.world.pair, id=event.id, reason=event.reason, commit=True))
+        turn.set_attempt(quiesce=Quiesce(id=drain.id, reason=drain.reason, until=drain.until))
+        turn.do(QuiesceRanks(pair=attempt.world.pair, id=drain.id, reason=drain.reason, commit=True))
+
+
+def postpone_drain(turn: Turn) -> None:
+    """Another's failure ended the attempt before its agreed commit, and there is time for the next: be a member of it
+    like any other, from the moment in which the failure is known, so that the others form it with us at once."""
+    drain, attempt = turn.state.drain, turn.attempt
+    if drain is None or attempt is None or not (attempt.failures and would_stay(turn)):
+        return
+    root = min(attempt.failures, key=lambda failure: failure.rank_of_root)
+    me = attempt.world.member(turn.state.me)
+    if root.priority is not Priority.PEER_LOST and root.pod and root.pod != me.pod:
+        turn.set(drain=None, postponed=drain)
+        left = drain.until - turn.now
+        message = f"stays for the next attempt, at most {left:.0f} s, and commits there: {root.message}"
+        turn.do(Note(phase=turn.state.phase, message=message))
+
+
+def would_stay(turn: Turn) -> bool:
+    """Whether a failure of the attempt puts the drain off: then the others may form the next world with us."""
+    drain, attempt = turn.state.drain, turn.attempt
+    if drain is None or attempt is None or drain.cause is None or turn.state.leaving is not None:
+        return False
+    unfinished = attempt.step is not None and attempt.quiesced_at is None and not attempt.done
+    return unfinished and turn.now + turn.rules.accept_deadline <= drain.until
+
+
+def hear_of_the_end(turn: Turn, incident: Incident | None) -> None:
+    """A proposal may come before its sender's word that the attempt failed."""
+    attempt = turn.attempt
+    if turn.state.drain is not None and attempt is not None and incident and incident.pair == attempt.world.pair:
+        turn.fail(incident.failure)
+        postpone_drain(turn)
+
+
+def heed_postponed(turn: Turn) -> None:
+    """Ask the next attempt for its agreed commit once it made a step; leave if there is none for us, or no time."""
+    drain, attempt = turn.state.postponed, turn.attempt
+    if drain is None or turn.state.leaving is not None:
+        return
+    if attempt is None:
+        due = _trains_without_us(turn)
+    else:
+        due = attempt.done or attempt.quiesced_at is not None or _has_something_to_lose(attempt)
+    if due or turn.now >= drain.until:
+        _drain(turn, drain)
+
+
+def _trains_without_us(turn: Turn) -> bool:
+    """Whether there is no next attempt to stay for: it was published, or it trains, without this worker."""
+    me, membership, last = turn.state.me, turn.membership, turn.state.last
+    if membership is not None and membership.member(me) is None:
+        return True
+    worlds = [hello.world for uid in turn.state.peers if (hello := turn.hello(uid)) and hello.world]
+    return any(me not in world.uids and (last is None or world.pair > last) for world in worlds)
 
 
 def _has_something_to_lose(attempt: Attempt) -> bool:
@@ -320,7 +379,7 @@ def drain_incident(turn: Turn) -> tuple[Pair, Failure] | None:
     names = ", ".join(member.pod or member.pod_uid for member in leaving)
     return attempt.world.pair, Failure(
         cause=drain.cause,
-        reason="Drained",
+        reason=DRAINED,
         message=f"{names} {'leaves' if len(leaving) == 1 else 'leave'}: {drain.reason}",
         priority=Priority.MEMBER_LOST,
         pod=leaving[0].pod,
@@ -383,11 +442,18 @@ def settle_drain(turn: Turn) -> None:
     if drain is None or turn.state.leaving is not None:
         return
     waits = attempt is not None and (_has_something_to_lose(attempt) or attempt.done) and turn.now < drain.until
-    if not waits:
+    # Who only misses a peer hears first, for the moment of the settle, whether that one failed.
+    unsettled = attempt is not None and would_stay(turn) and _blind(attempt)
+    if not waits and not unsettled:
         _break_off(turn)
         cause = drain.cause
         message = f"left on request: {drain.reason}"
-        leave(turn, Exit(code=int(ExitCode.LEFT_ON_REQUEST), cause=cause, reason="Drained", message=message))
+        leave(turn, Exit(code=int(ExitCode.LEFT_ON_REQUEST), cause=cause, reason=DRAINED, message=message))
+
+
+def _blind(attempt: Attempt) -> bool:
+    failures = attempt.failures
+    return bool(failures) and all(failure.priority is Priority.PEER_LOST for failure in failures)
 
 
 def _break_off(turn: Turn) -> None:

@@ -13,7 +13,7 @@ from holdfast.constants import Phase
 from holdfast.worlds import Pair, highest
 
 from . import rules
-from .ending import adopt_incident, close_attempt, sent_away
+from .ending import adopt_incident, close_attempt, hear_of_the_end, sent_away
 from .events import OpenStore, QuiesceRanks, StartRanks
 from .membership import Member, Membership
 from .messages import Accept, Incident, Master, Priority, Propose, Refuse, Remedy, Start, World
@@ -291,7 +291,11 @@ def pursue(turn: Turn) -> None:
         return
     uids = proposal.world.uids
     overtaken = turn.state.accepted is not None and turn.state.accepted > proposal.world.pair
-    if overtaken or turn.state.drain is not None or any(turn.on_its_way_out(uid) for uid in uids):
+    if (
+        overtaken
+        or turn.state.drain is not None
+        or any(turn.on_its_way_out(uid) and not turn.stays(uid) for uid in uids)
+    ):
         _give_way(turn, 0.0)
     elif proposal.accepted >= uids and proposal.master is not None:
         _start(turn, proposal, proposal.master)
@@ -351,6 +355,7 @@ def consider(turn: Turn, sender: str, proposal: Propose) -> None:
         return
     if state.pending is not None and state.pending.world == world:
         return
+    hear_of_the_end(turn, proposal.incident)
     reason = _objection(turn, proposal)
     if reason is not None:
         turn.refuse(sender, world.pair, reason)

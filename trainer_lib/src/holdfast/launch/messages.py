@@ -208,7 +208,8 @@ class Hello:
     """The sender's whole present. Said on every change and once a second.
 
     `failure` is what ended (or, while `draining`, will end) the sender's attempt `failed`; `left` is the last attempt
-    that is over for it. `notice` says that the sender drains because its whole node goes.
+    that is over for it. `notice` says that the sender drains because its whole node goes. `stays`: though `draining`,
+    it is in the next world too, should a failure of somebody else end its attempt now.
     `prepared`: its ranks could enter a world at once. `stalls`: what the others must know to judge who hangs.
     `held`: the shards of a sharded model that its ranks have in memory; None if it is not sharded.
     """
@@ -224,6 +225,7 @@ class Hello:
     ready: bool = False
     prepared: bool = True
     draining: bool = False
+    stays: bool = False
     notice: Notice | None = None
     done: bool = False
     failed: Pair | None = None

@@ -129,6 +129,7 @@ class State:
     not_before: float = 0.0
     foreign: tuple[Claim, ...] = ()
     drain: Drain | None = None
+    postponed: Drain | None = None  # a notice whose attempt another one's failure ended: it is heeded in the next
     requests: frozenset[str] = frozenset()
     waiting_requests: tuple[tuple[str, str], ...] = ()
     confirmed: Pair | None = None

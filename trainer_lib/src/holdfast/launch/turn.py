@@ -15,6 +15,8 @@ from .messages import Failure, Hello, Message, Priority, Refuse
 from .rules import NOTHING, Weakened
 from .state import Attempt, Peer, State
 
+DRAINED = "Drained"
+
 
 class Turn:
     """What the rules work on."""
@@ -101,7 +103,15 @@ class Turn:
         peer, hello = self.state.peers.get(uid), self.hello(uid)
         if peer is None or hello is None or peer.muted_until > self.now:
             return False
-        return hello.ready and not hello.draining
+        return hello.ready and (not hello.draining or self.stays(uid))
+
+    def stays(self, uid: str) -> bool:
+        """Whether a draining member of the attempt that a failure of somebody else ended is in the next one too."""
+        hello, last, failure = self.hello(uid), self.state.last_world, self.state.failure
+        if hello is None or not hello.stays or last is None or failure is None or self.state.attempt is not None:
+            return False
+        ended = self.state.failed == last.pair and uid in last.uids and failure.reason != DRAINED
+        return ended and bool(failure.pod) and failure.pod != last.member(uid).pod
 
     def on_its_way_out(self, uid: str) -> bool:
         """Whether a member is lost or leaves."""
