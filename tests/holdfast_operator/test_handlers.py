@@ -7,8 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import kopf
 import pytest
 import yaml
+
+from holdfast_operator import handlers
 
 # As ``process`` does: told to end before kopf hears signals itself.
 TOLD_EARLY = """
@@ -23,6 +26,80 @@ signal.signal(signal.SIGTERM, lambda *_: ended.set())
 signal.raise_signal(signal.SIGTERM)
 handlers.serve(Feed(Cache(), KeyedQueue()), (), ended)
 print("ended")
+"""
+
+
+# Three pages of pods; what is asked of it, and how many came, is told when all have come.
+LISTED = """
+import json, threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+from holdfast_operator import constants as c
+from holdfast_operator import handlers
+from holdfast_operator.cluster import PAGE
+
+PODS, ended, asked, came = 2 * PAGE + 1, threading.Event(), [], set()
+VERBS = ["get", "list", "watch"]
+VERSION = {"version": c.API_VERSION}
+
+def kind(plural, name, namespaced):
+    return {"name": plural, "kind": name, "singularName": name.lower(), "namespaced": namespaced, "verbs": VERBS}
+
+PAGES = {
+    "/version": {"major": "1"},
+    "/api": {"versions": ["v1"]},
+    "/apis": {"groups": [{"name": c.GROUP, "versions": [VERSION], "preferredVersion": VERSION}]},
+    "/api/v1": {
+        "resources": [kind("pods", "Pod", True), kind("nodes", "Node", False), kind("namespaces", "Namespace", False)]
+    },
+    f"/apis/{c.GROUP}/{c.API_VERSION}": {"resources": [kind(c.PLURAL, c.KIND, True)]},
+}
+
+def pod(number):
+    labels = {c.LABEL_APP_MANAGED_BY: c.MANAGED_BY}
+    meta = {"name": f"w{number}", "namespace": "ml", "uid": f"uid-{number}", "labels": labels}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": {}, "status": {}}
+
+class Server(BaseHTTPRequestHandler):
+    def do_GET(self):
+        url = urlsplit(self.path)
+        query = {key: values[0] for key, values in parse_qs(url.query).items()}
+        if query.get("watch"):
+            ended.wait()
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(json.dumps(PAGES.get(url.path) or self.listed(url.path, query)).encode())
+
+    def listed(self, path, query):
+        asked.append(int(query.get("limit", 0)))
+        if not path.endswith("/pods"):
+            return {"metadata": {"resourceVersion": "1"}, "items": []}
+        first = int(query.get("continue", 0))
+        last = min(PODS, first + (asked[-1] or PODS))
+        items = [pod(number) for number in range(first, last)]
+        return {"metadata": {"resourceVersion": "1", "continue": str(last) if last < PODS else ""}, "items": items}
+
+    def log_message(self, *_):
+        pass
+
+class Feed:
+    def pod(self, _kind, body):
+        came.add(body["metadata"]["uid"])
+        if len(came) == PODS:
+            ended.set()
+            signal.raise_signal(signal.SIGTERM)
+
+import os, signal
+from pathlib import Path
+server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+server.daemon_threads = True
+threading.Thread(target=server.serve_forever, daemon=True).start()
+config = Path(os.environ["KUBECONFIG"])
+config.write_text(config.read_text().replace("127.0.0.1:1", f"127.0.0.1:{server.server_port}"))
+handlers.serve(Feed(), (), ended)
+print(len(came) == PODS, sorted(asked) == [PAGE] * 5)
 """
 
 
@@ -46,3 +123,17 @@ def test_a_signal_that_came_before_the_watches_began_ends_them(environment: dict
         [sys.executable, "-c", TOLD_EARLY], env=environment, capture_output=True, text=True, timeout=120
     )
     assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr[-2000:]
+
+
+def test_a_large_cluster_is_listed_in_pages(environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LISTED], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (0, "True True\n"), done.stderr[-2000:]
+
+
+def test_what_came_is_let_go_soon_after_it_was_taken() -> None:
+    settings = kopf.OperatorSettings()
+    before = settings.queueing.idle_timeout
+    handlers.configure(settings)
+    assert 0 < settings.queueing.idle_timeout <= before / 10

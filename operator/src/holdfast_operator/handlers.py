@@ -13,7 +13,10 @@ from typing import Any
 import kopf
 
 from holdfast_operator import constants as c
+from holdfast_operator.cluster import PAGE
 from holdfast_operator.feed import Feed
+
+_IDLE_SECONDS = 0.1
 
 
 def registry(feed: Feed) -> kopf.OperatorRegistry:
@@ -21,8 +24,8 @@ def registry(feed: Feed) -> kopf.OperatorRegistry:
     handlers = kopf.OperatorRegistry()
 
     @kopf.on.startup(registry=handlers)
-    async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
-        _configure(settings)
+    async def begin(settings: kopf.OperatorSettings, **_: Any) -> None:
+        configure(settings)
 
     @kopf.on.login(registry=handlers)
     def login(**kwargs: Any) -> Any:
@@ -43,7 +46,8 @@ def registry(feed: Feed) -> kopf.OperatorRegistry:
     return handlers
 
 
-def _configure(settings: kopf.OperatorSettings) -> None:
+def configure(settings: kopf.OperatorSettings) -> None:
+    """How kopf watches."""
     settings.scanning.disabled = True
     settings.posting.enabled = False
     settings.peering.standalone = True
@@ -53,6 +57,10 @@ def _configure(settings: kopf.OperatorSettings) -> None:
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 330
     settings.watching.connect_timeout = 5
+    # Else the first list comes at once: of ten thousand pods a hundred megabytes, and ten times as much once read.
+    settings.watching.chunk_size = PAGE
+    # An object's worker holds the object as it came until it ends.
+    settings.queueing.idle_timeout = _IDLE_SECONDS
     settings.watching.label_selectors["", "v1", "pods"] = c.POD_SELECTOR
     settings.persistence.finalizer = f"{c.GROUP}/operator"
 
