@@ -100,7 +100,9 @@ PROVIDERS = ("AWS", "GCP", "Azure")
 NOTICE_ACTIONS_LEAVING = frozenset({"terminate", "stop", "hibernate", "shutdown", "preempt", "redeploy", "reboot"})
 # The machine is disturbed for a moment and stays: a checkpoint is enough, and new workers may come to it.
 NOTICE_ACTIONS_PASSING = frozenset({"migrate", "freeze", "maintenance"})
-TOLERATION_SECONDS = 2
+# Longer than a kubelet takes to be heard again after the API server was away: until then the node controller
+# taints its node, and deletes pods that train. Who is lost is found sooner, by peers and reports.
+TOLERATION_SECONDS = 30
 
 HEARTBEAT_SECONDS = 0.25
 DEAD_AFTER_SECONDS = 1.0

@@ -350,7 +350,7 @@ def _agent_sources(job: Job) -> list[Manifest]:
 
 
 def _tolerations(pod_spec: Manifest) -> list[Manifest]:
-    """Short ones: the stock 300 s would keep a dead node's pods for minutes. The user's own win."""
+    """The stock 300 s would keep a dead node's pods for minutes. The user's own win."""
     given = {toleration.get("key") for toleration in pod_spec.get("tolerations") or []}
     return [
         {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": c.TOLERATION_SECONDS}
