@@ -1,11 +1,15 @@
 """Reports and membership against the real protocol over TLS, with time in the test's hand."""
 
+import socket
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from holdfast_sidecar.agent import Membership, Reporter, connect
+from holdfast_sidecar import constants
+from holdfast_sidecar.agent import Membership, OperatorApi, Reporter, connect
 from holdfast_sidecar.clock import SystemClock
 from holdfast_sidecar.contract import Pod
 from holdfast_sidecar.heartbeat import Heartbeat
@@ -42,6 +46,17 @@ def reporter(link, run_dir, clock) -> Reporter:
         clock=clock,
         uniform=highest,
     )
+
+
+@pytest.fixture
+def unanswered(authority, tmp_path: Path) -> Iterator[OperatorApi]:
+    """An API at a host that answers no more than one that has lost its power: its queue of connections is full."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        host, port = listener.getsockname()
+        stack.enter_context(socket.create_connection((host, port)))
+        (tmp_path / "token").write_text("first-token\n")
+        yield connect(f"https://{host}:{port}", tmp_path / "token", authority.file, SystemClock().monotonic)[0]
 
 
 def stored(run_dir: Path) -> bytes:
@@ -201,6 +216,12 @@ def test_only_an_address_over_tls_is_followed(reporter, operator, leader, clock,
         reporter.step()
     assert leader.tries == []
     assert len(operator.tries) == 3
+
+
+def test_a_service_that_leads_to_a_lost_machine_is_asked_again_soon(unanswered, run_dir, clock, monkeypatch):
+    monkeypatch.setattr(constants, "CONNECT_SECONDS", 0.05)
+    monkeypatch.setattr(constants, "MEMBERSHIP_TIMEOUT_SECONDS", 1e6)
+    assert Membership(unanswered, run_dir, clock, highest).step() == pytest.approx(0.2)
 
 
 def test_the_membership_is_fetched_from_the_leader(membership, operator, leader, run_dir):

@@ -79,8 +79,9 @@ HOLD_SECONDS: Final = 30.0
 MEMBERSHIP_TIMEOUT_SECONDS: Final = HOLD_SECONDS + 10.0
 REVISION_MISMATCH_SECONDS: Final = 1.0
 """How long a report's answer may name another revision than the stored one before the long poll is begun again."""
-LEADER_CONNECT_SECONDS: Final = 3.0
-"""A standby may name a leader whose machine is gone."""
+CONNECT_SECONDS: Final = 2.0
+"""A standby may name a leader whose machine is gone, and a Service leads there until Kubernetes has noticed: the next
+attempt may find another one. Long enough for one SYN that was lost."""
 KEEPALIVE_IDLE_SECONDS: Final = 5
 KEEPALIVE_INTERVAL_SECONDS: Final = 2
 KEEPALIVE_COUNT: Final = 3

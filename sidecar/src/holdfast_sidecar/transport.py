@@ -197,9 +197,7 @@ class Connection:
 
     def _open(self, deadline: float) -> http.client.HTTPConnection:
         left = max(deadline - self._monotonic(), 0.001)
-        if (self._host, self._port) != self._home:
-            left = min(left, c.LEADER_CONNECT_SECONDS)
-        raw = socket.create_connection((self._host, self._port), timeout=left)
+        raw = socket.create_connection((self._host, self._port), timeout=min(left, c.CONNECT_SECONDS))
         try:
             _watch(raw)
             if self._used_context is not None:
