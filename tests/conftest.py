@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ HERE = Path(__file__).parent
 CLUSTERS = ("integration", "e2e")
 REMOVAL_SECONDS = 30
 """After Ctrl-C, for clusters to be taken down."""
+TOLD_LINES = 60
+"""Of each of a failed test's logs and outputs, the last ones: more would bury what failed under it."""
 
 # How long an example takes says how much else the machine has to do.
 settings.register_profile("holdfast", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -39,6 +41,20 @@ def _place(item: pytest.Item) -> int:
     if "running_job" in fixtures:
         return 4
     return {"integration": 1, "scale": 2, "e2e": 3 if "cluster" in fixtures else 2}.get(folder, 0)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Tell the end of what a test printed."""
+    report = yield
+    report.sections = [(title, _end(text)) for title, text in report.sections]
+    return report
+
+
+def _end(text: str) -> str:
+    lines = text.splitlines()
+    left_out = len(lines) - TOLD_LINES
+    return text if left_out <= 0 else "\n".join([f"[{left_out} earlier lines]", *lines[-TOLD_LINES:]])
 
 
 @pytest.fixture
