@@ -56,6 +56,7 @@ class Watcher:
         self._progress: list[Progress] = []
         self._job = JobSight()
         self._pods: tuple[PodSight, ...] = ()
+        self._ended_by: Exception | None = None
 
     def __enter__(self) -> Watcher:
         self._thread.start()
@@ -96,6 +97,8 @@ class Watcher:
         """Return as soon as the condition holds; raise TimeoutError that names what was waited for."""
         deadline = time.monotonic() + timeout
         while not condition():
+            if self._ended_by is not None:
+                raise RuntimeError("the watcher has ended, and sees nothing any more") from self._ended_by
             if time.monotonic() > deadline:
                 raise TimeoutError(f"after {timeout:.0f} s still waiting for: {what} (job is {self._describe()})")
             self._stop.wait(0.1)
@@ -124,8 +127,11 @@ class Watcher:
         return f"{sight.phase or 'without status'}, ready {sight.ready or '?'}, generation {sight.generation}"
 
     def _poll_until_stopped(self) -> None:
-        while not self._stop.wait(POLL_SECONDS):
-            self._poll()
+        try:
+            while not self._stop.wait(POLL_SECONDS):
+                self._poll()
+        except Exception as error:  # noqa: BLE001 - carried over to whoever waits
+            self._ended_by = error
 
     def _poll(self) -> None:
         try:
