@@ -26,6 +26,7 @@ PAGES = {
     "interruption": ["survive-interruptions"],
     "preflight": ["preflight"],
     "scheduling": ["placement"],
+    "rendezvous": ["torchrun"],
     "nodeRemediation": ["node-remediation"],
     "suspend": ["suspend-and-deadlines"],
     "activeDeadlineSeconds": ["suspend-and-deadlines"],

@@ -34,6 +34,7 @@ from holdfast_operator.line import Known, Line
 from holdfast_operator.observe import rival_of
 from holdfast_operator.occupancy import usage_of
 from holdfast_operator.seen import Observed, Platform, Refusal, Usage, parse_node, parse_pod, parse_report
+from holdfast_operator.standin import spoken_for
 from holdfast_operator.status import Status
 
 Body = dict[str, Any]
@@ -105,7 +106,7 @@ class Sim:
         self.graves: dict[str, Body] = {}
         self.heard: dict[str, tuple[datetime, Body]] = {}
         self.started_at = START - timedelta(hours=1)
-        self.applied, self.published = "", -1
+        self.applied, self.published, self.rendezvous_ip = "", -1, ""
         self.refusal: Refusal | None = None
         self.peers: list[Sim] = []  # other jobs on the same nodes
         self.document: Body | None = None
@@ -127,6 +128,7 @@ class Sim:
         self.refused: set[str] = set()  # checks that fail by what the job says
         self.preflights: dict[str, dict[str, str]] = {}  # by node: what each check of a worker there comes to
         self.cut_links: frozenset[frozenset[str]] = frozenset()  # pairs of nodes
+        self.children: Body = {}
         self.frozen: dict[str, datetime] = {}  # pods whose launcher hangs, and since when
         self.books: dict[str, dict[str, float] | None] = {}  # what launchers book, by pod; None: nothing yet
 
@@ -148,6 +150,11 @@ class Sim:
         """Pods whose launcher runs and is heard."""
         return sorted(self.pods[uid]["metadata"]["name"] for uid in self.pods if self._alive(uid))
 
+    @property
+    def launched(self) -> bool:
+        """Whether Holdfast's launchers run in the workers."""
+        return bool(self.body["spec"].get("rendezvous", {}).get("backend", "Holdfast") == "Holdfast")
+
     def uid(self, name: str) -> str:
         return next(uid for uid, body in self.pods.items() if body["metadata"]["name"] == name)
 
@@ -164,11 +171,13 @@ class Sim:
         job = parse_job(self.body)
         views = [parse_pod(body) for body in self.pods.values()]
         views += [parse_pod(body, absent=True) for body in self.graves.values()]
-        reports = tuple(filter(None, (parse_report(body, at) for at, body in self.heard.values())))
+        told = filter(None, (parse_report(body, at) for at, body in self.heard.values()))
+        status = Status.from_json(job.raw_status)
+        reports = spoken_for(job, status, views, told)
         self.nonces += 1
         return Observed(
             job=job,
-            status=Status.from_json(job.raw_status),
+            status=status,
             platform=PLATFORM,
             job_key="ab" * 32,
             nonce=f"n{self.nonces}",
@@ -181,6 +190,7 @@ class Sim:
             refusal=self.refusal,
             applied=self.applied,
             published=self.published,
+            rendezvous_ip=self.rendezvous_ip,
         )
 
     def _node(self, name: str) -> Any:
@@ -227,6 +237,8 @@ class Sim:
         match action:
             case ApplyChildren():
                 self.applied = action.digest
+                self.children = {item["metadata"]["name"]: item for item in action.manifests}
+                self.rendezvous_ip = "10.96.0.7" if "gpt-rendezvous" in self.children else ""
             case Publish():
                 self._publish(action)
             case CreatePod():
@@ -269,7 +281,7 @@ class Sim:
 
     def restart_operator(self, *, grace: bool = False) -> None:
         """Everything in memory is lost; agents report again within seconds."""
-        self.applied, self.published, self.refusal = "", -1, None
+        self.applied, self.published, self.refusal, self.rendezvous_ip = "", -1, None, ""
         self.heard = {}
         self.started_at = self.now if grace else self.started_at
 
@@ -310,6 +322,9 @@ class Sim:
                 self.graves[uid] = self.pods.pop(uid)
             elif up and node and body["status"]["phase"] == "Pending":
                 body["status"] = {"phase": "Running", "podIP": f"10.0.0.{len(self.created_names)}"}
+                if not self.launched:
+                    running = {"name": "trainer", "state": {"running": {"startedAt": format_seconds(self.now)}}}
+                    body["status"]["containerStatuses"] = [running]
 
     def _all_pods(self) -> list[Body]:
         return [body for sim in (self, *self.peers) for body in sim.pods.values()]
@@ -354,6 +369,8 @@ class Sim:
 
     def _launchers(self) -> None:
         """What launchers do together, as far as the operator can see it."""
+        if not self.launched:
+            return
         if self.world is not None and not all(map(self._alive, self.world["members"])):
             self._world_ends("Infrastructure", "MemberLost")
         if self.document is None:
@@ -448,6 +465,8 @@ class Sim:
         name, node = body["metadata"]["name"], body["spec"]["nodeName"]
         report["pod"] |= {"uid": uid, "name": name, "node": node, "namespace": "ml"}
         report["notices"], report["gpu"] = body.get("notices", []), body.get("gpu", [])
+        if not self.launched:
+            return {**report, "launcher": None}
         world = self.world if self.world and uid in self.world["members"] else None
         checks = [
             {"name": n, "result": r, "message": f"{n} is {r}", **({"blame": "Job"} if n in self.refused else {})}

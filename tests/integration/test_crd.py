@@ -190,6 +190,36 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
     ("a topology without a policy", [("spec.scheduling.topologyKey", "zone")], "give both, or neither"),
     ("a policy without a topology", [("spec.scheduling.topologyPolicy", "Packed")], "give both, or neither"),
     (
+        "a backend that torch no longer finds a server for",
+        [("spec.rendezvous.backend", "Etcd")],
+        'supported values: "Holdfast", "C10d", "None"',
+    ),
+    (
+        "spares without the launcher",
+        [("spec.rendezvous.backend", "C10d"), ("spec.workers.spares", 1)],
+        "or no spares",
+    ),
+    (
+        "preflight without the launcher",
+        [("spec.rendezvous.backend", "None"), ("spec.preflight", {"checks": ["GPU"]})],
+        "or no preflight",
+    ),
+    (
+        "hang detection without the launcher",
+        [("spec.rendezvous.backend", "C10d"), ("spec.hangDetection", {})],
+        "or no hangDetection",
+    ),
+    (
+        "a memory tier without the launcher",
+        [("spec.rendezvous.backend", "C10d"), (VOLUME, "c"), (MEMORY, {"sizeLimit": "1Gi"})],
+        "checkpoint.volume alone",
+    ),
+    (
+        "steps of replicas without the launcher",
+        [("spec.rendezvous.backend", "C10d"), ("spec.elasticity", {"replicaStep": 3})],
+        "or replicaStep 1",
+    ),
+    (
         "a packed job without a gang",
         [("spec.scheduling", {"topologyKey": "zone", "topologyPolicy": "Packed", "gang": "None"})],
         "use gang: Gates",
@@ -347,7 +377,7 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
     ("no time to be active", [("spec.activeDeadlineSeconds", 0)], "greater than or equal to 1"),
     ("a life after the end below none", [("spec.ttlSecondsAfterFinished", -1)], "greater than or equal to 0"),
     # -- fields that are not there
-    ("a field of later versions", [("spec.rendezvous", {})], 'unknown field "spec.rendezvous"'),
+    ("a field of later versions", [("spec.networking", {})], 'unknown field "spec.networking"'),
     ("a misspelt field", [("spec.elasticity.minReplica", 2)], 'unknown field "spec.elasticity.minReplica"'),
 ]
 
@@ -488,6 +518,7 @@ def test_the_smallest_job_gets_every_default(trial: Jobs) -> None:
         "interruption": {"providers": ["AWS", "GCP", "Azure"], "checkpointDeadlineSeconds": 25},
         "nodeRemediation": {"optOut": False},
         "scheduling": {"gang": "Gates", "exclusiveNodes": False},
+        "rendezvous": {"backend": "Holdfast"},
     }
 
 
@@ -518,6 +549,7 @@ CHANGES_REFUSED = [
     ("processes by the GPUs", [("spec.workers.processesPerWorker", "auto")], "processesPerWorker is immutable"),
     ("exclusive nodes", [("spec.scheduling.exclusiveNodes", True)], "scheduling is immutable"),
     ("another queue", [("spec.scheduling.queue", "b")], "scheduling is immutable"),
+    ("another backend", [("spec.rendezvous.backend", "C10d")], "rendezvous is immutable"),
     ("another volume", [("spec.checkpoint.volume.claimName", "other")], "checkpoint.volume is immutable"),
     ("no volume", [("spec.checkpoint.volume", None)], "checkpoint.volume is immutable"),
     ("no volume by the back door", [("spec.checkpoint", None)], "checkpoint.volume is immutable"),

@@ -6,7 +6,7 @@ Every action is idempotent and means one object by UID, so a pass that dies anyw
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -24,7 +24,7 @@ from holdfast_operator.actions import (
     Plan,
     Publish,
 )
-from holdfast_operator.api import Job, format_time
+from holdfast_operator.api import Job, format_time, rendezvous_service
 from holdfast_operator.cluster import Cluster
 from holdfast_operator.errors import ClusterError, ConflictError, NotFoundError, RejectedError
 from holdfast_operator.observe import Memory
@@ -75,9 +75,9 @@ class Actor:
     def _do(self, job: Job, action: Action, memory: Memory, now: datetime) -> Memory:
         match action:
             case ApplyChildren():
-                for manifest in action.manifests:
-                    self._cluster.apply(dict(manifest))
-                return replace(memory, applied=action.digest, applied_at=now)
+                made = [self._cluster.apply(dict(manifest)) for manifest in action.manifests]
+                address = cluster_ip(made, rendezvous_service(job.name))
+                return replace(memory, applied=action.digest, applied_at=now, rendezvous_ip=address)
             case CreatePod():
                 created = self._cluster.create_pod(dict(action.manifest))
                 if created is not None:
@@ -112,6 +112,12 @@ def _remembered(memory: Memory, plan: Plan, refusal: Refusal | None) -> Memory:
     """A refusal is remembered until the creation that it was about succeeds."""
     tried = any(isinstance(action, CreatePod | ApplyChildren) for action in plan.actions)
     return replace(memory, refusal=refusal if tried or refusal else memory.refusal)
+
+
+def cluster_ip(made: Iterable[Json], name: str) -> str:
+    """The address of the Service of this name, if it is among these."""
+    found = (item.get("spec") or {} for item in made if (item.get("metadata") or {}).get("name") == name)
+    return next((str(spec["clusterIP"]) for spec in found if spec.get("clusterIP")), "")
 
 
 def _named(action: Action) -> str:

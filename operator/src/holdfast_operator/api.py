@@ -173,6 +173,7 @@ class JobSpec:
     min_replicas: int = 1
     replica_step: int = 1
     max_replicas: int = 0  # at least replicas, once parsed
+    rendezvous: str = c.HOLDFAST
     on_failure: str = c.SHRINK
     shrink_after_seconds: int = 0
     grow_cooldown_seconds: int = 300
@@ -199,6 +200,11 @@ class JobSpec:
         if not self.suspend:
             return self.checkpoint_deadline_seconds
         return max(self.checkpoint_deadline_seconds, (self.hang or HangSpec()).checkpoint)
+
+    @property
+    def launched(self) -> bool:
+        """Whether Holdfast's launcher runs in the workers; else what they do inside is not known."""
+        return self.rendezvous == c.HOLDFAST
 
     @property
     def shrinkable(self) -> bool:
@@ -278,6 +284,13 @@ def parse_spec(value: Any) -> JobSpec:
         min_replicas=_integer(elasticity, "minReplicas", "spec.elasticity", replicas, minimum=1),
         replica_step=_integer(elasticity, "replicaStep", "spec.elasticity", 1, minimum=1),
         max_replicas=max(replicas, _optional(elasticity, "maxReplicas", "spec.elasticity", minimum=1) or 0),
+        rendezvous=_choice(
+            _mapping(spec.get("rendezvous", {}), "spec.rendezvous"),
+            "backend",
+            "spec.rendezvous",
+            (c.HOLDFAST, c.C10D, c.NO_RENDEZVOUS),
+            c.HOLDFAST,
+        ),
         on_failure=_choice(elasticity, "onFailure", "spec.elasticity", (c.SHRINK, c.REPLACE, c.WAIT), c.SHRINK),
         shrink_after_seconds=_integer(elasticity, "shrinkAfterSeconds", "spec.elasticity", 0, minimum=0),
         grow_cooldown_seconds=_integer(elasticity, "growCooldownSeconds", "spec.elasticity", 300, minimum=0),
@@ -467,6 +480,11 @@ def pod_name(job: str, incarnation: int) -> str:
 def ca_config_map(job: str) -> str:
     """Name of the ConfigMap with the operator's CA bundle."""
     return f"{job}-holdfast-ca"
+
+
+def rendezvous_service(job: str) -> str:
+    """Name of the Service that leads to the pod that hosts a ``c10d`` store."""
+    return f"{job}-rendezvous"
 
 
 def run_id(job: Job) -> str:

@@ -101,8 +101,8 @@ class Cluster:
         path = f"{_JOBS}/namespaces/{job['namespace']}/{c.PLURAL}/{job['name']}/status"
         return slim(self._call("PATCH", path, {"fieldManager": c.FIELD_MANAGER}, body, MERGE))
 
-    def apply(self, manifest: JsonObject) -> None:
-        """Server-side apply of a job's child that is no pod, with our own field manager."""
+    def apply(self, manifest: JsonObject) -> JsonObject:
+        """Server-side apply of a job's child that is no pod, with our own field manager; returns what it came to."""
         meta = manifest["metadata"]
         api, plural = _CHILDREN[manifest["kind"]]
         path = f"{api}/namespaces/{meta['namespace']}/{plural}/{meta['name']}"
@@ -111,7 +111,7 @@ class Cluster:
             told = "an object of this name exists and belongs to somebody else: delete it, or rename the job"
             raise RejectedError(f"{manifest['kind']} {meta['name']}", "NameTaken", told)
         with _naming(f"{manifest['kind']} {meta['name']}"):
-            self._call("PATCH", path, {"fieldManager": c.FIELD_MANAGER, "force": "true"}, manifest, APPLY)
+            return self._call("PATCH", path, {"fieldManager": c.FIELD_MANAGER, "force": "true"}, manifest, APPLY)
 
     def create_pod(self, manifest: JsonObject) -> JsonObject | None:
         """Create a pod; None if one of this name, ours, exists already."""

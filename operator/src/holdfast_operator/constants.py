@@ -246,6 +246,13 @@ SPREAD = "Spread"
 PACKED = "Packed"
 GATES, NO_GANG = "Gates", "None"
 
+# Who brings the workers together (spec.rendezvous.backend).
+HOLDFAST, C10D, NO_RENDEZVOUS = "Holdfast", "C10d", "None"
+# How often a torchrun begins anew by itself where no budget says so; each peer that it loses is one of them.
+TORCHRUN_RESTARTS = 100
+# After one has given up, so long do the others take to notice.
+TORCHRUNS_END = timedelta(seconds=30)
+
 SHRINK = "Shrink"
 REPLACE = "Replace"
 WAIT = "Wait"

@@ -34,6 +34,7 @@ from holdfast_operator.policies import (
     preflight,
     progress,
     publication,
+    rendezvous,
     replicas,
     restart,
     roster,
@@ -45,7 +46,7 @@ from holdfast_operator.policies import (
 )
 from holdfast_operator.policies.draft import Draft
 from holdfast_operator.seen import Observed
-from holdfast_operator.status import Status
+from holdfast_operator.status import Phase, Status
 
 Policy = Callable[[Draft], Draft]
 
@@ -54,7 +55,8 @@ _ZERO = Pair(generation=0, attempt=0)
 
 def _children(draft: Draft) -> Draft:
     """NetworkPolicy, Service, ConfigMap and PodDisruptionBudget, once for each content of theirs."""
-    manifests = children(draft.seen.job, draft.seen.platform)
+    host = rendezvous.host_of(draft.status.in_phase(Phase.WANTED))
+    manifests = children(draft.seen.job, draft.seen.platform, host)
     name = digest(*manifests)
     if draft.seen.applied == name:
         return draft
@@ -80,6 +82,7 @@ POLICIES: tuple[Policy, ...] = (
     suspension.apply,
     gang.time_out,
     growth.apply,
+    rendezvous.apply,
     replicas.apply,
     _children,
     template.apply,

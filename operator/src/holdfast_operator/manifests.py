@@ -13,7 +13,16 @@ from itertools import takewhile
 from typing import Any
 
 from holdfast_operator import constants as c
-from holdfast_operator.api import HangSpec, Job, JobSpec, ca_config_map, pod_name, run_id, trainer_container
+from holdfast_operator.api import (
+    HangSpec,
+    Job,
+    JobSpec,
+    ca_config_map,
+    pod_name,
+    rendezvous_service,
+    run_id,
+    trainer_container,
+)
 from holdfast_operator.placement import placed
 from holdfast_operator.preflight import OBJECT_STORE, STORAGE
 from holdfast_operator.recovery import Rule
@@ -112,11 +121,26 @@ def config_map(job: Job, platform: Platform) -> Manifest:
     }
 
 
-def children(job: Job, platform: Platform) -> tuple[Manifest, ...]:
-    """What a job has besides its pods, in the order of need."""
+def host_service(job: Job, host: int) -> Manifest:
+    """Leads to the pod whose ``torchrun`` hosts the store of a rendezvous: one address, whoever it is."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _metadata(job, rendezvous_service(job.name), component="network"),
+        "spec": {
+            "publishNotReadyAddresses": True,
+            "selector": {c.LABEL_JOB: job.name, c.LABEL_INCARNATION: str(host)},
+            "ports": [{"name": "store", "port": c.PORT_STORE, "protocol": "TCP", "targetPort": c.PORT_STORE}],
+        },
+    }
+
+
+def children(job: Job, platform: Platform, host: int | None = None) -> tuple[Manifest, ...]:
+    """What a job has besides its pods, in the order of need. ``host``: the worker that hosts its rendezvous."""
     closed = (network_policy(job),) if platform.network_policies else ()
     kept = (disruption_budget(job, job.spec),) if platform.disruption_budgets and job.spec is not None else ()
-    return (*closed, service(job), config_map(job, platform), *kept)
+    meeting = (host_service(job, host),) if host is not None else ()
+    return (*closed, service(job), *meeting, config_map(job, platform), *kept)
 
 
 def digest(*values: Any) -> str:
@@ -125,7 +149,7 @@ def digest(*values: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def pod(job: Job, spec: JobSpec, worker: Worker, platform: Platform) -> Manifest:
+def pod(job: Job, spec: JobSpec, worker: Worker, platform: Platform, rendezvous_ip: str = "") -> Manifest:
     """One worker's pod."""
     template_meta: Mapping[str, Any] = spec.template.get("metadata") or {}
     return {
@@ -147,15 +171,16 @@ def pod(job: Job, spec: JobSpec, worker: Worker, platform: Platform) -> Manifest
             },
             "ownerReferences": [owner_reference(job)],
         },
-        "spec": _pod_spec(job, spec, worker, platform),
+        "spec": _pod_spec(job, spec, worker, platform, rendezvous_ip),
     }
 
 
-def _pod_spec(job: Job, spec: JobSpec, worker: Worker, platform: Platform) -> Manifest:
+def _pod_spec(job: Job, spec: JobSpec, worker: Worker, platform: Platform, rendezvous_ip: str) -> Manifest:
     result: Manifest = dict(spec.pod_spec)  # what is added goes into new lists: the template is shared by all pods
     trainer = trainer_container(result)
+    meeting = _torchrun_env(job, spec, worker, rendezvous_ip)
     result["containers"] = [
-        _trainer(container, job, spec) if container.get("name") == trainer else container
+        _trainer(container, job, spec, meeting) if container.get("name") == trainer else container
         for container in result["containers"]
     ]
     result["initContainers"] = [*(result.get("initContainers") or []), _sidecar(spec, platform)]
@@ -185,7 +210,7 @@ def _pod_spec(job: Job, spec: JobSpec, worker: Worker, platform: Platform) -> Ma
     )
 
 
-def _trainer(container: Manifest, job: Job, spec: JobSpec) -> Manifest:
+def _trainer(container: Manifest, job: Job, spec: JobSpec, meeting: list[Manifest]) -> Manifest:
     mounts = list(container.get("volumeMounts") or [])
     mounts.append({"name": c.VOLUME_RUN, "mountPath": c.RUN_DIR})
     if not _mounts_shm(container):
@@ -203,14 +228,40 @@ def _trainer(container: Manifest, job: Job, spec: JobSpec) -> Manifest:
         env.append(_value("HOLDFAST_CHECKPOINT_DIR", c.CHECKPOINT_DIR))
     if spec.checkpoint.memory:
         mounts.append({"name": c.VOLUME_MEMORY, "mountPath": c.MEMORY_DIR})
-    env += [*_object_env(job, spec), *_memory_env(spec), *_launcher_preflight_env(spec)]
+    env += [*_object_env(job, spec), *_memory_env(spec), *_launcher_preflight_env(spec), *meeting]
     # First, so that the user's own variables can refer to them as $(HOLDFAST_…).
     made = {**container, "env": [*env, *(container.get("env") or [])], "volumeMounts": mounts}
+    if not spec.launched:  # nobody writes a last word for the operator: the end of the log is one
+        made.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     store = spec.checkpoint.object_store
     if store is not None and store.secret_name:
         # Before the user's own, which win.
         made["envFrom"] = [{"secretRef": {"name": store.secret_name}}, *(container.get("envFrom") or [])]
     return made
+
+
+def _torchrun_env(job: Job, spec: JobSpec, worker: Worker, rendezvous_ip: str) -> list[Manifest]:
+    """What an unmodified ``torchrun`` reads in the place of its options; those that a command gives win."""
+    if spec.rendezvous != c.C10D:
+        return []
+    # The host's own address: not every network leads a pod to itself by way of a Service.
+    host = "$(HOLDFAST_POD_IP)" if worker.hosts else rendezvous_ip
+    least = spec.min_replicas if spec.shrinkable else spec.replicas
+    budget = spec.budget(c.CAUSE_APPLICATION)
+    options = {
+        "NNODES": f"{least}:{max(spec.replicas, spec.max_replicas)}",
+        "NPROC_PER_NODE": str(spec.processes_per_worker),
+        "RDZV_BACKEND": "c10d",
+        "RDZV_ENDPOINT": f"{host}:{c.PORT_STORE}",
+        "RDZV_CONF": f"is_host={int(worker.hosts)}",
+        # Another one for each host: nobody of an earlier world is met.
+        "RDZV_ID": f"{run_id(job)}-{worker.host}",
+        "LOCAL_ADDR": "$(HOLDFAST_POD_IP)",
+        "MAX_RESTARTS": str(budget.max_restarts if budget is not None else c.TORCHRUN_RESTARTS),
+    }
+    # With the store shared, agents of torch 2.13 send their ranks to the first rank 0 for ever, also when it is gone.
+    shared = _value("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    return [*(_value(f"PET_{name}", value) for name, value in options.items()), shared]
 
 
 def _object_env(job: Job, spec: JobSpec) -> list[Manifest]:

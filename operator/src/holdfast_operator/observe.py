@@ -36,6 +36,7 @@ from holdfast_operator.seen import (
     parse_pod,
     parse_report,
 )
+from holdfast_operator.standin import spoken_for
 from holdfast_operator.status import Phase, Status
 from holdfast_operator.webhook import AgentHub, AgentReport
 
@@ -54,6 +55,7 @@ class Memory:
     applied: str = ""
     applied_at: datetime | None = None
     published: int = -1
+    rendezvous_ip: str = ""
 
 
 class Observer:
@@ -126,7 +128,8 @@ class Observer:
         for view in views:
             here = not (view.absent or view.terminal or view.leaving)
             self._hub.bind(view.uid, job.uid, view.ip if here else "")
-        reports = tuple(filter(None, (self._report(view.uid) for view in views)))
+        told = filter(None, (self._report(view.uid) for view in views))
+        reports = spoken_for(job, status, views, told)
         return Observed(
             job=job,
             status=status,
@@ -142,6 +145,7 @@ class Observer:
             refusal=memory.refusal,
             applied=memory.applied if _still_applied(memory, job.uid, now) else "",
             published=memory.published,
+            rendezvous_ip=memory.rendezvous_ip,
         )
 
     def _report(self, pod_uid: str) -> Report | None:

@@ -368,6 +368,7 @@ class Observed:
     refusal: Refusal | None = None
     applied: str = ""  # digest of the children that this process applied last
     published: int = -1  # revision that this process published last
+    rendezvous_ip: str = ""  # of the Service that leads to the host of a c10d store; empty: not known yet
 
     @cached_property
     def _pods_by_uid(self) -> Mapping[str, PodView]:

@@ -69,6 +69,8 @@ def of_exit(pod: PodView, node: NodeView | None, now: datetime) -> Verdict:
 
 def _of_code(pod: PodView, ended: Exit) -> Verdict:
     words = ended.words()
+    if ended.code == c.EXIT_COMPLETE:
+        return Verdict(cause="", reason="Completed", message=f"{pod.name} has done its part")
     if ended.cause in c.CAUSES:
         return Verdict(cause=ended.cause, reason=ended.reason or ended.cause, message=f"{pod.name}: {words}")
     cannot_start = ended.reason in ("StartError", "ContainerCannotRun")
@@ -93,6 +95,6 @@ def _start_message(pod: PodView, ended: Exit) -> str:
     if _start_reason(ended) == HOLDFAST_MISSING:
         return (
             f"the trainer's command cannot be started in {pod.name}{told}. Its image must bring the holdfast package"
-            " on its PATH; the command is `holdfast run -- python train.py …`"
+            " on its PATH; the command is `holdfast run -- python train.py …` (or torchrun, with rendezvous.backend)"
         )
     return f"the trainer container of {pod.name} cannot be started{told}"

@@ -1,4 +1,7 @@
-"""One launcher's 0 completes the job; nothing is replaced after it."""
+"""One launcher's 0 completes the job, and so does one ``torchrun``'s, which waits for the others. Nothing follows it.
+
+Without any rendezvous each worker does its own part, so all are waited for.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,8 @@ def apply(draft: Draft) -> Draft:
 
 
 def _complete(draft: Draft) -> bool:
+    if draft.spec.rendezvous == c.NO_RENDEZVOUS:
+        return 0 < draft.target <= len(draft.finished)
     uids = {worker.pod_uid for worker in draft.status.workers if worker.known}
     exits = [pod.exit for pod in draft.seen.pods if pod.uid in uids]
     exits += [report.exit for report in draft.seen.reports if report.pod_uid in uids]

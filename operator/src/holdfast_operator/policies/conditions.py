@@ -73,9 +73,10 @@ def _blind(draft: Draft) -> bool:
 def _ready(draft: Draft, training: int) -> Words:
     wanted = draft.spec.replicas
     if training:
-        told = f"{training} of {wanted} workers train"
+        do = _verb(draft)
+        told = f"{training} of {wanted} workers {do}"
         if training > wanted:
-            told = f"{training} workers train, {wanted} were asked for"
+            told = f"{training} workers {do}, {wanted} were asked for"
         return Words(reason="Training", message=_with_volume(draft, told + _standing_by(draft)))
     if draft.hold is not None:
         return draft.hold
@@ -91,8 +92,13 @@ def _standing_by(draft: Draft) -> str:
     return f"; {ready} of {draft.spec.spares} spares stand by"
 
 
+def _verb(draft: Draft) -> str:
+    """Whether they train is known from Holdfast's launchers only."""
+    return "train" if draft.spec.launched else "run"
+
+
 def _with_volume(draft: Draft, message: str) -> str:
-    if draft.spec.checkpoint.claim_name:
+    if draft.spec.checkpoint.claim_name or not draft.spec.launched:
         return message
     return f"{message}; there is no checkpoint.volume, so no checkpoint outlives the pods"
 
@@ -122,7 +128,7 @@ def _degraded(draft: Draft, training: int) -> Words | None:
     if draft.hold is not None and draft.hold.reason in _DEGRADING:
         return draft.hold
     if 0 < training < draft.spec.replicas:
-        message = f"{training} of {draft.spec.replicas} workers train, the others are being replaced"
+        message = f"{training} of {draft.spec.replicas} workers {_verb(draft)}, the others are being replaced"
         return Words(reason="Shrunk", message=message)
     return None
 

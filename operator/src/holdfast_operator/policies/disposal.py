@@ -35,7 +35,7 @@ def _leaving(draft: Draft, worker: Worker) -> Draft:
     """A ready launcher gets the time to drain; nothing else has anything to lose."""
     if not worker.known:
         return draft
-    drains = worker.pod_uid in draft.status.membership.named() and worker.ready_at is not None
+    drains = draft.spec.launched and worker.pod_uid in draft.status.membership.named() and worker.ready_at is not None
     if not drains:
         return _delete(draft, worker, worker.reason)
     margin = timedelta(seconds=draft.spec.drain_seconds) + DRAIN_MARGIN
@@ -74,7 +74,7 @@ def _exists(pod: PodView | None) -> bool:
 
 def _forgettable(draft: Draft, worker: Worker) -> bool:
     """Nothing is left to be said of it: no object, no place in a generation that may live, no incident due."""
-    if worker.phase is not Phase.ENDED and not _never_was(draft, worker):
+    if worker in draft.finished or (worker.phase is not Phase.ENDED and not _never_was(draft, worker)):
         return False
     membership = draft.status.membership
     due = bool(worker.cause) and not worker.counted and not worker.ordered

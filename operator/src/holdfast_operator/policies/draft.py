@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from holdfast_operator import constants as c
 from holdfast_operator.actions import Action, Decided, Event, Recovered
 from holdfast_operator.api import JobSpec
 from holdfast_operator.capacity import Room
@@ -59,6 +60,13 @@ class Draft:
             wanted, key=lambda w: (w.pod_uid not in members, w.ready_at is None, not w.node, w.incarnation)
         )
         return tuple(ordered[: self.target])
+
+    @property
+    def finished(self) -> tuple[Worker, ...]:
+        """Those that have done their part where each does its own: they are not replaced."""
+        if self.spec.rendezvous != c.NO_RENDEZVOUS:
+            return ()
+        return tuple(worker for worker in self.status.in_phase(Phase.ENDED) if worker.exit_code == c.EXIT_COMPLETE)
 
     @property
     def spares(self) -> tuple[Worker, ...]:

@@ -16,6 +16,7 @@ from holdfast_operator.api import pod_name
 from holdfast_operator.fitting import place
 from holdfast_operator.line import Line
 from holdfast_operator.manifests import pod as pod_manifest
+from holdfast_operator.policies import rendezvous
 from holdfast_operator.policies.backoff import share
 from holdfast_operator.policies.draft import Draft
 from holdfast_operator.policies.replicas import order_away
@@ -132,7 +133,11 @@ def _outdated(draft: Draft) -> Draft:
 
 def apply(draft: Draft) -> Draft:
     """Make the pods that are missing, and lift the gates when their time has come."""
-    draft = _create(draft)
+    missing = [] if _keeps_out(draft) else _missing(draft)
+    waits = rendezvous.waits(draft) if missing else None
+    if waits is not None:
+        return waits
+    draft = _create(draft, missing)
     gated = _gated(draft)
     if not gated:
         return draft
@@ -143,13 +148,17 @@ def apply(draft: Draft) -> Draft:
     return _lift(draft, gated)
 
 
-def _create(draft: Draft) -> Draft:
-    for worker in () if _keeps_out(draft) else draft.status.in_phase(Phase.WANTED):
+def _create(draft: Draft, missing: list[Worker]) -> Draft:
+    for worker in missing:
         name = pod_name(draft.seen.job.name, worker.incarnation)
-        if not worker.known and draft.seen.pod_named(name) is None:
-            manifest = pod_manifest(draft.seen.job, draft.spec, worker, draft.seen.platform)
+        if draft.seen.pod_named(name) is None:
+            manifest = pod_manifest(draft.seen.job, draft.spec, worker, draft.seen.platform, draft.seen.rendezvous_ip)
             draft = draft.act(CreatePod(name=name, manifest=manifest)).wake_in(c.POLL_STUCK)
     return draft
+
+
+def _missing(draft: Draft) -> list[Worker]:
+    return [worker for worker in draft.status.in_phase(Phase.WANTED) if not worker.known]
 
 
 def _gated(draft: Draft) -> list[Worker]:

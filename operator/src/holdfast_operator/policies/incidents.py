@@ -160,7 +160,8 @@ def _replaced(draft: Draft, known: Incident, changed: Incident) -> Draft:
         draft = replace(draft, recovered=(*draft.recovered, recovered))
         lost = f", {changed.lost_steps} steps lost" if changed.lost_steps is not None else ""
         origin = f", state from: {changed.restored_from}" if changed.restored_from else ""
-        draft = draft.tell("Resumed", f"training goes on {seconds:.1f} s after {changed.reason}{lost}{origin}")
+        what = "training goes on" if draft.spec.launched else "its workers run again"
+        draft = draft.tell("Resumed", f"{what} {seconds:.1f} s after {changed.reason}{lost}{origin}")
     return draft
 
 
@@ -189,11 +190,21 @@ def _covered(draft: Draft, worker: Worker) -> bool:
     """An incident of the world that it was in, or a later one that names it, is recorded."""
     if worker.pair is None:
         return False
+    if _taken_along(draft, worker):
+        return True
     name = f"{draft.seen.job.name}-w{worker.incarnation}"
     return any(
         incident.pair == worker.pair or (incident.pod == name and incident.pair >= worker.pair)
         for incident in draft.status.incidents
     ) or draft.status.forgot(worker.pair)
+
+
+def _taken_along(draft: Draft, worker: Worker) -> bool:
+    """A ``torchrun`` that gives up takes the others with it, one after the other."""
+    if draft.spec.rendezvous != c.C10D or worker.cause != c.CAUSE_APPLICATION:
+        return False
+    moment = worker.since or draft.now
+    return any(timedelta(0) <= moment - incident.detected <= c.TORCHRUNS_END for incident in draft.status.incidents)
 
 
 def _at_startup(draft: Draft, worker: Worker) -> Draft:
@@ -236,6 +247,8 @@ def _members_to_count(draft: Draft) -> bool:
 
 def _somebody_reports(draft: Draft, worker: Worker) -> bool:
     """A launcher that was in its world lives on, so it will tell."""
+    if not draft.spec.launched:
+        return False
     for other in draft.status.in_phase(Phase.WANTED, Phase.LEAVING):
         report = draft.seen.report(other.pod_uid)
         if other.pair is not None and report is not None and report.fresh(draft.now):

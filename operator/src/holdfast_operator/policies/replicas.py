@@ -25,7 +25,7 @@ def apply(draft: Draft) -> Draft:
 
 
 def _filled(draft: Draft) -> Draft:
-    surplus = len(draft.status.in_phase(Phase.WANTED)) - _total(draft)
+    surplus = len(draft.status.in_phase(Phase.WANTED)) + len(draft.finished) - _total(draft)
     if surplus > 0 or len(_holders(draft)) > draft.target:
         return _fewer(draft, surplus)
     waited_for = _waited_for(draft)
@@ -91,6 +91,7 @@ def planned(draft: Draft, count: int) -> tuple[Worker, ...]:
     avoid, domain = _to_avoid(draft), _domain(draft, wanted)
     steady = sum(worker.on_demand for worker in (*wanted, *_waited_for(draft)))
     lack = min(draft.spec.scheduling.on_demand, draft.target) - steady
+    host = _host(draft, wanted) if draft.spec.rendezvous == c.C10D else None
     return tuple(
         Worker(
             incarnation=number,
@@ -100,10 +101,17 @@ def planned(draft: Draft, count: int) -> tuple[Worker, ...]:
             spare=len(wanted) + number - first >= draft.target,
             on_demand=number - first < lack,
             domain=domain,
+            host=host,
             since=draft.now,
         )
         for number in range(first, first + count)
     )
+
+
+def _host(draft: Draft, wanted: tuple[Worker, ...]) -> int:
+    """Theirs that are there, else the first of the new ones."""
+    found = (worker.host for worker in wanted if worker.host is not None)
+    return next(found, draft.status.incarnations)
 
 
 def _domain(draft: Draft, wanted: tuple[Worker, ...]) -> str:
@@ -146,7 +154,12 @@ def _dispensable(draft: Draft) -> list[Worker]:
     places, steady = _places(draft), _steady(draft)
     return sorted(
         draft.status.in_phase(Phase.WANTED),
-        key=lambda worker: (worker not in steady, places.get(worker.pod_uid, _NO_PLACE), worker.incarnation),
+        key=lambda worker: (
+            not worker.hosts,
+            worker not in steady,
+            places.get(worker.pod_uid, _NO_PLACE),
+            worker.incarnation,
+        ),
         reverse=True,
     )
 

@@ -41,7 +41,7 @@ def _resumed(draft: Draft) -> Draft:
 def shown(draft: Draft) -> Draft:
     """The conditions of a suspended job."""
     left = sum(1 for worker in draft.status.in_phase(Phase.WANTED, Phase.LEAVING) if worker.known)
-    words = _leaving(left) if left else Words(reason=c.SUSPENDED, message=_goes_on_from(draft))
+    words = _leaving(draft, left) if left else Words(reason=c.SUSPENDED, message=_goes_on_from(draft))
     if not left:
         draft = draft.but(origin=Origin(after=draft.status.membership.generation))
     before = draft.status.condition(c.SUSPENDED)
@@ -54,12 +54,15 @@ def shown(draft: Draft) -> Draft:
     return draft
 
 
-def _leaving(left: int) -> Words:
+def _leaving(draft: Draft, left: int) -> Words:
     message = f"{left} workers leave" if left > 1 else "one worker leaves"
-    return Words(reason=SUSPENDING, message=f"{message} after a commit on which all agree")
+    how = "after a commit on which all agree" if draft.spec.launched else "on SIGTERM, within their grace period"
+    return Words(reason=SUSPENDING, message=f"{message} {how}")
 
 
 def _goes_on_from(draft: Draft) -> str:
+    if not draft.spec.launched:
+        return "no worker is left; from where the script goes on is its own affair (rendezvous.backend)"
     newest = draft.status.last_checkpoint
     if newest is not None:
         return f"no worker is left; the newest checkpoint known is of step {newest.step}"

@@ -34,6 +34,7 @@ class Worker:
     spare: bool = False  # made to stand by; that it has a rank since, the membership tells
     on_demand: bool = False  # it stays off spot capacity
     domain: str = ""  # the value of the label by which the job is packed
+    host: int | None = None  # the incarnation that hosts the store of its rendezvous, maybe its own
     pod_uid: str = ""
     node: str = ""
     boot_id: str = ""
@@ -58,6 +59,11 @@ class Worker:
         """Whether its pod was seen: a pod that vanished is then lost, not waiting to be created."""
         return bool(self.pod_uid)
 
+    @property
+    def hosts(self) -> bool:
+        """Whether it hosts the store by which workers without Holdfast's launcher find each other."""
+        return self.host == self.incarnation
+
     def to_json(self) -> dict[str, Any]:
         """Sparse: what has its default value is left out."""
         return _sparse(
@@ -70,6 +76,7 @@ class Worker:
                 "spare": self.spare,
                 "onDemand": self.on_demand,
                 "domain": self.domain,
+                "host": self.host,
                 "podUID": self.pod_uid,
                 "node": self.node,
                 "bootID": self.boot_id,
@@ -103,6 +110,7 @@ class Worker:
             spare=bool(value.get("spare", False)),
             on_demand=bool(value.get("onDemand", False)),
             domain=str(value.get("domain") or ""),
+            host=int_or_none(value.get("host")),
             pod_uid=str(value.get("podUID") or ""),
             node=str(value.get("node") or ""),
             boot_id=str(value.get("bootID") or ""),
@@ -125,5 +133,5 @@ class Worker:
 
 
 def _sparse(value: dict[str, Any]) -> dict[str, Any]:
-    keep = ("incarnation", "batch", "phase", "exitCode", "graceSeconds")
+    keep = ("incarnation", "batch", "phase", "host", "exitCode", "graceSeconds")
     return {key: item for key, item in value.items() if item or (key in keep and item is not None)}
