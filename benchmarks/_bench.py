@@ -7,6 +7,7 @@ each round after a warm-up round, and a ratio is formed within a round.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import operator
@@ -25,6 +26,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "out" / "bench"
+_CODE = ("operator/src", "sidecar/src", "trainer_lib/src", "testbed/src", "charts", "crds", "benchmarks", "drills")
 _COMPARE = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 
 
@@ -132,12 +134,12 @@ class Trials:
 
     def __init__(self, name: str, effort: Effort) -> None:
         self._path = OUT / f"{name}.trials.jsonl" if effort.full else None
-        self._commit = commit()
+        self._code = code()
         self._kept: dict[str, list[float]] = {}
         if self._path is not None and self._path.exists():
             for line in self._path.read_text().splitlines():
                 entry = json.loads(line)
-                if entry["commit"] == self._commit:
+                if entry.get("code") == self._code:
                     self._kept.setdefault(entry["key"], []).append(entry["value"])
 
     def collect(self, key: str, wanted: int, trial: Callable[[], float]) -> list[float]:
@@ -159,7 +161,7 @@ class Trials:
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a") as file:
-                file.write(json.dumps({"commit": self._commit, "key": key, "value": value}) + "\n")
+                file.write(json.dumps({"code": self._code, "key": key, "value": value}) + "\n")
 
 
 def arguments(description: str, flags: Mapping[str, str] | None = None) -> Effort:
@@ -264,6 +266,20 @@ def commit() -> str:
     found = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     dirty = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=False)
     return (found.stdout.strip() or "unknown") + ("+" if dirty.stdout.strip() else "")
+
+
+def code() -> str:
+    """What is tried: the checked-out code without its docs and tests, with a mark when files differ from it.
+
+    A long run is kept by it, so that a commit which changes neither loses no trial.
+    """
+    git = ["git", "-C", str(ROOT)]
+    trees = [*git, "rev-parse", *(f"HEAD:{part}" for part in _CODE)]
+    dirty = [*git, "status", "--porcelain", "-uno", "--", *_CODE]
+    found, changed = (subprocess.run(asked, capture_output=True, text=True, check=False) for asked in (trees, dirty))
+    if found.returncode:
+        return "unknown"
+    return hashlib.sha256(found.stdout.encode()).hexdigest()[:12] + ("+" if changed.stdout.strip() else "")
 
 
 def _progress(text: str) -> None:

@@ -1,7 +1,7 @@
 """Checkpoints under harm: damaged bytes, processes killed while they save, cuts and resumes, touch-files, bad disks.
 
 Each row says what was lost and whether the rule held; `kept by` names the test that does the same at each change.
-Trials of kills are kept by commit in out/drill/checkpoint.jsonl, so a run that was stopped goes on where it was.
+Trials of kills are kept by code in out/drill/checkpoint.jsonl, so a run that was stopped goes on where it was.
 """
 
 from __future__ import annotations
@@ -70,15 +70,15 @@ class Effort:
 
 
 class Kept:
-    """Trials and rows of this commit, a line each; with another commit they begin anew."""
+    """Trials and rows of this code, a line each; with other code they begin anew."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._commit = path, bench.commit()
+        self._path, self._code = path, bench.code()
         self.trials: dict[tuple[int, int], Trial] = {}
         self.rows: dict[str, list[Row]] = {}
         for line in path.read_text().splitlines() if path.exists() else ():
             entry = json.loads(line)
-            if entry["commit"] == self._commit:
+            if entry.get("code") == self._code:
                 self._take(entry)
 
     def _take(self, entry: dict[str, Any]) -> None:
@@ -92,7 +92,7 @@ class Kept:
         """Add a line."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a") as file:
-            file.write(json.dumps({"commit": self._commit, **entry}) + "\n")
+            file.write(json.dumps({"code": self._code, **entry}) + "\n")
         self._take(entry)
 
     def of(self, seed: int) -> list[Trial]:

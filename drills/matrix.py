@@ -1,7 +1,7 @@
 """The drill matrix on the testbed's real nodes: each fault done to a small job of three workers that trains, on one
 cluster; what was detected, resumed, lost and counted. `held` says nothing of seconds, which stand beside it.
 
-Trials of the same commit are kept in out/drill/trials.jsonl, so a run that was stopped goes on where it was.
+Trials of the same code are kept in out/drill/trials.jsonl, so a run that was stopped goes on where it was.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ def say(text: str) -> None:
 
 
 class Kept:
-    """Trials by case, a line each; with another commit they begin anew."""
+    """Trials by case, a line each; with other code they begin anew."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._commit = path, bench.commit()
+        self._path, self._code = path, bench.code()
         self.trials: dict[str, list[Trial]] = {}
         for line in path.read_text().splitlines() if path.exists() else ():
             entry = json.loads(line)
-            if entry.pop("commit") == self._commit:
+            if entry.pop("code", None) == self._code:
                 self._add(Trial(**entry))
 
     def _add(self, trial: Trial) -> None:
@@ -87,7 +87,7 @@ class Kept:
         self._add(trial)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a") as file:
-            file.write(json.dumps({"commit": self._commit, **trial.to_json()}) + "\n")
+            file.write(json.dumps({"code": self._code, **trial.to_json()}) + "\n")
 
 
 @dataclass(frozen=True, kw_only=True)
