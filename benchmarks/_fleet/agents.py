@@ -37,11 +37,11 @@ class Agent:
         self.membership: Json | None = None
         self._headers = {"Authorization": f"Bearer {token}"}
         self._numbers = itertools.count(1)
-        self._tasks = [asyncio.create_task(self._report()), asyncio.create_task(self._poll())]
+        self.tasks = [asyncio.create_task(self._report()), asyncio.create_task(self._poll())]
 
     def stop(self) -> None:
         """It dies without a word."""
-        for task in self._tasks:
+        for task in self.tasks:
             if task.done() and not task.cancelled():
                 task.result()  # which is an error: none of them ends by itself
             task.cancel()
@@ -143,6 +143,7 @@ class Stage:
         self.players: dict[str, Player] = {}
         self.pods: dict[str, Json] = {}
         self._api, self._namespace = api, namespace
+        self._starting: set[asyncio.Task[None]] = set()
         self.http: aiohttp.ClientSession
 
     @contextlib.asynccontextmanager
@@ -160,15 +161,17 @@ class Stage:
             try:
                 yield
             finally:
-                watch.cancel()
-                for player in self.players.values():
-                    for agent in player.agents.values():
-                        agent.stop()
-                await asyncio.sleep(0)
+                agents = [agent for player in self.players.values() for agent in player.agents.values()]
+                for agent in agents:
+                    agent.stop()
+                rest = {watch, *self._starting}
+                for task in rest:
+                    task.cancel()
+                # None of them may call once the session is closed.
+                await asyncio.gather(*rest, *(task for agent in agents for task in agent.tasks), return_exceptions=True)
 
     async def _watch(self) -> None:
         path = f"/api/v1/namespaces/{self._namespace}/pods"
-        starting: set[asyncio.Task[None]] = set()
         async for kind, pod in self._api.watch(path):
             uid = str(pod["metadata"]["uid"])
             if kind == "DELETED" or pod["status"].get("phase") != "Running":
@@ -176,8 +179,8 @@ class Stage:
             elif uid not in self.pods:
                 self.pods[uid] = pod
                 task = asyncio.create_task(self._join(pod))
-                starting.add(task)
-                task.add_done_callback(starting.discard)
+                self._starting.add(task)
+                task.add_done_callback(self._starting.discard)
 
     async def _join(self, pod: Json) -> None:
         meta = pod["metadata"]

@@ -149,6 +149,14 @@ def test_a_gang_that_found_no_node_before_keeps_its_turn(make_sim: Make) -> None
     assert rival_of(older.body) is None
 
 
+def test_a_job_without_a_gang_has_no_turn(make_sim: Make) -> None:
+    older = make_sim(name="alpha", replicas=2, minimum=2, nodes=1, scheduling={"gang": "None"})
+    assert rival_of(older.body) is None
+    older.unplaceable = True
+    older.run(5)
+    assert rival_of(older.body) is None
+
+
 def test_a_job_that_cannot_be_read_holds_back_nobody(make_sim: Make) -> None:
     volume = {"volume": {"claimName": "checkpoints"}, "interval": "soon"}
     older = make_sim(name="alpha", replicas=2, minimum=2, nodes=1, checkpoint=volume)

@@ -277,6 +277,8 @@ def rival_of(body: Json) -> Rival | None:
         scheduling = parse_scheduling(body["spec"])
     except UnreadableError:
         return None
+    if not scheduling.gang:
+        return None  # its pods take what the scheduler finds, so there is no turn to keep for them
     if scheduling.queue and not gang.get("liftedAt") and (gang.get("queued") or not listed):
         return None  # it may have to wait for its quota for ever, whatever room there is
     unplaced = [worker for worker in gated if not worker.get("node")]
