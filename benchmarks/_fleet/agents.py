@@ -168,7 +168,9 @@ class Stage:
                 for task in rest:
                     task.cancel()
                 # None of them may call once the session is closed.
-                await asyncio.gather(*rest, *(task for agent in agents for task in agent.tasks), return_exceptions=True)
+                await asyncio.gather(
+                    *rest, *(task for agent in agents for task in agent.tasks), return_exceptions=True
+                )
 
     async def _watch(self) -> None:
         path = f"/api/v1/namespaces/{self._namespace}/pods"

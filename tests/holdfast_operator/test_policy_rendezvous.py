@@ -57,6 +57,12 @@ def test_an_unmodified_torchrun_is_told_where_to_meet(make_met: Make) -> None:
     assert selector == {"holdfast.dev/job-name": "gpt", "holdfast.dev/incarnation": "0"}
 
 
+def test_the_sidecar_waits_for_no_launcher(make_met: Make) -> None:
+    sim = make_met("C10d")
+    (sidecar,) = sim.pods[sim.uid("gpt-w0")]["spec"]["initContainers"]
+    assert {"name": "HOLDFAST_LAUNCHER", "value": "None"} in sidecar["env"]
+
+
 def test_workers_run_says_the_condition_and_not_that_they_train(make_met: Make) -> None:
     sim = make_met("C10d")
     assert (sim.status.ready, sim.status.condition("Ready").message) == ("3/3", "3 of 3 workers run")
@@ -118,6 +124,18 @@ def test_the_new_ones_wait_until_a_host_that_may_still_train_is_proved_gone(make
     sim.run(60, until=lambda: sim.status.holds("Ready"))
     assert len(sim.running()) == 3
     assert "gpt-w0" not in sim.running()
+
+
+def test_a_host_that_comes_back_leaves_for_the_one_in_its_place(make_met: Make) -> None:
+    sim = make_met("C10d")
+    node = sim.node_of("gpt-w0")
+    sim.kill_node(node)
+    sim.node_unready(node)
+    sim.run(60, until=lambda: sim.status.status == "AwaitingFence")
+    sim.heal_node(node, rebooted=False)
+    sim.run(90, until=lambda: len(sim.running()) == 3 and sim.status.holds("Ready"))
+    assert {asked(sim, name)["RDZV_ID"] for name in sim.running()} == {"gpt-job-gpt-3"}
+    assert sim.children["gpt-rendezvous"]["spec"]["selector"]["holdfast.dev/incarnation"] == "3"
 
 
 def test_a_worker_that_must_leave_is_not_waited_for(make_met: Make) -> None:

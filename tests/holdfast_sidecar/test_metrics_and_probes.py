@@ -37,6 +37,11 @@ def samples(metrics: Metrics) -> dict[str, float]:
     return found
 
 
+def test_where_no_launcher_is_to_be_heard_none_is_silent(heartbeat, clock):
+    clock.forward(600)
+    assert not [name for name in samples(Metrics(clock, heartbeat.current, launched=False)) if "launcher" in name]
+
+
 def test_the_launchers_state_is_exported(metrics, heartbeat, run_dir, golden, clock):
     (run_dir / "status.json").write_text(json.dumps(golden("status.json")))
     heartbeat.poll()

@@ -288,6 +288,8 @@ def _sidecar(spec: JobSpec, platform: Platform) -> Manifest:
         _value("HOLDFAST_CHECKPOINT_DEADLINE_SECONDS", str(spec.checkpoint_deadline_seconds)),
         _value("HOLDFAST_SIDECAR_PORT", str(c.PORT_SIDECAR)),
     ]
+    if not spec.launched:
+        env.append(_value("HOLDFAST_LAUNCHER", "None"))
     if platform.metadata_url:
         env.append(_value("HOLDFAST_METADATA_URL", platform.metadata_url))
     if platform.dcgm_url and _uses_gpus(spec.pod_spec):

@@ -21,11 +21,17 @@ class Metrics:
     """Counts what happens and turns it, with the newest beat, into Prometheus's text."""
 
     def __init__(
-        self, clock: Clock, beat: Callable[[], Beat], *, gpus: Callable[[], Iterator[Metric]] = lambda: iter(())
+        self,
+        clock: Clock,
+        beat: Callable[[], Beat],
+        *,
+        gpus: Callable[[], Iterator[Metric]] = lambda: iter(()),
+        launched: bool = True,
     ) -> None:
         self._clock = clock
         self._beat = beat
         self._gpus = gpus
+        self._launched = launched
         self._lock = threading.Lock()
         self._reports: Counter[str] = Counter({"ok": 0, "failed": 0})
         self._notices: Counter[tuple[str, str]] = Counter()
@@ -67,9 +73,8 @@ class Metrics:
         with self._lock:
             yield from self._own()
         beat = self._beat()
-        silent = beat.silent_seconds(self._clock.monotonic())
-        yield _gauge("holdfast_launcher_silent_seconds", "Seconds since the launcher last wrote its status", silent)
-        yield _gauge("holdfast_launcher_silent", "1 if the launcher has spoken and fell silent", float(beat.silent))
+        if self._launched:
+            yield from _silence(beat, self._clock.monotonic())
         yield from self._gpus()
         if beat.status is not None:
             yield from _launcher(beat.status, self._clock.now())
@@ -100,6 +105,12 @@ class Metrics:
         if self._accepted_at is not None:
             age = self._clock.monotonic() - self._accepted_at
             yield _gauge("holdfast_sidecar_report_age_seconds", "Seconds since the operator took a report", age)
+
+
+def _silence(beat: Beat, monotonic: float) -> Iterator[Metric]:
+    silent = beat.silent_seconds(monotonic)
+    yield _gauge("holdfast_launcher_silent_seconds", "Seconds since the launcher last wrote its status", silent)
+    yield _gauge("holdfast_launcher_silent", "1 if the launcher has spoken and fell silent", float(beat.silent))
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

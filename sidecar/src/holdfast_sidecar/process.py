@@ -76,7 +76,7 @@ class Sidecar:
         self._clock, self._uniform = clock, random.SystemRandom().uniform
         self._stop = threading.Event()
         self._heartbeat = Heartbeat(settings.run_dir, clock)
-        self._metrics = Metrics(clock, self._heartbeat.current, gpus=self._gpu_metrics)
+        self._metrics = Metrics(clock, self._heartbeat.current, gpus=self._gpu_metrics, launched=settings.launched)
         self._gpu_watch = self._build_gpu_watch(settings)
         self._preflight_watch = self._build_preflight_watch(settings)
         self._ledger = ledger = Ledger(settings.run_dir)

@@ -31,6 +31,8 @@ class Settings:
     port: int
     preflight: Asked | None = None
     """What is looked at before the pod may join; None: nothing."""
+    launched: bool = True
+    """Whether a launcher of Holdfast is to be heard."""
 
     def __post_init__(self) -> None:
         _check_address(c.ENV_OPERATOR_URL, self.operator_url, "https")
@@ -64,6 +66,7 @@ def read_environment(environment: Mapping[str, str] | None = None) -> Settings:
         address=env.get(c.ENV_SIDECAR_ADDRESS, ""),
         port=int(_number(env, c.ENV_SIDECAR_PORT, c.DEFAULT_PORT)),
         preflight=_preflight(env),
+        launched=env.get(c.ENV_LAUNCHER, "").strip() != "None",
     )
 
 

@@ -20,13 +20,13 @@ HOST_LOST = "RendezvousHostLost"
 
 
 def apply(draft: Draft) -> Draft:
-    """Send those away whose host is none any more."""
+    """Send those away whose host is none any more; a host that comes back finds another in its place."""
     if draft.spec.rendezvous != c.C10D:
         return draft
     wanted = draft.status.in_phase(Phase.WANTED)
-    hosts = {worker.incarnation for worker in wanted}
+    host = host_of(wanted)
     for worker in wanted:
-        if worker.host is not None and worker.host not in hosts:
+        if worker.host is not None and worker.host != host:
             draft = order_away(draft, worker, HOST_LOST, _left_behind(draft, worker.host))
     return draft
 
@@ -64,5 +64,5 @@ def _earlier_host(draft: Draft) -> Worker | None:
 
 
 def host_of(workers: tuple[Worker, ...]) -> int | None:
-    """Who hosts the store of these, if they have one."""
-    return next((worker.host for worker in workers if worker.host is not None), None)
+    """Who of these hosts their store; the newest, as an older one was given up before that was made."""
+    return max((worker.incarnation for worker in workers if worker.hosts), default=None)

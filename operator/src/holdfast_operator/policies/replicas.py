@@ -110,8 +110,8 @@ def planned(draft: Draft, count: int) -> tuple[Worker, ...]:
 
 def _host(draft: Draft, wanted: tuple[Worker, ...]) -> int:
     """Theirs that are there, else the first of the new ones."""
-    found = (worker.host for worker in wanted if worker.host is not None)
-    return next(found, draft.status.incarnations)
+    found = (worker.incarnation for worker in wanted if worker.hosts)
+    return max(found, default=draft.status.incarnations)
 
 
 def _domain(draft: Draft, wanted: tuple[Worker, ...]) -> str:
