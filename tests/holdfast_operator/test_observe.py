@@ -60,6 +60,26 @@ def test_pods_of_another_namespace_are_no_workers_whatever_owner_they_name(train
     assert bound == ["uid-own"]
 
 
+def test_a_new_process_takes_the_statuss_word_for_what_was_applied(trained: Any) -> None:
+    cache, hub = Cache(), AgentHub(lambda _token: None, lambda _uid: None)
+    trained.body["status"]["placement"]["applied"] = "digest"
+    trained.started_at = trained.now
+    cache.put_job(trained.body)
+    seen = [observer(trained, cache, hub).cached("ml/gpt", Memory(), later(trained, s)) for s in (0, 60, 360)]
+    assert [one.applied for one in seen if one is not None] == ["digest", "digest", ""]
+
+
+def test_where_there_are_many_jobs_children_are_applied_anew_seldom(trained: Any) -> None:
+    cache, hub = Cache(), AgentHub(lambda _token: None, lambda _uid: None)
+    for number in range(1000):
+        meta = {**trained.body["metadata"], "name": f"job-{number}", "uid": f"uid-{number}"}
+        cache.put_job({**trained.body, "metadata": meta})
+    memory = Memory(applied="digest", applied_at=trained.now)
+    seen = observer(trained, cache, hub).cached("ml/job-1", memory, later(trained, 1400))
+    assert seen is not None
+    assert seen.applied == "digest"
+
+
 def test_children_are_applied_anew_after_a_while_and_not_all_jobs_at_once(trained: Any) -> None:
     cache, hub = Cache(), AgentHub(lambda _token: None, lambda _uid: None)
     memory = Memory(applied="digest", applied_at=trained.now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, cast
 
 import pytest
@@ -13,7 +14,7 @@ from holdfast_operator.actions import Plan
 from holdfast_operator.cache import Cache
 from holdfast_operator.metrics import Metrics
 from holdfast_operator.observe import Memory, Observer
-from holdfast_operator.reconcile import Reconciler
+from holdfast_operator.reconcile import Outcome, Reconciler
 from holdfast_operator.webhook import AgentHub
 
 KEY = "ml/gpt"
@@ -47,7 +48,7 @@ def metrics() -> Metrics:
 
 
 @pytest.fixture
-def passes(trained: Any, metrics: Metrics) -> tuple[Seen, Callable[[], object]]:
+def passes(trained: Any, metrics: Metrics) -> tuple[Seen, Callable[[], Outcome]]:
     """A training job, and a pass over it."""
     seen = Seen(trained)
     reconciler = Reconciler(
@@ -117,3 +118,37 @@ def test_a_job_that_was_deleted_leaves_no_series(passes, metrics):
     seen.deleted = True
     run()
     assert of_jobs(metrics) == {}
+
+
+def test_progress_is_passed_on_without_reading_anything_anew(
+    passes: tuple[Seen, Callable[[], Outcome]], trained: Any
+) -> None:
+    seen, run = passes
+    run()
+    read: list[object] = []
+    seen.live = lambda *given: read.append(given) or seen.cached()  # type: ignore[method-assign,func-returns-value]
+    before = trained.status.progress.step
+    trained.now += timedelta(seconds=30)
+    trained.step += 100
+    trained._report()
+    run()
+    assert trained.status.progress.step == before + 100
+    assert not read
+    trained.end("gpt-w1", 1)
+    run()
+    assert read, "what is done to pods is done on their newest state"
+
+
+def test_events_are_left_for_when_the_job_is_free_again(
+    passes: tuple[Seen, Callable[[], Outcome]], trained: Any
+) -> None:
+    seen, run = passes
+    run()
+    told: list[object] = []
+    seen.tell = lambda *given: told.append(given)  # type: ignore[method-assign]
+    trained.delete(trained.uid("gpt-w1"))
+    outcome = run()
+    assert not told
+    assert outcome.tell is not None
+    outcome.tell()
+    assert told

@@ -5,9 +5,19 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from holdfast_operator.occupancy import usage_of
 from holdfast_operator.seen import parse_node, parse_pod
+from holdfast_operator.shared import Parts
 from holdfast_operator.slim import slim, slim_pod
+
+
+def more(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Lists and objects of such."""
+    return st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3)
+
 
 FIELDS = [{"manager": "kubelet", "operation": "Update", "fieldsV1": {"f:status": {}}}]
 
@@ -22,6 +32,21 @@ def test_a_slim_pod_reads_like_the_whole_one(trained: Any) -> None:
         assert "volumes" not in kept["spec"]
         assert (parse_pod(kept), usage_of(kept)) == (parse_pod(whole), usage_of(whole))
         assert slim_pod(kept) == kept
+
+
+def test_what_pods_have_in_common_is_in_memory_once(trained: Any) -> None:
+    one, other = (slim_pod(copy.deepcopy(body)) for body in list(trained.pods.values())[:2])
+    assert one != other
+    assert one["spec"]["containers"] is other["spec"]["containers"]
+    assert one["metadata"]["ownerReferences"] is other["metadata"]["ownerReferences"]
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(), more))
+def test_a_shared_part_is_what_was_given(value: Any) -> None:
+    parts = Parts(most=4)
+    shared = [parts(copy.deepcopy(value)) for _ in range(2)]
+    assert repr(shared) == repr([value, value])
+    assert shared[0] is shared[1]
 
 
 def test_a_slim_node_reads_like_the_whole_one(trained: Any) -> None:

@@ -50,6 +50,7 @@ class Cache:
         self._tombstones: dict[str, dict[str, Json]] = defaultdict(dict)
         self._buried: dict[str, float] = {}
         self._nodes: dict[str, Json] = {}
+        self._node_changes = 0
 
     # Jobs
 
@@ -84,6 +85,11 @@ class Cache:
         """All jobs."""
         with self._lock:
             return list(self._jobs.values())
+
+    def count(self) -> int:
+        """How many jobs there are."""
+        with self._lock:
+            return len(self._jobs)
 
     def key_of_uid(self, uid: str) -> str | None:
         """The key of the job with this UID."""
@@ -120,6 +126,13 @@ class Cache:
                 del self._pods[owner["uid"]]
         return f"{body['metadata'].get('namespace', '')}/{owner['name']}"
 
+    def kept_pod(self, body: Json) -> Json | None:
+        """The pod as it is kept, if this is the same version of it."""
+        owner = owner_of(body)
+        with self._lock:
+            known = self._pods.get(owner["uid"], {}).get(_uid(body)) if owner is not None else None
+        return known if known is not None and version(known) == version(body) else None
+
     def pods_of(self, job_uid: str) -> list[Json]:
         """Existing pods of a job."""
         with self._lock:
@@ -149,12 +162,18 @@ class Cache:
             before = self._nodes.get(name)
             after = _newer(before, body)
             self._nodes[name] = after
+            self._node_changes += after is not before
         return before is None or _essence(before) != _essence(after)
 
     def drop_node(self, body: Json) -> None:
         """The node is gone."""
         with self._lock:
-            self._nodes.pop(str(body["metadata"]["name"]), None)
+            self._node_changes += self._nodes.pop(str(body["metadata"]["name"]), None) is not None
+
+    def node_changes(self) -> int:
+        """Rises whenever anything of any node changes."""
+        with self._lock:
+            return self._node_changes
 
     def nodes(self) -> list[Json]:
         """All nodes."""

@@ -21,6 +21,7 @@ from holdfast_operator.errors import BlockedError, ClusterError, ConflictError, 
 from holdfast_operator.slim import slim, slim_pod
 
 JsonObject = dict[str, Any]
+Keep = Callable[[JsonObject], Mapping[str, Any]]
 
 REQUEST_SECONDS = (5.0, 30.0)
 PAGE = 500
@@ -57,9 +58,9 @@ class Cluster:
         """All jobs of a namespace, or of all."""
         return self._list(f"{_JOBS}{_in(namespace)}/{c.PLURAL}", keep=slim)
 
-    def pods(self, namespace: str = "", selector: str = c.POD_SELECTOR) -> Listing:
-        """Pods by label."""
-        return self._list(f"/api/v1{_in(namespace)}/pods", {"labelSelector": selector}, keep=slim_pod)
+    def pods(self, namespace: str = "", selector: str = c.POD_SELECTOR, *, keep: Keep = slim_pod) -> Listing:
+        """Pods by label. ``keep``: what is kept of each, as soon as its page has come."""
+        return self._list(f"/api/v1{_in(namespace)}/pods", {"labelSelector": selector}, keep=keep)
 
     def nodes(self) -> Listing:
         """All nodes."""
@@ -208,9 +209,9 @@ class Cluster:
         self,
         path: str,
         query: Mapping[str, str] | None = None,
-        keep: Callable[[JsonObject], JsonObject] = lambda item: item,
+        keep: Keep = lambda item: item,
     ) -> Listing:
-        items: list[JsonObject] = []
+        items: list[Mapping[str, Any]] = []
         token, known = "", 0
         while True:
             page = self._call("GET", path, {**(query or {}), "limit": str(PAGE), "continue": token})

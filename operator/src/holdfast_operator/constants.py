@@ -122,6 +122,7 @@ INCIDENT_GRACE = timedelta(seconds=10)
 TEMPLATE_RETRY = timedelta(seconds=20)
 # Children are applied anew after this long, or up to twice as long.
 APPLY_AGAIN = timedelta(minutes=3)
+APPLY_FOR_EACH_JOB = timedelta(seconds=1.5)
 # Reports older than this say nothing about now.
 REPORT_FRESH = timedelta(seconds=20)
 # A launcher that has spoken, and whose sidecar says that it has said nothing for so long, hangs.
@@ -159,13 +160,15 @@ COMPLETE_GRACE = timedelta(seconds=60)
 DEFAULT_WINDOW_SECONDS = 21600
 # How often a job that may grow looks for room.
 GROWTH_POLL = timedelta(seconds=30)
-PROGRESS_EVERY = timedelta(seconds=5)
+# How often a job is looked at, and its progress written, though nothing woke it; and by how much later for each job
+# that there is.
+LOOK_EVERY = timedelta(seconds=5)
+LOOK_FOR_EACH_JOB = timedelta(milliseconds=20)
 # How often the books of the launchers are added up in the status: with a write that is due anyhow, as a rule.
 GOODPUT_EVERY = timedelta(seconds=60)
 POLL_OPEN = timedelta(seconds=1)
 # A world that changes on purpose is not shown as a failure before this.
 STALL = timedelta(seconds=5)
-POLL_STUCK = timedelta(seconds=5)
 
 MAX_INCIDENTS = 10
 # Times kept of each cause; budgets above this are counted by it.

@@ -15,7 +15,7 @@ from datetime import datetime
 from holdfast_operator import constants as c
 from holdfast_operator.actions import ApplyChildren, Plan
 from holdfast_operator.api import Pair
-from holdfast_operator.manifests import children, digest
+from holdfast_operator.manifests import children, children_digest
 from holdfast_operator.policies import (
     avoid,
     budget,
@@ -56,10 +56,12 @@ _ZERO = Pair(generation=0, attempt=0)
 def _children(draft: Draft) -> Draft:
     """NetworkPolicy, Service, ConfigMap and PodDisruptionBudget, once for each content of theirs."""
     host = rendezvous.host_of(draft.status.in_phase(Phase.WANTED))
+    name = children_digest(draft.seen.job, draft.seen.platform, host)
+    lacks_address = host is not None and not draft.seen.rendezvous_ip  # which nothing but the apply's answer tells
+    if draft.seen.applied == name and not lacks_address:
+        # Only what was done is written: applied after the status, it might not have been.
+        return draft.but(applied=name)
     manifests = children(draft.seen.job, draft.seen.platform, host)
-    name = digest(*manifests)
-    if draft.seen.applied == name:
-        return draft
     return draft.act(ApplyChildren(manifests=manifests, digest=name))
 
 
@@ -115,7 +117,7 @@ def _look_again(draft: Draft) -> Draft:
     """Reports wake nobody, so what trains or starts is looked at; what is suspended changes by events only."""
     if draft.status.holds(c.SUSPENDED):
         return draft
-    return draft.wake_in(c.PROGRESS_EVERY if draft.status.holds(c.READY) else c.POLL_STUCK)
+    return draft.look_again()
 
 
 def _plan(draft: Draft) -> Plan:

@@ -59,9 +59,13 @@ class Feed:
         """Take everything anew; what vanished unseen is pruned. A failed list changes nothing."""
         nodes = cluster.nodes()
         jobs = _joined([cluster.jobs(namespace) for namespace in namespaces or ("",)])
-        pods = _joined([cluster.pods(namespace) for namespace in namespaces or ("",)])
+        pods = _joined([cluster.pods(namespace, keep=self._keep) for namespace in namespaces or ("",)])
         for key in self._cache.replace(jobs, pods, nodes):
             self._queue.add(key)
+
+    def _keep(self, body: Json) -> Json:
+        """What is known already is not held twice while all is listed."""
+        return self._cache.kept_pod(body) or slim_pod(body)
 
 
 def _joined(listings: list[Listing]) -> Listing:

@@ -143,6 +143,23 @@ def children(job: Job, platform: Platform, host: int | None = None) -> tuple[Man
     return (*closed, service(job), *meeting, config_map(job, platform), *kept)
 
 
+_MOST_DIGESTS = 1 << 14
+_digests: dict[tuple[object, ...], str] = {}
+
+
+def children_digest(job: Job, platform: Platform, host: int | None = None) -> str:
+    """The digest of ``children``, made once for all that they depend on: each pass asks for it."""
+    spec = job.spec
+    asked = (spec.replicas, spec.min_replicas, spec.on_failure) if spec is not None else None
+    key = (job.namespace, job.name, job.uid, asked, platform, host)
+    found = _digests.get(key)
+    if found is None:
+        if len(_digests) >= _MOST_DIGESTS:
+            _digests.clear()
+        found = _digests[key] = digest(*children(job, platform, host))
+    return found
+
+
 def digest(*values: Any) -> str:
     """A short name for a content."""
     text = json.dumps(values, sort_keys=True, separators=(",", ":"), default=str)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
+from operator import itemgetter
 from typing import Any
 from zlib import crc32
 
@@ -83,6 +84,7 @@ class Observer:
         self._pods: Memo[Json, PodView] = Memo(parse_pod)
         self._graves: Memo[Json, PodView] = Memo(partial(parse_pod, absent=True))
         self._views: Memo[Json, NodeView] = Memo(parse_node)
+        self._node_views: tuple[int, Mapping[str, NodeView]] = (-1, {})
         self._waiting: Memo[Json, Rival | None] = Memo(rival_of)
         self._lines = Lines(self._known)
         self._heard: Memo[AgentReport, Report | None] = Memo(_report_of)
@@ -143,10 +145,21 @@ class Observer:
             line=self._lines.of(job.key, now) if _gang_waits(status) or _may_grow(job) else None,
             usage=self._cache.usage(),
             refusal=memory.refusal,
-            applied=memory.applied if _still_applied(memory, job.uid, now) else "",
+            applied=self._applied(job, status, memory, now),
+            jobs=self._cache.count(),
             published=memory.published,
             rendezvous_ip=memory.rendezvous_ip,
         )
+
+    def _applied(self, job: Job, status: Status, memory: Memory, now: datetime) -> str:
+        """The digest of the children that are taken to be there. They are applied anew now and then, for somebody may
+        have deleted them; each job at a time of its own, and seldom where there are many.
+
+        A new process takes the status's word, or each start would apply all of them at once.
+        """
+        share = 1 + crc32(job.uid.encode()) / 2**32
+        lasts = max(c.APPLY_AGAIN, c.APPLY_FOR_EACH_JOB * self._cache.count()) * share
+        return (memory.applied or status.applied) if now - (memory.applied_at or self._started_at) < lasts else ""
 
     def _report(self, pod_uid: str) -> Report | None:
         found = self._hub.latest(pod_uid)
@@ -169,35 +182,42 @@ class Observer:
         self, status: Status, pods: Iterable[PodView], reports: Iterable[Report], now: datetime
     ) -> tuple[NodeView, ...]:
         """All nodes; those of workers are asked for anew where their life is in doubt."""
-        bodies = {str(body["metadata"]["name"]): body for body in self._cache.nodes()}
+        views = self._all_nodes()
         used = {worker.node for worker in status.workers if worker.node} | {pod.node for pod in pods if pod.node}
-        for name in used - bodies.keys():
+        for name in used - views.keys():
             found = self._cluster.node(name)
             if found is not None:
                 self._cache.put_node(found)
-                bodies[name] = found
-        views = {name: self._views(name, body) for name, body in bodies.items()}
-        for name in _doubtful(status, views, tuple(reports), now) & bodies.keys():
-            views[name] = parse_node(bodies[name], self._cluster.lease(name))
-        return tuple(views[name] for name in sorted(views))
+                views = self._all_nodes()
+        anew = {}
+        for name in _doubtful(status, views, tuple(reports), now) & views.keys():
+            body = self._cache.node(name)
+            if body is not None:
+                anew[name] = parse_node(body, self._cluster.lease(name))
+        return tuple(anew.get(name, view) for name, view in views.items())
+
+    def _all_nodes(self) -> Mapping[str, NodeView]:
+        """By name, in its order; made anew when one has changed."""
+        changes = self._cache.node_changes()
+        known, views = self._node_views
+        if known != changes:
+            bodies = sorted(
+                ((str(body["metadata"]["name"]), body) for body in self._cache.nodes()), key=itemgetter(0)
+            )
+            views = {name: self._views(name, body) for name, body in bodies}
+            self._node_views = changes, views
+        return views
 
     # Other jobs
 
     def _known(self) -> Known:
         jobs = {job_key(body): body for body in self._cache.jobs()}
-        nodes = (self._views(str(body["metadata"]["name"]), body) for body in self._cache.nodes())
         return Known(
-            nodes=tuple(sorted(nodes, key=lambda node: node.name)),
+            nodes=tuple(self._all_nodes().values()),
             usage=self._cache.usage(),
             rivals=tuple(filter(None, (self._waiting(key, body) for key, body in jobs.items()))),
             jobs=frozenset(jobs),
         )
-
-
-def _still_applied(memory: Memory, job_uid: str, now: datetime) -> bool:
-    """Children are applied anew now and then, for somebody may have deleted them; each job at a time of its own."""
-    share = crc32(job_uid.encode()) / 2**32
-    return memory.applied_at is not None and now - memory.applied_at < c.APPLY_AGAIN * (1 + share)
 
 
 def _job_and_status(body: Json) -> tuple[Job, Status]:

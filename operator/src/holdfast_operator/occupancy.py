@@ -11,8 +11,11 @@ from typing import Any
 from holdfast_operator.capacity import keeps_away
 from holdfast_operator.quantities import Amounts, add, requests
 from holdfast_operator.seen import Tenant, Usage
+from holdfast_operator.shared import Parts
 
 Json = Mapping[str, Any]
+
+_amounts = Parts()
 
 
 class Occupancy:
@@ -75,4 +78,4 @@ def usage_of(body: Json) -> Usage | None:
     tenant = Tenant(
         namespace=str(meta.get("namespace", "")), labels=meta.get("labels") or {}, keeps_away=keeps_away(spec)
     )
-    return Usage(node=str(spec["nodeName"]), amounts=requests(spec), tenants=(tenant,))
+    return Usage(node=str(spec["nodeName"]), amounts=_amounts(requests(spec)), tenants=(tenant,))

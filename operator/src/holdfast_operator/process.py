@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
+import random
 import signal
 import sys
 import threading
@@ -43,7 +43,7 @@ from holdfast_operator.metrics import Metrics
 from holdfast_operator.observe import Observer
 from holdfast_operator.ownsecrets import ClusterSecrets
 from holdfast_operator.queue import KeyedQueue
-from holdfast_operator.reconcile import Reconciler
+from holdfast_operator.reconcile import Outcome, Reconciler
 from holdfast_operator.remediation.keeper import Keeper, make_keeper
 from holdfast_operator.seen import Platform
 from holdfast_operator.settings import Settings, from_environment
@@ -96,7 +96,7 @@ def assemble(settings: Settings, api: client.ApiClient, lease: LeaseStore, now: 
     metrics, cache, cluster = Metrics(version=__version__), Cache(), Cluster(api)
     queue = KeyedQueue(waited=metrics.queue_waited)
     feed = Feed(cache, queue)
-    operator_key = ensure_operator_key(store)
+    operator_key, ids = ensure_operator_key(store), random.Random()  # noqa: S311 - of publications, no secret
     tls = TlsKeeper(store, settings.agents_names, on_bundle=lambda: _wake_all(cache, queue))
     tls.refresh()
     metrics.ca_expires(tls.authority_expires.timestamp())
@@ -107,7 +107,8 @@ def assemble(settings: Settings, api: client.ApiClient, lease: LeaseStore, now: 
         hub=hub,
         platform=lambda: _platform(settings, tls),
         key_of_job=lambda uid: job_key(operator_key, uid),
-        nonce=lambda: secrets.token_hex(4),
+        # One is drawn in each pass, and the system's own source is a call into the kernel.
+        nonce=lambda: f"{ids.getrandbits(32):08x}",
         started_at=now(),
     )
     actor = Actor(cluster=cluster, hub=hub, identity=settings.identity)
@@ -289,9 +290,9 @@ class Process:
 
     def _pass(self, key: str) -> None:
         started, queue, metrics = time.monotonic(), self._parts.queue, self._parts.metrics
-        result, after = "error", None
+        result, outcome = "error", Outcome()
         try:
-            after = self._parts.reconciler.run(key)
+            outcome = self._parts.reconciler.run(key)
             result = "ok"
         except ConflictError:
             result = "conflict"
@@ -301,8 +302,16 @@ class Process:
             # One job that trips us must not stop the others; it comes back after a pause.
             logger.exception("the pass failed unexpectedly, it is tried again")
         finally:
-            queue.done(key, failed=result != "ok", requeue_after=after)
+            queue.done(key, failed=result != "ok", requeue_after=outcome.requeue_after)
             metrics.reconciled(result, time.monotonic() - started)
+        if outcome.tell is not None:
+            self._tell(outcome.tell)
+
+    def _tell(self, tell: Callable[[], None]) -> None:
+        try:
+            tell()
+        except Exception:
+            logger.exception("events were not written")
 
     def _keep_fresh(self) -> None:
         parts = self._parts

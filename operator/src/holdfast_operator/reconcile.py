@@ -6,11 +6,13 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 
 from holdfast_operator import constants as c
-from holdfast_operator.act import Actor, status_patch
-from holdfast_operator.actions import Plan
+from holdfast_operator.act import Actor
+from holdfast_operator.actions import Plan, Publish
 from holdfast_operator.api import JobSpec
 from holdfast_operator.cache import Cache
 from holdfast_operator.decide import decide
@@ -23,6 +25,20 @@ from holdfast_operator.status import Status
 from holdfast_operator.webhook import AgentHub
 
 logger = logging.getLogger(__name__)
+
+# What of a status launchers tell, and what was applied: nobody acts on it.
+_TOLD = ("progress", "last_checkpoint", "goodput", "applied")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What is left of a pass: when to look again, None for not before something happens; and the events to tell.
+
+    They are told once the job is free for its next pass, which may be what a worker is replaced in.
+    """
+
+    requeue_after: float | None = None
+    tell: Callable[[], None] | None = None
 
 
 class Reconciler:
@@ -51,26 +67,25 @@ class Reconciler:
         self._counts: Counter[str] = Counter()
         self._bound: dict[str, set[str]] = {}
 
-    def run(self, key: str) -> float | None:
-        """One pass; returns after how many seconds to look again, None for not before something happens.
-
-        Raises ``ClusterError``; ``ConflictError`` means that a newer version exists: run again.
-        """
+    def run(self, key: str) -> Outcome:
+        """One pass. Raises ``ClusterError``; ``ConflictError`` means that a newer version exists: run again."""
         memory = self._memory(key)
         seen = self._observer.cached(key, memory, self._clock())
         if seen is None:
             self._forget(key)
-            return None
+            return Outcome()
         plan = decide(seen, self._clock())
         if _anything(seen, plan):
-            seen = self._observer.live(key, memory, self._clock())
-            if seen is None:
-                self._forget(key)
-                return None
-            plan = decide(seen, self._clock())
+            if not _tells_only(seen, plan):
+                seen = self._observer.live(key, memory, self._clock())
+                if seen is None:
+                    self._forget(key)
+                    return Outcome()
+                plan = decide(seen, self._clock())
             self._carry_out(key, seen, plan, memory)
         self._account(key, seen, plan)
-        return plan.requeue_after
+        tell = partial(self._actor.tell, seen.job, plan.events, plan.decided_at)
+        return Outcome(requeue_after=plan.requeue_after, tell=tell if plan.events else None)
 
     def refresh(self) -> None:
         """Keep nothing in memory of objects that are gone."""
@@ -91,7 +106,6 @@ class Reconciler:
         memory = self._actor.act(seen.job, plan, memory)
         with self._lock:
             self._memories[key] = memory
-        self._actor.tell(seen.job, plan.events, plan.decided_at)
 
     def _same_job(self, key: str, seen: Observed) -> None:
         """A job applied again under an old name is another one: what was remembered of the old one goes."""
@@ -156,8 +170,19 @@ class Reconciler:
 
 
 def _anything(seen: Observed, plan: Plan) -> bool:
-    changed = status_patch(seen.job.raw_status, plan.status.to_json())
-    return bool(changed or plan.actions or plan.events)
+    return bool(plan.actions or plan.events) or plan.status != seen.status
+
+
+def _tells_only(seen: Observed, plan: Plan) -> bool:
+    """Whether it does nothing but pass on what reports and status say, for which nothing need be read anew.
+
+    Most of what is done for jobs that train is that. The status is written on the version that was read, so a stale
+    one changes nothing.
+    """
+    if plan.events or any(not isinstance(action, Publish) for action in plan.actions):
+        return False
+    told = {name: getattr(plan.status, name) for name in _TOLD}
+    return replace(seen.status, **told) == plan.status
 
 
 def state_of(status: Status) -> str:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from holdfast_operator import constants as c
@@ -22,6 +22,8 @@ from holdfast_operator.status.goodput import Spent, short
 
 if TYPE_CHECKING:
     from holdfast_operator.line import Line
+
+Conditions = tuple[tuple[str, str, str], ...]  # (type, status, reason)
 
 _EMPTY: Mapping[str, Any] = {}
 
@@ -42,7 +44,7 @@ class Exit:
         return "\n".join(part for part in (self.message, *self.traceback) if part)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PodView:
     """A worker's pod."""
 
@@ -67,7 +69,7 @@ class PodView:
     grace_seconds: int = 30
     index_label: str = ""
     warnings: tuple[tuple[str, str], ...] = ()  # (reason, note) of its warning events
-    conditions: tuple[tuple[str, str, str], ...] = ()  # (type, status, reason)
+    conditions: Conditions = ()
     pulling: str = ""  # the kubelet's word that it pulls an image, if that was its last
 
     @property
@@ -368,6 +370,7 @@ class Observed:
     refusal: Refusal | None = None
     applied: str = ""  # digest of the children that this process applied last
     published: int = -1  # revision that this process published last
+    jobs: int = 1  # how many there are, this one included
     rendezvous_ip: str = ""  # of the Service that leads to the host of a c10d store; empty: not known yet
 
     @cached_property
@@ -429,12 +432,20 @@ def parse_pod(body: Json, *, absent: bool = False) -> PodView:
         waiting=_waiting([*(status.get("initContainerStatuses") or ()), *statuses]),
         exit=_exit(_part(_part(own, "state"), "terminated")),
         running_since=parse_time(_part(_part(own, "state"), "running").get("startedAt")),
-        conditions=tuple((key, str(item.get("status")), str(item.get("reason"))) for key, item in conditions.items()),
+        conditions=_same(
+            tuple((key, str(item.get("status")), str(item.get("reason"))) for key, item in conditions.items())
+        ),
         containers_ended=_containers_ended(status, conditions),
         failure=": ".join(str(status[key]) for key in ("reason", "message") if status.get(key)),
         grace_seconds=int(spec.get("terminationGracePeriodSeconds") or 30),
         index_label=str(labels.get(c.LABEL_INDEX, "")),
     )
+
+
+@lru_cache(maxsize=1024)
+def _same(conditions: Conditions) -> Conditions:
+    """Those of ten thousand pods are a handful."""
+    return conditions
 
 
 def _containers_ended(status: Json, conditions: Mapping[str, Json]) -> bool:

@@ -1,9 +1,14 @@
-"""What is kept of an object in memory: what some decision reads, which is a fifth of what the API server sends."""
+"""What is kept of an object in memory: what some decision reads, which is a fifth of what the API server sends.
+
+Of that, what many objects have in common is kept once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+from holdfast_operator.shared import Parts, compact
 
 Json = Mapping[str, Any]
 
@@ -15,30 +20,34 @@ _META = (
     "creationTimestamp",
     "deletionTimestamp",
     "labels",
-    "ownerReferences",
 )
-_SPEC = ("nodeName", "overhead", "schedulingGates", "terminationGracePeriodSeconds")
+_SPEC = ("overhead", "schedulingGates", "terminationGracePeriodSeconds")
 _CONTAINER = ("name", "resources", "restartPolicy")
 _STATUS = ("phase", "reason", "message", "podIP")
 _CONDITION = ("type", "status", "reason", "message")
 _CONTAINER_STATUS = ("name", "state")
+# Of all pods of this process.
+_parts = Parts()
 
 
 def slim_pod(body: Json) -> dict[str, Any]:
-    """A pod, as far as anything here reads it."""
-    spec, status = body.get("spec") or {}, body.get("status") or {}
+    """A pod, as far as anything here reads it. What it has in common with others is theirs as well."""
+    meta, spec, status = body.get("metadata") or {}, body.get("spec") or {}, body.get("status") or {}
     return {
-        "metadata": _only(body.get("metadata") or {}, _META),
-        "spec": {
-            **_only(spec, _SPEC),
-            **_apart(spec),
-            **_lists(spec, ("containers", "initContainers"), _CONTAINER),
-        },
-        "status": {
-            **_only(status, _STATUS),
-            **_lists(status, ("conditions",), _CONDITION),
-            **_lists(status, ("containerStatuses", "initContainerStatuses"), _CONTAINER_STATUS),
-        },
+        "metadata": {**compact(_only(meta, _META)), **_common(meta, ("ownerReferences",))},
+        "spec": {**compact(_only(spec, ("nodeName",))), **_common(_slim_spec(spec))},
+        "status": {**compact(_only(status, _STATUS)), **_common(_slim_lists(status))},
+    }
+
+
+def _slim_spec(spec: Json) -> dict[str, Any]:
+    return {**_only(spec, _SPEC), **_apart(spec), **_lists(spec, ("containers", "initContainers"), _CONTAINER)}
+
+
+def _slim_lists(status: Json) -> dict[str, Any]:
+    return {
+        **_lists(status, ("conditions",), _CONDITION),
+        **_lists(status, ("containerStatuses", "initContainerStatuses"), _CONTAINER_STATUS),
     }
 
 
@@ -53,7 +62,12 @@ def slim(body: Json) -> dict[str, Any]:
     kept = {**body, "metadata": _without(body.get("metadata") or {}, "managedFields")}
     if isinstance(body.get("status"), Mapping) and "images" in body["status"]:
         kept["status"] = _without(body["status"], "images")
-    return kept
+    slimmed: dict[str, Any] = compact(kept)
+    return slimmed
+
+
+def _common(value: Json, keys: tuple[str, ...] | None = None) -> dict[str, Any]:
+    return {key: _parts(value[key]) for key in (value if keys is None else keys) if key in value}
 
 
 def _only(value: Json, keys: tuple[str, ...]) -> dict[str, Any]:

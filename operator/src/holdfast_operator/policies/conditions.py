@@ -29,7 +29,7 @@ def apply(draft: Draft) -> Draft:
     training = _training(draft)
     if training is None and _blind(draft):
         # Just started: the reports that would tell are on their way.
-        return draft.wake_in(c.POLL_STUCK)
+        return draft.look_again()
     draft = _stall(draft, training)
     if training is None and _between_worlds(draft):
         return draft.wake_in(c.STALL)

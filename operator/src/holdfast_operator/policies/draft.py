@@ -83,7 +83,9 @@ class Draft:
         return worker.spare or there >= self.target
 
     def but(self, **changes: Any) -> Draft:
-        """A copy with changes to the status."""
+        """A copy with changes to the status; itself if they change nothing, as in most passes."""
+        if all(getattr(self.status, name) == value for name, value in changes.items()):
+            return self
         return replace(self, status=replace(self.status, **changes))
 
     def with_worker(self, worker: Worker) -> Draft:
@@ -106,6 +108,16 @@ class Draft:
         """A copy that is looked at again no later than this."""
         after = max(after, timedelta(seconds=0.2))
         return replace(self, wake=after if self.wake is None else min(self.wake, after))
+
+    @property
+    def pace(self) -> timedelta:
+        """After how long a job is looked at that nothing has woken: with many jobs later, so that all together cost
+        no more than few."""
+        return max(c.LOOK_EVERY, c.LOOK_FOR_EACH_JOB * self.seen.jobs)
+
+    def look_again(self) -> Draft:
+        """A copy that is looked at again though nothing wakes it."""
+        return self.wake_in(self.pace)
 
     def wake_at(self, time: datetime) -> Draft:
         """A copy that is looked at again no later than at this time."""

@@ -153,7 +153,7 @@ def _create(draft: Draft, missing: list[Worker]) -> Draft:
         name = pod_name(draft.seen.job.name, worker.incarnation)
         if draft.seen.pod_named(name) is None:
             manifest = pod_manifest(draft.seen.job, draft.spec, worker, draft.seen.platform, draft.seen.rendezvous_ip)
-            draft = draft.act(CreatePod(name=name, manifest=manifest)).wake_in(c.POLL_STUCK)
+            draft = draft.act(CreatePod(name=name, manifest=manifest)).look_again()
     return draft
 
 
@@ -166,7 +166,7 @@ def _gated(draft: Draft) -> list[Worker]:
 
 
 def _wait_or_lift(draft: Draft, gated: list[Worker]) -> Draft:
-    draft = draft.wake_in(c.POLL_STUCK)
+    draft = draft.look_again()
     held = _held(draft, gated)
     draft = _queued(draft, bool(held))
     if not all(worker.known for worker in gated) and not _keeps_out(draft):

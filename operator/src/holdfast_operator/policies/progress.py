@@ -19,7 +19,7 @@ def newest_progress(draft: Draft, *, force: bool = False) -> Draft:
     known = draft.status.progress
     if best is None or best.committed_step is None or best.world is None:
         return _checkpoint(draft)  # who left its world after a last commit tells of it in no world
-    due = known is None or known.time is None or draft.now - known.time >= c.PROGRESS_EVERY
+    due = known is None or known.time is None or draft.now - known.time >= draft.pace
     if not (due or force) or (known is not None and known.step == best.committed_step):
         return _checkpoint(draft)
     progress = Progress(step=best.committed_step, loss=best.loss, throughput=best.throughput, time=draft.now)

@@ -53,7 +53,7 @@ def waits(draft: Draft) -> Draft | None:
         " node.kubernetes.io/out-of-service=nodeshutdown:NoExecute, once the machine is surely off"
     )
     reason = "AwaitingFence" if before.phase is Phase.LOST else "WaitingForWorkers"
-    return replace(draft, hold=Words(reason=reason, message=message)).wake_in(c.POLL_STUCK)
+    return replace(draft, hold=Words(reason=reason, message=message)).look_again()
 
 
 def _earlier_host(draft: Draft) -> Worker | None:

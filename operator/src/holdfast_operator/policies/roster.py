@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from holdfast_operator import constants as c
 from holdfast_operator.api import Pair, pod_name
@@ -17,9 +18,8 @@ def apply(draft: Draft) -> Draft:
     if draft.status.start_time is None and not draft.spec.suspend:
         draft = draft.but(start_time=draft.now)
     draft = _adopted(draft)
-    for worker in draft.status.workers:
-        draft = draft.with_worker(_facts(draft, worker))
-    return draft.but(selector=f"{c.LABEL_JOB}={draft.seen.job.name}")
+    workers = tuple(_facts(draft, worker) for worker in draft.status.workers)
+    return draft.but(workers=workers, selector=f"{c.LABEL_JOB}={draft.seen.job.name}")
 
 
 def _adopted(draft: Draft) -> Draft:
@@ -58,7 +58,7 @@ def _facts(draft: Draft, worker: Worker) -> Worker:
     if pod is None or pod.absent:
         worker = _absent(draft, worker)
         return _seen_in(draft, worker if pod is None else _placed(draft, worker, pod))
-    return _seen_in(draft, _placed(draft, replace(worker, pod_uid=pod.uid, absent_since=None), pod))
+    return _seen_in(draft, _placed(draft, _with(worker, pod_uid=pod.uid, absent_since=None), pod))
 
 
 def _its_pod(draft: Draft, worker: Worker) -> PodView | None:
@@ -75,16 +75,22 @@ def _absent(draft: Draft, worker: Worker) -> Worker:
 
 
 def _placed(draft: Draft, worker: Worker, pod: PodView) -> Worker:
-    worker = replace(worker, grace_seconds=pod.grace_seconds)
+    worker = _with(worker, grace_seconds=pod.grace_seconds)
     if not pod.bound:
         return worker
     node = draft.seen.node(pod.node)
-    return replace(
+    return _with(
         worker,
         node=pod.node,
         boot_id=worker.boot_id or (node.boot_id if node else ""),
         bound_at=worker.bound_at or draft.now,
     )
+
+
+def _with(worker: Worker, **facts: Any) -> Worker:
+    """The worker itself where nothing is new: a pass looks at each, and most have no news."""
+    known = all(getattr(worker, name) == value for name, value in facts.items())
+    return worker if known else replace(worker, **facts)
 
 
 def _seen_in(draft: Draft, worker: Worker) -> Worker:
@@ -98,4 +104,4 @@ def _seen_in(draft: Draft, worker: Worker) -> Worker:
         worker = replace(worker, ready_at=draft.now)
     worlds = [report.world for report in draft.seen.reports if report.world is not None]
     pairs += [world.pair for world in worlds if worker.pod_uid in world.members]
-    return replace(worker, pair=max(pairs, default=None))
+    return _with(worker, pair=max(pairs, default=None))

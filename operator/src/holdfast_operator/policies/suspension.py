@@ -28,7 +28,7 @@ def apply(draft: Draft) -> Draft:
     for worker in draft.status.in_phase(Phase.WANTED):
         draft = order_away(draft, worker, c.SUSPENDED, "the job is suspended")
     # Who is lost may come back (``loss``), then it leaves like the others; reports wake nobody.
-    return draft.wake_in(c.POLL_STUCK) if draft.status.in_phase(Phase.LOST) else draft
+    return draft.look_again() if draft.status.in_phase(Phase.LOST) else draft
 
 
 def _resumed(draft: Draft) -> Draft:

@@ -53,10 +53,10 @@ def _slow(draft: Draft) -> Draft:
             words = Words(
                 reason="WaitingForQueue", message=f"{pod.name} waits for {', '.join(pod.held_by)} to be lifted"
             )
-            return replace(draft, hold=words).wake_in(c.POLL_STUCK)
+            return replace(draft, hold=words).look_again()
         if pod is not None and pod.pulling and not pod.absent:
             words = Words(reason="ImagePulling", message=f"{pod.name}: {pod.pulling}")
-            return replace(draft, hold=words).wake_in(c.POLL_STUCK)
+            return replace(draft, hold=words).look_again()
     return draft
 
 
@@ -66,14 +66,14 @@ def _overdue(draft: Draft) -> Draft:
         return draft
     if not draft.seen.warmed_up(draft.now):
         # Just started: the report of a world that trains may be on its way.
-        return draft.wake_in(c.POLL_STUCK)
+        return draft.look_again()
     since = trouble.since
     if draft.status.membership.active is not None:
         # It has trained, so what counts is how long it has not: between two worlds nobody reports one.
         since = max(since, draft.status.stalled_since or draft.now)
     deadline = since + timedelta(seconds=draft.spec.startup_deadline_seconds)
     if draft.now < deadline:
-        return draft.wake_at(deadline).wake_in(c.POLL_STUCK)
+        return draft.wake_at(deadline).look_again()
     limit = draft.spec.startup_deadline_seconds
     return finish(draft, c.FAILED, trouble.reason, f"{trouble.message} (for {limit} s, startupDeadlineSeconds)")
 

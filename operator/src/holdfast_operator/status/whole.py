@@ -56,6 +56,7 @@ class Status:
     tallies: tuple[Tally, ...] = ()
     offenders: tuple[Offender, ...] = ()
     document: str = ""
+    applied: str = ""  # digest of the children that were applied last
     quarantined: tuple[str, ...] = ()
     start_time: datetime | None = None
     completion_time: datetime | None = None
@@ -119,6 +120,7 @@ class Status:
                 "tallies": [tally.to_json() for tally in self.tallies],
                 "offenders": [offender.to_json() for offender in self.offenders],
                 "document": self.document,
+                "applied": self.applied,
                 "quarantined": list(self.quarantined),
             },
             "startTime": time_or_none(self.start_time),
@@ -159,6 +161,7 @@ class Status:
             tallies=each(placement.get("tallies"), Tally.from_json),
             offenders=each(placement.get("offenders"), Offender.from_json),
             document=str(placement.get("document") or ""),
+            applied=str(placement.get("applied") or ""),
             quarantined=tuple(map(str, items(placement.get("quarantined")))),
             start_time=parse_time(value.get("startTime")),
             completion_time=parse_time(value.get("completionTime")),

@@ -22,7 +22,7 @@ class Phase(StrEnum):
     ENDED = "Ended"  # proved gone
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Worker:
     """One incarnation: a pod name that is used once."""
 
