@@ -203,6 +203,41 @@ def test_a_killed_leader_is_succeeded_after_its_lease_and_no_sooner() -> None:
     assert (world.lease.holder, world.lease.transitions) == ("b", 1)
 
 
+@pytest.mark.parametrize(("list_seconds", "waits"), [(3.0, 15.0), (20.0, 20.0)])
+def test_what_passes_while_all_is_listed_counts_as_time_without_a_leader(list_seconds: float, waits: float) -> None:
+    world = World()
+    Replica(world=world, name="a").round()
+    b = Replica(world=world, name="b")
+    b.elector.look()
+    world.clock += list_seconds
+    b.round()
+    while not b.leads():
+        world.clock += 2.0
+        b.round()
+    assert waits <= world.clock <= waits + 2 * 2.0
+
+
+def test_a_leader_that_renews_while_another_one_lists_leads_on() -> None:
+    world = World()
+    a, b = Replica(world=world, name="a"), Replica(world=world, name="b")
+    a.round()
+    b.elector.look()
+    for _ in range(20):
+        world.clock += 2.0
+        a.round()
+    b.round()
+    assert (a.leads(), b.leads()) == (True, False)
+
+
+def test_a_look_that_nobody_answers_is_made_later() -> None:
+    world = World(lost="there")
+    a = Replica(world=world, name="a")
+    a.elector.look()
+    world.lost = ""
+    a.round()
+    assert a.leads()
+
+
 def test_a_lease_that_is_given_back_is_taken_in_the_next_round() -> None:
     world = World()
     a, b = Replica(world=world, name="a"), Replica(world=world, name="b")
@@ -299,6 +334,8 @@ def test_at_no_time_do_two_lead(steps: list[tuple[str, float, str, float, float,
         world.lost, world.there, world.back = lost, there, back
         if gone:
             replicas[name] = Replica(world=world, name=name)
+            replicas[name].elector.look()
+            continue
         replicas[name].round()
         assert sum(replica.leads() for replica in replicas.values()) <= 1
 

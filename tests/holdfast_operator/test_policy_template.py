@@ -145,6 +145,31 @@ def test_an_operator_that_just_started_blames_no_launcher(make_sim: Make) -> Non
     assert sim.status.status != "LauncherNotHeard"
 
 
+def test_an_operator_that_just_started_takes_no_blame_back_that_it_cannot_judge(make_sim: Make) -> None:
+    sim = make_sim()
+    while sim.status.status != "LauncherNotHeard":
+        runs_something_else(sim, reports=False)
+        sim.tick()
+    before = sim.status.condition("Degraded")
+    sim.restart_operator(grace=True)
+    for _ in range(4):
+        runs_something_else(sim, reports=False)
+        sim.tick()
+        assert sim.status.condition("Degraded") == before
+
+
+def test_a_launcher_that_speaks_to_a_new_operator_is_blamed_no_more(make_sim: Make) -> None:
+    sim = make_sim()
+    while sim.status.status != "LauncherNotHeard":
+        runs_something_else(sim, reports=False)
+        sim.tick()
+    sim.restart_operator(grace=True)
+    for body in sim.pods.values():
+        body.pop("dead")
+    sim.run(30, until=lambda: len(sim.world_names()) == 3)
+    assert not sim.status.holds("Degraded")
+
+
 @pytest.mark.parametrize(
     ("message", "shown"),
     [

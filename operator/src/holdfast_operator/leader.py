@@ -95,6 +95,14 @@ class Elector:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="election", daemon=True)
 
+    def look(self) -> None:
+        """See the Lease before ``start``: what passes until then counts as time in which a dead leader was seen not
+        to renew it. What the API server cannot answer now is asked later."""
+        try:
+            self._sight = seen(self._sight, self._store.read(), self._clock())
+        except ClusterError as error:
+            logger.info("the Lease is looked at later: %s", error)
+
     def start(self) -> None:
         """Begin to ask for the Lease."""
         self._thread.start()

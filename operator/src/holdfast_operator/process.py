@@ -226,6 +226,7 @@ class Process:
         parts.agents.start()
         self.health.start()
         parts.tls.start()
+        self._elector.look()
         while not self._listed():
             if self._ended.wait(_ASK_AGAIN_SECONDS):
                 return False

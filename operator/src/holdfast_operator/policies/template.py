@@ -24,6 +24,7 @@ _PULL = frozenset(
 )
 _CONFIG = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 _NAMED = 5
+_NOT_HEARD = "LauncherNotHeard"
 _VOLUME_EVENTS = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
 
 
@@ -125,11 +126,11 @@ def _of_pod(pod: PodView) -> Words | None:
 
 def _unheard(draft: Draft) -> Words | None:
     """Their containers run, and nothing in them has ever spoken to their sidecars as a launcher does."""
-    if not draft.seen.warmed_up(draft.now):
-        return None
     silent = [pod for worker in draft.needed if (pod := draft.pod(worker)) and _mute(draft, worker, pod)]
     if not silent:
         return None
+    if not draft.seen.warmed_up(draft.now):
+        return _as_said(draft)
     names = ", ".join(pod.name for pod in silent[:_NAMED]) + (", …" if len(silent) > _NAMED else "")
     reports = [draft.seen.report(pod.uid) for pod in silent]
     if any(report is not None and report.fresh(draft.now) for report in reports):
@@ -137,7 +138,13 @@ def _unheard(draft: Draft) -> Words | None:
         message = f"{names}: the trainer runs, and {what} (`holdfast run -- python train.py …`)"
     else:
         message = f"{names}: the trainer runs, and its sidecar is not heard: see the log of holdfast-sidecar"
-    return Words(reason="LauncherNotHeard", message=message)
+    return Words(reason=_NOT_HEARD, message=message)
+
+
+def _as_said(draft: Draft) -> Words | None:
+    """Who has just started has heard nobody: it neither finds a launcher silent, nor takes back what was found."""
+    known = draft.status.trouble
+    return Words(reason=known.reason, message=known.message) if known and known.reason == _NOT_HEARD else None
 
 
 def _mute(draft: Draft, worker: Worker, pod: PodView) -> bool:
