@@ -132,6 +132,12 @@ def body(**change: Any) -> bytes:
     return json.dumps({**GOLDEN, **change}).encode()
 
 
+def test_a_pod_that_is_known_is_heard_while_no_token_can_be_reviewed(api: Api) -> None:
+    assert api.call("POST", "/v1/report", "down", body())[0] == 503
+    api.hub.recall = {"down": identify(WORKER)}.get
+    assert api.call("POST", "/v1/report", "down", body())[0] == 200
+
+
 def test_a_report_is_answered_with_the_revision(api: Api) -> None:
     assert api.call("POST", "/v1/report", body=body()) == (200, {"version": 1, "revision": 0})
     api.hub.publish("job-1", {"version": 1, "revision": 4})

@@ -39,6 +39,16 @@ def test_a_verdict_is_asked_for_once_a_minute() -> None:
     assert (tokens("a"), server.asked) == (None, 2)
 
 
+def test_what_is_known_is_recalled_without_a_question_as_long_as_it_holds() -> None:
+    server = Reviews()
+    tokens = TokenReviews(server, clock=lambda: server.now)
+    assert tokens.recall("a") is None
+    tokens("a")
+    assert (tokens.recall("a"), tokens.recall("b"), server.asked) == (POD, None, 1)
+    server.now += 60.0
+    assert tokens.recall("a") is None
+
+
 def test_each_token_has_its_own_verdict() -> None:
     server = Reviews()
     tokens = TokenReviews(server, clock=lambda: server.now)

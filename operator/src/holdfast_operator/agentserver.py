@@ -304,6 +304,9 @@ class _Site:
 
     async def _identity(self, request: web.BaseRequest) -> PodIdentity:
         token = self._token(request)
+        known = self._hub.recall(token)
+        if known is not None:
+            return known
         if self._authenticating >= self._limits.authentications_waiting:
             raise AuthenticationUnavailableError("too many tokens wait to be reviewed")
         self._authenticating += 1

@@ -141,9 +141,11 @@ def assemble(settings: Settings, api: client.ApiClient, lease: LeaseStore, now: 
 
 def _hub(api: client.ApiClient, feed: Feed, metrics: Metrics, now: Callable[[], datetime]) -> AgentHub:
     """Hears nobody before this process leads."""
+    tokens = TokenReviews(reviewer(client.AuthenticationV1Api(api)))
     hub = AgentHub(
-        TokenReviews(reviewer(client.AuthenticationV1Api(api))),
+        tokens,
         feed.report,
+        recall=tokens.recall,
         clock=now,
         on_repeat=metrics.report_repeated,
         on_check=metrics.preflight_checked,

@@ -79,7 +79,7 @@ class AgentHub:
     """Reports in, memberships out. Thread-safe.
 
     ``authenticate`` maps a bearer token to a pod, or None; it may block, and raises
-    ``AuthenticationUnavailableError`` when it cannot tell.
+    ``AuthenticationUnavailableError`` when it cannot tell. ``recall`` is what of that is known at once; None: ask.
     ``on_report`` gets the UID of a job one of whose pods said something new that a decision may depend on;
     ``on_repeat`` is called for a report that was answered and not taken, as it or a later one was taken before;
     ``on_check`` for each check of a preflight that has passed or failed since the pod's last report.
@@ -90,11 +90,13 @@ class AgentHub:
         authenticate: Callable[[str], PodIdentity | None],
         on_report: Callable[[str], None],
         *,
+        recall: Callable[[str], PodIdentity | None] = lambda _token: None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         on_repeat: Callable[[], None] = lambda: None,
         on_check: Callable[[str, str], None] = lambda _check, _result: None,
     ) -> None:
         self.authenticate = authenticate
+        self.recall = recall
         self._on_report = on_report
         self._clock = clock
         self._on_repeat = on_repeat
