@@ -76,6 +76,12 @@ class Cache:
             self._tombstones.pop(uid, None)
         return key
 
+    def kept_job(self, body: Json) -> Json | None:
+        """The job as it is kept, if this is the same version of it."""
+        with self._lock:
+            known = self._jobs.get(job_key(body))
+        return known if known is not None and _same(known, body) else None
+
     def job(self, key: str) -> Json | None:
         """The job of this key."""
         with self._lock:
@@ -131,7 +137,7 @@ class Cache:
         owner = owner_of(body)
         with self._lock:
             known = self._pods.get(owner["uid"], {}).get(_uid(body)) if owner is not None else None
-        return known if known is not None and version(known) == version(body) else None
+        return known if known is not None and _same(known, body) else None
 
     def pods_of(self, job_uid: str) -> list[Json]:
         """Existing pods of a job."""
@@ -225,6 +231,10 @@ def _news(listing: Listing, known: Iterable[Json]) -> list[Json]:
     """What is listed in another version than it is known in."""
     versions = {_uid(body): version(body) for body in known}
     return [body for body in listing.items if versions.get(_uid(body)) != version(body)]
+
+
+def _same(known: Json, body: Json) -> bool:
+    return _uid(known) == _uid(body) and version(known) == version(body)
 
 
 def job_key(body: Json) -> str:

@@ -7,6 +7,7 @@ building the client's models costs three times as much.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote
@@ -43,9 +44,16 @@ _LEASES = "/apis/coordination.k8s.io/v1/namespaces"
 class Cluster:
     """What the operator asks of the API server. Thread-safe, as the client's pool is."""
 
-    def __init__(self, api: ApiClient, *, seconds: tuple[float, float] = REQUEST_SECONDS) -> None:
+    def __init__(
+        self,
+        api: ApiClient,
+        *,
+        seconds: tuple[float, float] = REQUEST_SECONDS,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._api = api
         self._seconds = seconds
+        self._sleep = sleep
 
     # Reads
 
@@ -54,13 +62,16 @@ class Cluster:
         found = self._get(f"{_JOBS}/namespaces/{namespace}/{c.PLURAL}/{name}")
         return None if found is None else slim(found)
 
-    def jobs(self, namespace: str = "") -> Listing:
-        """All jobs of a namespace, or of all."""
-        return self._list(f"{_JOBS}{_in(namespace)}/{c.PLURAL}", keep=slim)
+    def jobs(self, namespace: str = "", *, keep: Keep = slim, rest: float = 0.0) -> Listing:
+        """All jobs of a namespace, or of all. ``keep``: what is kept of each, as soon as its page has come; ``rest``:
+        seconds between pages."""
+        return self._list(f"{_JOBS}{_in(namespace)}/{c.PLURAL}", keep=keep, rest=rest)
 
-    def pods(self, namespace: str = "", selector: str = c.POD_SELECTOR, *, keep: Keep = slim_pod) -> Listing:
-        """Pods by label. ``keep``: what is kept of each, as soon as its page has come."""
-        return self._list(f"/api/v1{_in(namespace)}/pods", {"labelSelector": selector}, keep=keep)
+    def pods(
+        self, namespace: str = "", selector: str = c.POD_SELECTOR, *, keep: Keep = slim_pod, rest: float = 0.0
+    ) -> Listing:
+        """Pods by label; the rest as for jobs."""
+        return self._list(f"/api/v1{_in(namespace)}/pods", {"labelSelector": selector}, keep=keep, rest=rest)
 
     def nodes(self) -> Listing:
         """All nodes."""
@@ -210,6 +221,7 @@ class Cluster:
         path: str,
         query: Mapping[str, str] | None = None,
         keep: Keep = lambda item: item,
+        rest: float = 0.0,
     ) -> Listing:
         items: list[Mapping[str, Any]] = []
         token, known = "", 0
@@ -220,6 +232,7 @@ class Cluster:
             token = (page.get("metadata") or {}).get("continue") or ""
             if not token:
                 return Listing(items=items, version=known)
+            self._sleep(rest)
 
     def _call(
         self, method: str, path: str, query: Mapping[str, str], body: Any = None, content_type: str = JSON

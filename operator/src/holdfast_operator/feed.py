@@ -55,17 +55,23 @@ class Feed:
         if key is not None:
             self._queue.add(key)
 
-    def relist(self, cluster: Cluster, namespaces: tuple[str, ...]) -> None:
-        """Take everything anew; what vanished unseen is pruned. A failed list changes nothing."""
+    def relist(self, cluster: Cluster, namespaces: tuple[str, ...], *, rest: float = 0.0) -> None:
+        """Take everything anew; what vanished unseen is pruned. A failed list changes nothing.
+
+        ``rest``: seconds of pause between pages, so that a list of a large fleet takes no pass's turn.
+        """
         nodes = cluster.nodes()
-        jobs = _joined([cluster.jobs(namespace) for namespace in namespaces or ("",)])
-        pods = _joined([cluster.pods(namespace, keep=self._keep) for namespace in namespaces or ("",)])
+        jobs = _joined([cluster.jobs(namespace, keep=self._keep_job, rest=rest) for namespace in namespaces or ("",)])
+        pods = _joined([cluster.pods(namespace, keep=self._keep_pod, rest=rest) for namespace in namespaces or ("",)])
         for key in self._cache.replace(jobs, pods, nodes):
             self._queue.add(key)
 
-    def _keep(self, body: Json) -> Json:
-        """What is known already is not held twice while all is listed."""
+    def _keep_pod(self, body: Json) -> Json:
+        """What is known already is neither held twice while all is listed, nor made anew."""
         return self._cache.kept_pod(body) or slim_pod(body)
+
+    def _keep_job(self, body: Json) -> Json:
+        return self._cache.kept_job(body) or slim(body)
 
 
 def _joined(listings: list[Listing]) -> Listing:

@@ -1,0 +1,90 @@
+"""A full list of a large fleet: in pages with pauses between them, and nothing made anew that has not changed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import urlsplit
+
+from holdfast_operator import constants as c
+from holdfast_operator.cache import Cache
+from holdfast_operator.cluster import Cluster
+from holdfast_operator.feed import Feed
+from holdfast_operator.queue import KeyedQueue
+
+OWNER = {"apiVersion": f"{c.GROUP}/{c.API_VERSION}", "kind": c.KIND, "name": "gpt", "uid": "uid-gpt"}
+
+
+def job(version: int = 1) -> dict[str, Any]:
+    meta = {"name": "gpt", "namespace": "ml", "uid": "uid-gpt", "resourceVersion": str(version)}
+    return {"metadata": meta, "spec": {}, "status": {}}
+
+
+def pod(number: int, version: int = 1) -> dict[str, Any]:
+    meta = {
+        "name": f"gpt-w{number}",
+        "namespace": "ml",
+        "uid": f"uid-{number}",
+        "resourceVersion": str(version),
+        "ownerReferences": [OWNER],
+    }
+    return {"metadata": meta, "spec": {"nodeName": "a"}, "status": {}}
+
+
+@dataclass(kw_only=True)
+class Server:
+    """Lists in pages of two, and the place of the official client's transport."""
+
+    pods: list[dict[str, Any]]
+    jobs: list[dict[str, Any]]
+    pages: int = 0
+    rests: list[float] = field(default_factory=list)
+
+    def param_serialize(self, _method: str, path: str, *, query_params: Any, **_: Any) -> tuple[str, dict[str, str]]:
+        return path, dict(query_params)
+
+    def call_api(self, path: str, query: dict[str, str], **_: Any) -> Any:
+        kind = urlsplit(path).path.rpartition("/")[2]
+        items = {"pods": self.pods, c.PLURAL: self.jobs}.get(kind, [])
+        first = int(query.get("continue", 0))
+        more = {"continue": str(first + 2)} if first + 2 < len(items) else {}
+        self.pages += 1
+        page = {"metadata": {"resourceVersion": "9", **more}, "items": items[first : first + 2]}
+        return SimpleNamespace(status=200, read=lambda: json.dumps(page).encode())
+
+
+def relisted(cache: Cache, server: Server, rest: float) -> None:
+    cluster: Any = Cluster(server, sleep=server.rests.append)  # type: ignore[arg-type]
+    Feed(cache, KeyedQueue()).relist(cluster, (), rest=rest)
+
+
+def test_a_rest_is_taken_between_pages_and_not_after_the_last() -> None:
+    server = Server(pods=[pod(number) for number in range(5)], jobs=[job()])
+    cache = Cache()
+    relisted(cache, server, 0.25)
+    assert (server.pages, server.rests) == (1 + 1 + 3, [0.25, 0.25])
+    assert len(cache.pods()) == 5
+
+
+def test_what_has_not_changed_stays_the_same_object() -> None:
+    server = Server(pods=[pod(0), pod(1)], jobs=[job()])
+    cache = Cache()
+    relisted(cache, server, 0.0)
+    before = {body["metadata"]["uid"]: body for body in [*cache.jobs(), *cache.pods()]}
+    server.pods[1] = pod(1, version=2)
+    relisted(cache, server, 0.0)
+    after = {body["metadata"]["uid"]: body for body in [*cache.jobs(), *cache.pods()]}
+    assert {uid for uid, body in after.items() if body is not before[uid]} == {"uid-1"}
+
+
+def test_a_job_made_again_under_an_old_name_is_taken_anew_whatever_its_version() -> None:
+    server = Server(pods=[], jobs=[job()])
+    cache = Cache()
+    relisted(cache, server, 0.0)
+    again = job()
+    again["metadata"]["uid"] = "uid-again"
+    server.jobs = [again]
+    relisted(cache, server, 0.0)
+    assert [body["metadata"]["uid"] for body in cache.jobs()] == ["uid-again"]
