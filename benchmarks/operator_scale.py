@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import _bench as bench
 from _fleet.agents import Stage
 from _fleet.api import Api
-from _fleet.fleet import PODS_A_NODE, Death, Fleet, Job, add_nodes, jobs_of, kwok, latencies, requests
+from _fleet.fleet import PODS_A_NODE, Death, Fleet, Job, add_nodes, answers, jobs_of, kwok, requests, story
 from _fleet.process import Cost, Operator
 
 from holdfast_testbed import bootstrap, chart
@@ -33,6 +33,7 @@ from holdfast_testbed.waiting import wait_for
 CRDS = bench.ROOT / "crds"
 TRAINING = "training"
 DYING_A_MINUTE = 0.01
+SLOWEST = bench.OUT / "fleet-slowest.txt"
 SIZES = (100, 300, 1000, 3000)
 FLAGS = {
     "--growth": "only what jobs cost as they become more",
@@ -251,7 +252,10 @@ async def dying_rows(where: Bench, much: Scale, fleet: Fleet, stage: Stage) -> l
     ended = time.time()
     log = where.cluster.control_plane.audit_log
     idle, asked = requests(log, quiet_from, dying_from), requests(log, dying_from, ended)
-    found = latencies(deaths, asked)
+    answered = answers(deaths, asked)
+    found = [answer.seconds for answer in answered]
+    slowest = sorted(answered, key=lambda answer: -answer.seconds)[: max(10, len(answered) // 20)]
+    SLOWEST.write_text("\n".join(story(answer, asked) for answer in slowest) + "\n")
     rate = len(idle) / (dying_from - quiet_from)
     each = (len(asked) - rate * (ended - dying_from)) / max(1, len(deaths))
     judged = much.judged
@@ -308,7 +312,7 @@ async def _end_of_what_is_under_way(where: Bench, stage: Stage, deaths: list[Dea
     log, end = where.cluster.control_plane.audit_log, time.monotonic() + 120
 
     def answered() -> int:
-        return len(latencies(deaths, requests(log, began, time.time())))
+        return len(answers(deaths, requests(log, began, time.time())))
 
     await asyncio.sleep(5)
     while time.monotonic() < end:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 from _fleet.api import JOBS, MERGE, Api
 from holdfast_testbed.chart import account
@@ -24,6 +26,7 @@ ACCOUNT = account()
 PODS_A_NODE = 110
 JOBS_A_NAMESPACE = 100
 PATIENCE = 900.0
+_TIMES = ("requestReceived", "stage")
 STAGES = Path(__file__).with_name("stages.yaml")
 
 
@@ -175,10 +178,11 @@ class Request:
     """What the operator asked of the API server, as that noted it."""
 
     at: float
+    seconds: float
     verb: str
     resource: str
     key: str
-    """Namespace and name of the object."""
+    """Namespace and name of the object; of a list its namespace and the label selector."""
 
 
 def requests(audit_log: Path, since: float, until: float) -> list[Request]:
@@ -200,17 +204,34 @@ def _request(line: str) -> Request | None:
     if entry["user"]["username"] != ACCOUNT or entry["verb"] == "watch":
         return None
     about = entry.get("objectRef") or {}
+    began, ended = (datetime.fromisoformat(entry[f"{name}Timestamp"]).timestamp() for name in _TIMES)
+    asked = parse_qs(urlsplit(entry["requestURI"]).query)
+    name = about.get("name") or ",".join(asked.get("labelSelector", ()))
     resource = "/".join(filter(None, (about.get("resource", ""), about.get("subresource", ""))))
     return Request(
-        at=datetime.fromisoformat(entry["requestReceivedTimestamp"]).timestamp(),
+        at=began,
+        seconds=ended - began,
         verb=entry["verb"],
         resource=resource,
-        key=f"{about.get('namespace', '')}/{about.get('name', '')}",
+        key=f"{about.get('namespace', '')}/{name}",
     )
 
 
-def latencies(deaths: Iterable[Death], asked: Iterable[Request]) -> list[float]:
-    """From each death to the creation of the pod that replaces it; a job's deaths and creations go by their order."""
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The creation of the pod that replaces one that died."""
+
+    death: Death
+    at: float
+
+    @property
+    def seconds(self) -> float:
+        """Since the death."""
+        return self.at - self.death.at
+
+
+def answers(deaths: Iterable[Death], asked: Iterable[Request]) -> list[Answer]:
+    """To each death the creation that answers it; a job's deaths and creations go by their order."""
     created: dict[str, list[float]] = {}
     for request in asked:
         if (request.verb, request.resource) == ("create", "pods"):
@@ -221,5 +242,17 @@ def latencies(deaths: Iterable[Death], asked: Iterable[Request]) -> list[float]:
         while times and times[0] < death.at:
             times.pop(0)
         if times:
-            found.append(times.pop(0) - death.at)
+            found.append(Answer(death=death, at=times.pop(0)))
     return found
+
+
+def story(answer: Answer, asked: Iterable[Request]) -> str:
+    """What the operator asked about that job from a second before the death to its answer, for who wonders."""
+    namespace, _, name = answer.death.job.partition("/")
+    of_job = re.compile(rf"{re.escape(namespace)}/(.*=)?{re.escape(name)}(-w.*)?$")
+    lines = [
+        f"  {request.at - answer.death.at:+.3f} s, for {request.seconds:.3f}: {request.verb} {request.resource}"
+        for request in asked
+        if answer.death.at - 1 <= request.at <= answer.at and of_job.match(request.key)
+    ]
+    return "\n".join([f"{answer.seconds:.3f} s for {answer.death.pod} of {answer.death.job}", *lines])
