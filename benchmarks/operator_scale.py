@@ -201,6 +201,8 @@ async def fleet_rows(where: Bench, much: Scale) -> list[bench.Row]:
         fleet = Fleet(api=api, check=where.operator.check)
         made = await fleet.grow([*trained, *silent])
         size = await fleet.pod_bytes()
+        # Nobody speaks in any pod yet: once that is said of all, a start is no more than a start, and quiet is quiet.
+        await fleet.told("LauncherNotHeard")
         start = await cold_start(where.operator, much.jobs)
         stage = Stage(api, where.operator.agents_port, TRAINING)
         async with stage.open(trained):

@@ -135,6 +135,20 @@ class Fleet:
                 raise SystemExit(f"{there} of {wanted} pods run after {PATIENCE:.0f} s")
             await asyncio.sleep(2)
 
+    async def told(self, reason: str) -> None:
+        """All jobs say this of themselves."""
+        end = time.monotonic() + PATIENCE
+        while any((job.get("status") or {}).get("status") != reason for job in await self._listed()):
+            self.check()
+            if time.monotonic() > end:
+                raise SystemExit(f"not all jobs are {reason} after {PATIENCE:.0f} s")
+            await asyncio.sleep(5)
+
+    async def _listed(self) -> list[dict[str, Any]]:
+        namespaces = sorted({job.namespace for job in self.jobs})
+        lists = [await self.api.call("GET", JOBS.format(namespace=namespace)) for namespace in namespaces]
+        return [job for listed in lists for job in listed["items"]]
+
     async def _running(self) -> int:
         """Pods if all run, else -1 or fewer than there are to be."""
         idle = await self.api.call("GET", "/api/v1/pods", fieldSelector="status.phase!=Running", limit="1")

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from holdfast_operator import constants as c
 from holdfast_operator.cache import Cache
-from holdfast_operator.cluster import Cluster
+from holdfast_operator.cluster import AT_ONCE, Cluster, Pace
 from holdfast_operator.feed import Feed
 from holdfast_operator.queue import KeyedQueue
 
@@ -35,7 +35,7 @@ def pod(number: int, version: int = 1) -> dict[str, Any]:
 
 @dataclass(kw_only=True)
 class Server:
-    """Lists in pages of two, and the place of the official client's transport."""
+    """Lists in pages, and the place of the official client's transport."""
 
     pods: list[dict[str, Any]]
     jobs: list[dict[str, Any]]
@@ -49,32 +49,39 @@ class Server:
         kind = urlsplit(path).path.rpartition("/")[2]
         items = {"pods": self.pods, c.PLURAL: self.jobs}.get(kind, [])
         first = int(query.get("continue", 0))
-        more = {"continue": str(first + 2)} if first + 2 < len(items) else {}
+        last = first + int(query["limit"])
+        more = {"continue": str(last)} if last < len(items) else {}
         self.pages += 1
-        page = {"metadata": {"resourceVersion": "9", **more}, "items": items[first : first + 2]}
+        page = {"metadata": {"resourceVersion": "9", **more}, "items": items[first:last]}
         return SimpleNamespace(status=200, read=lambda: json.dumps(page).encode())
 
 
-def relisted(cache: Cache, server: Server, rest: float) -> None:
+def relisted(cache: Cache, server: Server, pace: Pace = AT_ONCE) -> None:
     cluster: Any = Cluster(server, sleep=server.rests.append)  # type: ignore[arg-type]
-    Feed(cache, KeyedQueue()).relist(cluster, (), rest=rest)
+    Feed(cache, KeyedQueue()).relist(cluster, (), pace=pace)
 
 
 def test_a_rest_is_taken_between_pages_and_not_after_the_last() -> None:
     server = Server(pods=[pod(number) for number in range(5)], jobs=[job()])
     cache = Cache()
-    relisted(cache, server, 0.25)
+    relisted(cache, server, Pace(page=2, rest_seconds=0.25, rests=9))
     assert (server.pages, server.rests) == (1 + 1 + 3, [0.25, 0.25])
     assert len(cache.pods()) == 5
+
+
+def test_so_many_rests_and_no_more_or_the_list_could_not_be_continued() -> None:
+    server = Server(pods=[pod(number) for number in range(9)], jobs=[])
+    relisted(Cache(), server, Pace(page=1, rest_seconds=0.25, rests=3))
+    assert (server.pages, server.rests) == (1 + 1 + 9, [0.25] * 3)
 
 
 def test_what_has_not_changed_stays_the_same_object() -> None:
     server = Server(pods=[pod(0), pod(1)], jobs=[job()])
     cache = Cache()
-    relisted(cache, server, 0.0)
+    relisted(cache, server)
     before = {body["metadata"]["uid"]: body for body in [*cache.jobs(), *cache.pods()]}
     server.pods[1] = pod(1, version=2)
-    relisted(cache, server, 0.0)
+    relisted(cache, server)
     after = {body["metadata"]["uid"]: body for body in [*cache.jobs(), *cache.pods()]}
     assert {uid for uid, body in after.items() if body is not before[uid]} == {"uid-1"}
 
@@ -82,9 +89,9 @@ def test_what_has_not_changed_stays_the_same_object() -> None:
 def test_a_job_made_again_under_an_old_name_is_taken_anew_whatever_its_version() -> None:
     server = Server(pods=[], jobs=[job()])
     cache = Cache()
-    relisted(cache, server, 0.0)
+    relisted(cache, server)
     again = job()
     again["metadata"]["uid"] = "uid-again"
     server.jobs = [again]
-    relisted(cache, server, 0.0)
+    relisted(cache, server)
     assert [body["metadata"]["uid"] for body in cache.jobs()] == ["uid-again"]

@@ -6,10 +6,12 @@ building the client's models costs three times as much.
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 from urllib.parse import quote
 
 from kubernetes.client import ApiClient
@@ -41,6 +43,21 @@ _CHILDREN = {
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How a list is taken: objects in a page, seconds between pages, and after how many of those it hurries."""
+
+    page: int = PAGE
+    rest_seconds: float = 0.0
+    rests: int = 0
+
+
+AT_ONCE: Final = Pace()
+# For lists that nobody waits for, while passes wait for the processors. The rests take a minute at most: the API
+# server lets a list be continued for five.
+AT_LEISURE: Final = Pace(page=100, rest_seconds=0.4, rests=150)
+
+
 class Cluster:
     """What the operator asks of the API server. Thread-safe, as the client's pool is."""
 
@@ -62,16 +79,15 @@ class Cluster:
         found = self._get(f"{_JOBS}/namespaces/{namespace}/{c.PLURAL}/{name}")
         return None if found is None else slim(found)
 
-    def jobs(self, namespace: str = "", *, keep: Keep = slim, rest: float = 0.0) -> Listing:
-        """All jobs of a namespace, or of all. ``keep``: what is kept of each, as soon as its page has come; ``rest``:
-        seconds between pages."""
-        return self._list(f"{_JOBS}{_in(namespace)}/{c.PLURAL}", keep=keep, rest=rest)
+    def jobs(self, namespace: str = "", *, keep: Keep = slim, pace: Pace = AT_ONCE) -> Listing:
+        """All jobs of a namespace, or of all. ``keep``: what is kept of each, as soon as its page has come."""
+        return self._list(f"{_JOBS}{_in(namespace)}/{c.PLURAL}", keep=keep, pace=pace)
 
     def pods(
-        self, namespace: str = "", selector: str = c.POD_SELECTOR, *, keep: Keep = slim_pod, rest: float = 0.0
+        self, namespace: str = "", selector: str = c.POD_SELECTOR, *, keep: Keep = slim_pod, pace: Pace = AT_ONCE
     ) -> Listing:
         """Pods by label; the rest as for jobs."""
-        return self._list(f"/api/v1{_in(namespace)}/pods", {"labelSelector": selector}, keep=keep, rest=rest)
+        return self._list(f"/api/v1{_in(namespace)}/pods", {"labelSelector": selector}, keep=keep, pace=pace)
 
     def nodes(self) -> Listing:
         """All nodes."""
@@ -221,18 +237,20 @@ class Cluster:
         path: str,
         query: Mapping[str, str] | None = None,
         keep: Keep = lambda item: item,
-        rest: float = 0.0,
+        pace: Pace = AT_ONCE,
     ) -> Listing:
         items: list[Mapping[str, Any]] = []
         token, known = "", 0
-        while True:
-            page = self._call("GET", path, {**(query or {}), "limit": str(PAGE), "continue": token})
+        for number in itertools.count():
+            page = self._call("GET", path, {**(query or {}), "limit": str(pace.page), "continue": token})
             items += map(keep, page.get("items") or ())
             known = known or version(page)
             token = (page.get("metadata") or {}).get("continue") or ""
             if not token:
-                return Listing(items=items, version=known)
-            self._sleep(rest)
+                break
+            if number < pace.rests:
+                self._sleep(pace.rest_seconds)
+        return Listing(items=items, version=known)
 
     def _call(
         self, method: str, path: str, query: Mapping[str, str], body: Any = None, content_type: str = JSON

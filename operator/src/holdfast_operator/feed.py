@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast_operator.cache import Cache, Listing
-from holdfast_operator.cluster import Cluster
+from holdfast_operator.cluster import AT_ONCE, Cluster, Pace
 from holdfast_operator.queue import KeyedQueue
 from holdfast_operator.slim import slim, slim_pod
 
@@ -55,14 +55,11 @@ class Feed:
         if key is not None:
             self._queue.add(key)
 
-    def relist(self, cluster: Cluster, namespaces: tuple[str, ...], *, rest: float = 0.0) -> None:
-        """Take everything anew; what vanished unseen is pruned. A failed list changes nothing.
-
-        ``rest``: seconds of pause between pages, so that a list of a large fleet takes no pass's turn.
-        """
+    def relist(self, cluster: Cluster, namespaces: tuple[str, ...], *, pace: Pace = AT_ONCE) -> None:
+        """Take everything anew; what vanished unseen is pruned. A failed list changes nothing."""
         nodes = cluster.nodes()
-        jobs = _joined([cluster.jobs(namespace, keep=self._keep_job, rest=rest) for namespace in namespaces or ("",)])
-        pods = _joined([cluster.pods(namespace, keep=self._keep_pod, rest=rest) for namespace in namespaces or ("",)])
+        jobs = _joined([cluster.jobs(namespace, keep=self._keep_job, pace=pace) for namespace in namespaces or ("",)])
+        pods = _joined([cluster.pods(namespace, keep=self._keep_pod, pace=pace) for namespace in namespaces or ("",)])
         for key in self._cache.replace(jobs, pods, nodes):
             self._queue.add(key)
 

@@ -32,7 +32,7 @@ from holdfast_operator.agentserver import AgentServer
 from holdfast_operator.agentserver import Observer as AgentObserver
 from holdfast_operator.cache import Cache
 from holdfast_operator.clock import SteadyClock
-from holdfast_operator.cluster import Cluster
+from holdfast_operator.cluster import AT_LEISURE, Cluster
 from holdfast_operator.election import Terms
 from holdfast_operator.errors import ClusterError, ConflictError, OperatorError, RejectedError, SettingsError
 from holdfast_operator.feed import Feed
@@ -55,8 +55,6 @@ logger = logging.getLogger(__name__)
 
 POOL = 32
 _ASK_AGAIN_SECONDS = 1.0
-# Between the pages of a later full list, in which nobody waits for it and everybody for the processors.
-_REST_SECONDS = 0.25
 # Of the API server as a whole; what it refuses us is no reason to wait.
 _AWAY = frozenset({429, 500, 502, 503, 504})
 
@@ -323,7 +321,7 @@ class Process:
         while not self._stop.wait(parts.settings.relist_seconds):
             try:
                 parts.reconciler.refresh()
-                parts.feed.relist(parts.cluster, parts.settings.watch_namespaces, rest=_REST_SECONDS)
+                parts.feed.relist(parts.cluster, parts.settings.watch_namespaces, pace=AT_LEISURE)
                 parts.metrics.ca_expires(parts.tls.authority_expires.timestamp())
             except OperatorError as error:
                 logger.warning("the full list failed, what is known stays: %s", error)
