@@ -27,8 +27,9 @@ class Operator(OperatorProcess):
     """With a profile, samples of all its threads go to that file when it ends."""
 
     def __init__(self, kubeconfig: Path, folder: Path, name: str, profile: Path | None = None) -> None:
-        # Without a name of its pod each start is somebody new to the Lease, as after the loss of a pod.
-        super().__init__(kubeconfig, folder, MODULE, name=name, HOLDFAST_POD_NAME="")
+        # Without a name of its pod each start is somebody new to the Lease, as after the loss of a pod. Full lists
+        # come thrice as often as by default, so that some fall into the time that is measured.
+        super().__init__(kubeconfig, folder, MODULE, name=name, HOLDFAST_POD_NAME="", HOLDFAST_RELIST_SECONDS="60")
         self._profile, self._starts = profile, 0
         if profile is not None:
             self.environment["PYTHONPATH"] += f":{BENCHMARKS}"
