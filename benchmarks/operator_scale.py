@@ -143,6 +143,7 @@ async def growth(where: Bench, much: Scale) -> list[bench.Row]:
             what = f"{size} jobs × 3 pods"
             took = await fleet.grow(jobs_of(len(fleet.jobs), size - len(fleet.jobs), 3))
             rows.append(bench.row("operator-1", f"{what}: last ones applied → all pods run", [took], "s"))
+            await fleet.told("LauncherNotHeard")
             starts[size] = await cold_start(where.operator, size)
             await asyncio.sleep(much.quiet_seconds / 6)
             steady[size] = await asyncio.to_thread(where.operator.cost, much.quiet_seconds / 2)
