@@ -22,7 +22,7 @@ PAGES = {
     "elasticity": ["elasticity", "sharded-models"],
     "recovery": ["restart-policy"],
     "hangDetection": ["hang-detection"],
-    "checkpoint": ["checkpoints", "memory-tier", "object-store", "suspend-and-deadlines"],
+    "checkpoint": ["checkpoints", "memory-tier", "local-tier", "object-store", "suspend-and-deadlines"],
     "interruption": ["survive-interruptions"],
     "preflight": ["preflight"],
     "scheduling": ["placement"],

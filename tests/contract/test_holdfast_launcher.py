@@ -117,6 +117,7 @@ def test_the_status_is_emitted_as_it_is_agreed() -> None:
         step_seconds=0.16,
         gradient_norm=1.25,
         checkpoints={"shared": {"step": 400, "generation": 2, "attempt": 1, "time": AT}},
+        checkpoint_failures={"local": 1},
         claims={Pair(2, 1): Claim.from_json(golden("claim.json"))},
         quarantined=wanted["quarantined"],
     )

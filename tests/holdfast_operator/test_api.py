@@ -75,6 +75,14 @@ def test_a_memory_tier_has_its_intervals_in_steps() -> None:
     assert parse_spec(SMALLEST).checkpoint.memory == ""
 
 
+def test_a_local_tier_has_its_interval_in_steps() -> None:
+    asked = parse_spec({**SMALLEST, "checkpoint": {"local": {"sizeLimit": "40Gi"}}}).checkpoint
+    assert (asked.local, asked.local_interval) == ("40Gi", 10)
+    asked = parse_spec({**SMALLEST, "checkpoint": {"local": {"sizeLimit": "2Mi", "interval": 5}}}).checkpoint
+    assert (asked.local, asked.local_interval) == ("2Mi", 5)
+    assert parse_spec(SMALLEST).checkpoint.local == ""
+
+
 @pytest.mark.parametrize(
     ("spec", "field"),
     [
@@ -93,6 +101,12 @@ def test_a_memory_tier_has_its_intervals_in_steps() -> None:
         (
             {**SMALLEST, "checkpoint": {"object": {"url": "s3://b", "bandwidthLimit": "much"}}},
             "object.bandwidthLimit",
+        ),
+        ({**SMALLEST, "checkpoint": {"local": "40Gi"}}, "spec.checkpoint.local"),
+        ({**SMALLEST, "checkpoint": {"local": {"sizeLimit": "1Gi", "interval": 0}}}, "spec.checkpoint.local.interval"),
+        (
+            {**SMALLEST, "checkpoint": {"local": {"sizeLimit": "1Gi", "interval": "1m"}}},
+            "spec.checkpoint.local.interval",
         ),
         ({**SMALLEST, "recovery": {"budgets": [{"cause": "Weather", "maxRestarts": 1}]}}, "spec.recovery.budgets"),
     ],

@@ -287,6 +287,23 @@ def test_the_object_store_reaches_the_trainer_alone(observed: Observed) -> None:
     assert "envFrom" not in trainer(without)
 
 
+def test_the_local_tier_is_a_volume_on_the_nodes_disk_with_its_limit(observed: Observed) -> None:
+    spec = observed.job.spec
+    assert spec is not None
+    asked = replace(spec, checkpoint=replace(spec.checkpoint, local="40Gi", local_interval=25))
+    manifest = pod(observed.job, asked, WORKER, observed.platform)
+    volumes = {volume["name"]: volume for volume in manifest["spec"]["volumes"]}
+    assert volumes["holdfast-local"]["emptyDir"] == {"sizeLimit": "40Gi"}, "of no medium: on disk"
+    mounts = {mount["name"]: mount["mountPath"] for mount in trainer(manifest)["volumeMounts"]}
+    assert mounts["holdfast-local"] == "/var/run/holdfast-local"
+    given = {entry["name"]: entry.get("value") for entry in trainer(manifest)["env"]}
+    assert given["HOLDFAST_LOCAL_TIER"] == "/var/run/holdfast-local:40Gi"
+    assert given["HOLDFAST_LOCAL_INTERVAL"] == "25"
+    without = json.dumps(pod(observed.job, spec, WORKER, observed.platform))
+    assert "holdfast-local" not in without
+    assert "HOLDFAST_LOCAL" not in without
+
+
 def test_the_memory_tier_is_a_volume_of_its_own_with_its_limit(observed: Observed) -> None:
     spec = observed.job.spec
     assert spec is not None

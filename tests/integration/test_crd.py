@@ -53,6 +53,7 @@ def put(node: Any, path: list[str], value: Any) -> None:
 RULES = "spec.recovery.rules"
 VOLUME, OBJECT = "spec.checkpoint.volume.claimName", "spec.checkpoint.object"
 MEMORY = "spec.checkpoint.memory"
+LOCAL = "spec.checkpoint.local"
 
 
 def rule(**asked: Any) -> dict[str, Any]:
@@ -353,6 +354,19 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
         "memory without a volume",
         [(MEMORY, {"sizeLimit": "1Gi"})],
         "checkpoint.memory needs checkpoint.volume",
+    ),
+    ("a disk of no size", [(VOLUME, "c"), (LOCAL, {})], "local.sizeLimit: Required value"),
+    ("a disk in words", [(VOLUME, "c"), (LOCAL, {"sizeLimit": "much"})], "should match"),
+    (
+        "a commit on disk after no step",
+        [(VOLUME, "c"), (LOCAL, {"sizeLimit": "1Gi", "interval": 0})],
+        "local.interval: Invalid value",
+    ),
+    ("a disk without a volume", [(LOCAL, {"sizeLimit": "1Gi"})], "checkpoint.local needs checkpoint.volume"),
+    (
+        "a local tier without the launcher",
+        [("spec.rendezvous.backend", "C10d"), (VOLUME, "c"), (LOCAL, {"sizeLimit": "1Gi"})],
+        "checkpoint.volume alone",
     ),
     ("copies of nothing", [("spec.checkpoint.peer", {})], "checkpoint.peer needs checkpoint.memory"),
     ("unknown resume", [("spec.checkpoint.resume", "Maybe")], 'supported values: "Always", "Never"'),

@@ -128,6 +128,8 @@ class CheckpointSpec:
     memory: str = ""  # the size of the memory tier's volume; none without
     memory_interval: int = 1
     peer_interval: int | None = None
+    local: str = ""  # the size of the volume on each node's disk; none without
+    local_interval: int = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -381,6 +383,7 @@ def _checkpoint(value: Json) -> CheckpointSpec:
     retention = _mapping(value.get("retention", {}), "spec.checkpoint.retention")
     memory = _mapping(value.get("memory", {}), "spec.checkpoint.memory")
     peer = value.get("peer")
+    local = _mapping(value.get("local", {}), "spec.checkpoint.local")
     claim = volume.get("claimName")
     return CheckpointSpec(
         claim_name=str(claim) if claim else None,
@@ -394,6 +397,8 @@ def _checkpoint(value: Json) -> CheckpointSpec:
         memory=str(memory.get("sizeLimit", "")),
         memory_interval=_integer(memory, "interval", "spec.checkpoint.memory", 1, minimum=1),
         peer_interval=None if peer is None else _peer_interval(peer),
+        local=str(local.get("sizeLimit", "")),
+        local_interval=_integer(local, "interval", "spec.checkpoint.local", 10, minimum=1),
     )
 
 

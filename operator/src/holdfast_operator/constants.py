@@ -46,6 +46,7 @@ VOLUME_AGENT = "holdfast-agent"
 VOLUME_SHM = "holdfast-shm"
 VOLUME_CHECKPOINTS = "holdfast-checkpoints"
 VOLUME_MEMORY = "holdfast-memory"
+VOLUME_LOCAL = "holdfast-local"
 
 RUN_DIR = "/var/run/holdfast"
 AGENT_DIR = "/var/run/secrets/holdfast"
@@ -54,6 +55,7 @@ CA_KEY = "ca.crt"
 CA_FILE = f"{AGENT_DIR}/{CA_KEY}"
 CHECKPOINT_DIR = "/var/lib/holdfast/checkpoints"
 MEMORY_DIR = "/var/run/holdfast-memory"
+LOCAL_DIR = "/var/run/holdfast-local"
 SHM_DIR = "/dev/shm"  # noqa: S108 - a mount point inside pods
 TOKEN_AUDIENCE = "holdfast"  # noqa: S105 - an audience
 TOKEN_SECONDS = 3600
@@ -263,6 +265,7 @@ RESUME_ALWAYS = "Always"
 # Rules of retention, in launchers' words, and the fields that ask for them.
 RETENTION_RULES = {"hours": "keepHours", "daily": "keepDaily", "weekly": "keepWeekly", "every": "keepEvery"}
 MEMORY_TIER = "memory"
+LOCAL_TIER = "local"
 AVOID_NODE = "AvoidNode"
 FAIL = "Fail"
 

@@ -245,7 +245,9 @@ def _trainer(container: Manifest, job: Job, spec: JobSpec, meeting: list[Manifes
         env.append(_value("HOLDFAST_CHECKPOINT_DIR", c.CHECKPOINT_DIR))
     if spec.checkpoint.memory:
         mounts.append({"name": c.VOLUME_MEMORY, "mountPath": c.MEMORY_DIR})
-    env += [*_object_env(job, spec), *_memory_env(spec), *_launcher_preflight_env(spec), *meeting]
+    if spec.checkpoint.local:
+        mounts.append({"name": c.VOLUME_LOCAL, "mountPath": c.LOCAL_DIR})
+    env += [*_object_env(job, spec), *_memory_env(spec), *_local_env(spec), *_launcher_preflight_env(spec), *meeting]
     # First, so that the user's own variables can refer to them as $(HOLDFAST_…).
     made = {**container, "env": [*env, *(container.get("env") or [])], "volumeMounts": mounts}
     if not spec.launched:  # nobody writes a last word for the operator: the end of the log is one
@@ -357,6 +359,16 @@ def _memory_env(spec: JobSpec) -> list[Manifest]:
     return env
 
 
+def _local_env(spec: JobSpec) -> list[Manifest]:
+    asked = spec.checkpoint
+    if not asked.local:
+        return []
+    return [
+        _value("HOLDFAST_LOCAL_TIER", f"{c.LOCAL_DIR}:{asked.local}"),
+        _value("HOLDFAST_LOCAL_INTERVAL", str(asked.local_interval)),
+    ]
+
+
 def _launcher_preflight_env(spec: JobSpec) -> list[Manifest]:
     """The launcher tries the checkpoint volume and the object store: it has the trainer's user, mounts and secret."""
     asked = spec.preflight
@@ -407,6 +419,8 @@ def _volumes(job: Job, spec: JobSpec, pod_spec: Manifest) -> list[Manifest]:
     if spec.checkpoint.memory:
         limit = {"medium": "Memory", "sizeLimit": spec.checkpoint.memory}
         volumes.append({"name": c.VOLUME_MEMORY, "emptyDir": limit})
+    if spec.checkpoint.local:
+        volumes.append({"name": c.VOLUME_LOCAL, "emptyDir": {"sizeLimit": spec.checkpoint.local}})
     if spec.checkpoint.claim_name:
         claim = {"claimName": spec.checkpoint.claim_name}
         volumes.append({"name": c.VOLUME_CHECKPOINTS, "persistentVolumeClaim": claim})

@@ -141,6 +141,7 @@ def _launcher(status: Document, now: datetime) -> Iterator[Metric]:
     yield from _age_of_step(status.get("committedAt"), now)
     yield from _world(status.get("world"))
     yield from _checkpoints(status.get("checkpoints"), now)
+    yield from _failed_checkpoints(status.get("checkpointFailures"))
     yield from _uploads(status.get("uploads"))
     yield from _refused(status.get("refusedPeers"))
     yield from accounting.metrics(status.get("accounting"))
@@ -193,6 +194,17 @@ def _checkpoints(checkpoints: object, now: datetime) -> Iterator[Metric]:
             continue
     yield step
     yield age
+
+
+def _failed_checkpoints(failures: object) -> Iterator[Metric]:
+    """Commits that failed on any rank; training went on from the one before."""
+    if not isinstance(failures, dict):
+        return
+    family = CounterMetricFamily("holdfast_checkpoint_failures", "Commits that failed, by tier", labels=["tier"])
+    for tier, count in failures.items():
+        if _number(count):
+            family.add_metric([_label(tier)], count)
+    yield family
 
 
 def _refused(count: object) -> Iterator[Metric]:

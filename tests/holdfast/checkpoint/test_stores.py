@@ -14,6 +14,7 @@ from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.stores import Store
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.fsspec import fsspec_store
+from holdfast.checkpoint.stores.local import LocalStore
 from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.checkpoint.stores.open import open_store
 from holdfast.errors import CheckpointError, DamagedError
@@ -24,6 +25,7 @@ torch = pytest.importorskip("torch")
 STORES: dict[str, Callable[[Path], Store]] = {
     "folder": FolderStore,
     "memory": MemoryStore,
+    "local": LocalStore,
     "file": lambda path: open_store(f"file://{path}"),
     "fsspec": lambda path: fsspec_store(f"local://{path}"),
     "fsspec-memory": lambda path: open_store(f"memory://{path}"),

@@ -22,6 +22,7 @@ BALLOTS = st.builds(
     pause=st.booleans(),
     bound=st.booleans(),
     near=st.booleans(),
+    busy=st.booleans(),
     touched=st.lists(st.booleans(), min_size=4, max_size=4),
     loss=st.floats(-1e6, 1e6),
     weight=st.floats(0.01, 1),
@@ -40,6 +41,7 @@ def test_flags_are_ored_and_sums_are_exact(ballots: list[Ballot]) -> None:
     assert agreed.pause == any(ballot.pause for ballot in ballots)
     assert agreed.bound == any(ballot.bound for ballot in ballots)
     assert agreed.near == any(ballot.near for ballot in ballots)
+    assert agreed.busy == any(ballot.busy for ballot in ballots)
     assert agreed.touched == tuple(any(column) for column in zip(*(b.touched for b in ballots), strict=True))
     total = Audit()
     for ballot in ballots:

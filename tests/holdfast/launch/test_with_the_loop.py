@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from typing import Any
 from holdfast.activity import Activity
 from holdfast.chaos.inject import PLAN_FILE
 from holdfast.chaos.plan import Fault, Kind
+from holdfast.checkpoint.tier import list_commits
 from holdfast.constants import ENV_CHAOS, TIMELINE_FILE
 
 Wait = Callable[..., Any]
@@ -264,3 +266,67 @@ def test_memory_that_the_launcher_owns_outlives_all_rank_processes(cluster: Any,
     assert a.status["uploads"] == {"commits": 0, "bytes": 0, "seconds": 0.0, "failures": {}}
     a.process.terminate()
     assert a.wait() == 75, cluster.tail()
+
+
+def test_the_nodes_disk_brings_back_its_newest_step_when_ranks_and_launcher_are_killed(
+    cluster: Any, wait_for: Wait
+) -> None:
+    """As a container that is killed and started again in its pod: nothing of it is left but its volumes."""
+    cluster.settings["budgets"] = []
+    cluster.settings["checkpoint"] = {**cluster.settings["checkpoint"], "interval": "1000000"}
+    cluster.settings["processesPerWorker"] = 2
+    checkpoints, disk = cluster.shared / "checkpoints", cluster.shared / "disk"
+    environ = {
+        "HOLDFAST_CHECKPOINT_DIR": str(checkpoints),
+        "HOLDFAST_LOCAL_TIER": f"{disk}:1Gi",
+        "HOLDFAST_LOCAL_INTERVAL": "5",
+    }
+    (a,) = cluster.start("a", script="shards.py", **environ)
+    cluster.publish(1, "a")
+    first = cluster.await_world(1, "a")
+    wait_for(lambda: a.status.get("checkpoints", {}).get("local", {}).get("step", 0) >= 10, cluster.tail)
+    ranks = [rank["pid"] for rank in a.ranks]
+    a.process.kill()
+    for pid in ranks:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    a.process.wait()
+    kept = [{name.step for name in list_commits(own)} for own in disk.glob("launcher-*/*-own-*")]
+    newest = max(kept[0] & kept[1])  # of one more, a rank may have published its part alone
+    assert not list(checkpoints.glob("step-*")), "nothing is on the volume"
+    a.restart()
+    second = cluster.await_world(1, "a", above=first)
+    wait_for(lambda: len( digests(cluster, "found", newest, second)) == 2, cluster.tail)
+    made, found = digests(cluster, "applied", newest), digests(cluster, "found", newest, second)
+    assert found == made, "each shard is as it was when that step was made"
+    wait_for(lambda: a.status.get("restored") == {"step": newest, "from": "local"}, cluster.tail)
+
+
+def digests(cluster: Any, kind: str, step: int, pair: tuple[int, int] | None = None) -> dict[int, str]:
+    """By shard, what ranks said of their state at a step."""
+    lines = [line for file in cluster.shared.glob("states-*") for line in file.read_text().split("\n")[:-1]]
+    told = [json.loads(line) for line in lines]
+    here = (one for one in told if (one["kind"], one["step"]) == (kind, step))
+    return {one["shard"]: one["digest"] for one in here if pair in (None, tuple(one["pair"]))}
+
+
+def test_a_local_tier_that_cannot_be_written_is_refused_by_name(cluster: Any) -> None:
+    (a,) = cluster.start("a", script="trains.py", HOLDFAST_LOCAL_TIER="/proc/holdfast")
+    assert a.wait() == 2, cluster.tail()
+    assert "checkpoint.local, or --local-tier PATH" in a.log.read_text()
+
+
+def test_a_local_tier_too_small_ends_the_script_with_the_field_and_the_need(cluster: Any, wait_for: Wait) -> None:
+    cluster.settings["checkpoint"] = {**cluster.settings["checkpoint"], "interval": "1000000"}
+    disk = cluster.shared / "disk"
+    (a,) = cluster.start(
+        "a",
+        script="trains.py",
+        HOLDFAST_CHECKPOINT_DIR=str(cluster.shared / "checkpoints"),
+        HOLDFAST_LOCAL_TIER=f"{disk}:64Ki",
+        HOLDFAST_LOCAL_INTERVAL="5",
+    )
+    cluster.publish(1, "a")
+    wait_for(lambda: "raise checkpoint.local.sizeLimit (or --local-tier PATH:SIZE)" in a.log.read_text(), cluster.tail)
+    wait_for(lambda: "NoRoomError" in a.log.read_text(), cluster.tail)
+    assert not list(disk.glob("launcher-*/*/step-*"))

@@ -13,7 +13,7 @@ from typing import Final
 
 from holdfast.data.audit import Audit
 
-_FLAGS: Final = 6
+_FLAGS: Final = 7
 _SLOT: Final = 5
 _NOTHING: Final = float("-inf")
 # Doubles hold 53 bits exactly, so a hash travels in halves.
@@ -25,7 +25,8 @@ class Ballot:
     """One rank's contribution. `loss` is a sum already weighted by `weight`.
 
     `quiesce` ends the attempt after a commit, which with `near` is made in memory and on other nodes too; `pause`
-    ends it without one, unless some rank says `bound`: it cannot take its state into another attempt.
+    ends it without one, unless some rank says `bound`: it cannot take its state into another attempt. `busy`: a commit
+    is still on its way from this rank.
     """
 
     checkpoint: bool
@@ -34,6 +35,7 @@ class Ballot:
     pause: bool = False
     bound: bool = False
     near: bool = False
+    busy: bool = False
     touched: Sequence[bool]
     loss: float
     weight: float
@@ -50,6 +52,7 @@ class Agreed:
     pause: bool
     bound: bool
     near: bool
+    busy: bool
     touched: tuple[bool, ...]
     loss: float
     weight: float
@@ -58,7 +61,7 @@ class Agreed:
 
 def encode(ballot: Ballot, *, rank: int, world_size: int) -> list[float]:
     """The numbers of which the ranks take the maximum."""
-    own = [ballot.checkpoint, ballot.quiesce, ballot.non_finite, ballot.pause, ballot.bound, ballot.near]
+    own = [ballot.checkpoint, ballot.quiesce, ballot.non_finite, ballot.pause, ballot.bound, ballot.near, ballot.busy]
     flags = [*own, *ballot.touched]
     slots = [_NOTHING] * (_SLOT * world_size)
     loss = 0.0 if ballot.non_finite else ballot.loss
@@ -89,6 +92,7 @@ def decode(numbers: Sequence[float], *, world_size: int) -> Agreed:
         pause=flags[3],
         bound=flags[4],
         near=flags[5],
+        busy=flags[6],
         touched=tuple(flags[_FLAGS:]),
         loss=sum(slot[0] for slot in slots) / weight if weight and not flags[2] else float("nan"),
         weight=weight,

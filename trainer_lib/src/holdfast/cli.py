@@ -51,6 +51,8 @@ class RunOptions:
     timeline: Path | None = None
     replica_step: int = 1
     object_url: str = ""
+    local_tier: str = ""
+    local_interval: int | None = None
     memory_tier: str = ""
     memory_interval: int | None = None
     peer_interval: int | None = None
@@ -205,6 +207,8 @@ def parse(words: Sequence[str]) -> RunOptions:
         timeline=None if known.timeline is None else known.timeline.absolute(),
         replica_step=step,
         object_url=known.object_url,
+        local_tier=known.local_tier or "",
+        local_interval=known.local_interval,
         memory_tier=known.memory_tier or "",
         memory_interval=known.memory_interval,
         peer_interval=known.peer_interval,
@@ -277,7 +281,9 @@ def _parser() -> _Parser:
     _add(run, "--hang-timeout", _hang_timeout, "Auto", "seconds that a step may take; Auto by the median; Off")
     _add(run, "--resume", _resume, "Always", "Always, or Never to begin afresh on a folder that has checkpoints")
     _add(run, "--timeline", Path, None, "FILE to which what happens is written, for 'holdfast timeline FILE'")
-    _add(run, "--memory-tier", _memory, None, "PATH[:SIZE] of a memory volume for commits that outlive ranks")
+    _add(run, "--local-tier", _tier, None, "PATH[:SIZE] on a disk of this node for commits that outlive the launcher")
+    _add(run, "--local-interval", _count("--local-interval"), None, "steps between commits there (10)")
+    _add(run, "--memory-tier", _tier, None, "PATH[:SIZE] of a memory volume for commits that outlive ranks")
     _add(run, "--memory-interval", _count("--memory-interval"), None, "steps between commits in memory (1)")
     _add(run, "--peer-interval", _count("--peer-interval"), None, "steps between copies in another node's memory")
     run.add_argument("--standalone", action="store_true", help="one host, no rendezvous (the default)")
@@ -413,10 +419,10 @@ def _warm(text: str) -> int | None:
     return int(text)
 
 
-def _memory(text: str) -> str:
-    from holdfast.launch.memory_options import MemoryOptions
+def _tier(text: str) -> str:
+    from holdfast.launch.memory_options import TierOptions
 
-    MemoryOptions.parse(text)
+    TierOptions.parse(text)
     return text
 
 

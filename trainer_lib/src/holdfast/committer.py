@@ -14,7 +14,7 @@ from holdfast.checkpoint.saving import Saving
 from holdfast.checkpoint.writer import SaveResult, Snapshot
 from holdfast.collectives import Over
 from holdfast.config import Interval
-from holdfast.constants import MEMORY_TIER, SHARED_TIER
+from holdfast.constants import LOCAL_TIER, MEMORY_TIER, SHARED_TIER
 from holdfast.errors import CheckpointError, NoRoomError, PeerLostError
 from holdfast.lineage import Lineage
 from holdfast.rank_agent import Agent, Requests
@@ -23,6 +23,7 @@ _log = logging.getLogger("holdfast.checkpoint")
 
 FAILED_SAVES: Final = 3
 INTERVAL_ID: Final = "interval"
+_LOCAL_DONE: Final = "step %d is on the local tier: training stood still for %.3f s, rank 0 wrote %.1f MB in %.3f s"
 
 
 class Committer:
@@ -43,6 +44,8 @@ class Committer:
         self._flight: _Flight | None = None
         self._broken_off = False
         self._memory_trouble = ""
+        self._local: _Flight | None = None
+        self._local_due = False
 
     @property
     def has_folder(self) -> bool:
@@ -57,6 +60,7 @@ class Committer:
     def begin(self, *, coordinator: bool, over: Over) -> None:
         """A world has lined up."""
         self._coordinator, self._over = coordinator, over
+        self._local, self._local_due = None, False
         self._lineage.failures = self._lineage.failures.told(self._agent.books)
         self._entered = time.monotonic()
         self._choose()
@@ -74,13 +78,14 @@ class Committer:
         """Whether this rank asks the others for a commit: somebody asked, it is time, says the coordinator, a lost
         peer broke the last one off, or too many failed, which all must say at the same step.
 
-        Not while one is on its way. One that has ended is taken note of here, before each step's vote.
+        Not while one is on its way, to the node's disk neither. One that has ended is taken note of here, before each
+        step's vote.
         """
         asked = self._agent.requests().checkpoint
         if not self.has_folder:
             return bool(asked)
         flight = self._flight
-        if flight is not None and not flight.saving.ended:
+        if (flight is not None and not flight.saving.ended) or self._writes_locally():
             return False
         if flight is not None:
             self._land(flight)
@@ -172,6 +177,41 @@ class Committer:
         if not result.committed and result.message != self._memory_trouble:
             _log.error("step %d could not be committed in memory: %s", step, result.message)
         self._memory_trouble = result.message
+
+    def writes(self) -> bool:
+        """Whether a commit of this rank is on its way, to whichever tier."""
+        return (self._flight is not None and not self._flight.saving.ended) or self._writes_locally()
+
+    def local_due_at(self, step: int, *, busy: bool) -> bool:
+        """Whether every rank commits this step on its node's disk; put off while any of them is `busy`."""
+        if self._engine is not None and self._engine.local_due_at(step):
+            self._local_due = True
+        return self._local_due and not busy
+
+    def commit_locally(self, step: int, snapshot: Callable[[], Snapshot]) -> None:
+        """Begin a commit on the node's disk. What fails is told, and training goes on, unless not even the first one
+        fits: NoRoomError, on all ranks at the same step."""
+        before, self._local, self._local_due = self._local, None, False
+        if before is not None and not before.saving.lost and before.saving.result.full:
+            raise NoRoomError(before.saving.result.message)
+        if self._engine is None:
+            return
+        started, over, taken = time.monotonic(), self._over, snapshot()
+
+        def ended(result: SaveResult) -> None:
+            """On the save's thread."""
+            if not over.is_set():
+                self._tell(step, result, (), time.monotonic() - started, tier=LOCAL_TIER)
+            if self._coordinator and result.committed:
+                _log.info(_LOCAL_DONE, step, result.stalled, result.nbytes / 1e6, result.seconds)
+            elif self._coordinator:
+                _log.warning("step %d could not be committed on the local tier: %s", step, result.message)
+
+        saving = self._engine.begin_local(taken, ended)
+        self._local = _Flight(step=step, asked=(), saving=saving, waited=0.0)
+
+    def _writes_locally(self) -> bool:
+        return self._local is not None and not self._local.saving.ended
 
     def put_off(self) -> None:
         """Ask for a commit with the next step, as after one that was broken off."""

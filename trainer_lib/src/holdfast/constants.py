@@ -55,6 +55,10 @@ ENV_MEMORY_TIER: Final = "HOLDFAST_MEMORY_TIER"
 ENV_MEMORY_INTERVAL: Final = "HOLDFAST_MEMORY_INTERVAL"
 ENV_PEER_INTERVAL: Final = "HOLDFAST_PEER_INTERVAL"
 ENV_PEER_BYTES: Final = "HOLDFAST_PEER_BYTES_PER_SECOND"
+# Commits on a disk of the node: PATH[:SIZE] of the volume, and steps between them.
+ENV_LOCAL_TIER: Final = "HOLDFAST_LOCAL_TIER"
+ENV_LOCAL_INTERVAL: Final = "HOLDFAST_LOCAL_INTERVAL"
+DEFAULT_LOCAL_INTERVAL: Final = 10  # steps
 
 # Environment of a rank process, beside what torchrun sets.
 ENV_AGENT_SOCKET: Final = "HOLDFAST_AGENT_SOCKET"
@@ -118,6 +122,8 @@ OBJECT_TIER: Final = "object"
 MEMORY_TIER: Final = "memory"
 # The same as another node's rank sees it.
 PEER_TIER: Final = "peer"
+# On the disk of each node, for its own ranks.
+LOCAL_TIER: Final = "local"
 # Where a state that goes on comes from without any tier: a rank that still had it.
 SURVIVOR: Final = "survivor"
 

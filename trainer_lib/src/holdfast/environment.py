@@ -39,6 +39,8 @@ class Environment:
     preflight_write_bytes: int | None
     preflight_object: bool
     preflight_seconds: float
+    local_tier: str
+    local_interval: int | None
     memory_tier: str
     memory_interval: int | None
     peer_interval: int | None
@@ -114,6 +116,8 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         preflight_write_bytes=_optional_int(source, c.ENV_PREFLIGHT_WRITE_BYTES),
         preflight_object=bool(source.get(c.ENV_PREFLIGHT_OBJECT)),
         preflight_seconds=_float(source, c.ENV_PREFLIGHT_SECONDS, 60.0),
+        local_tier=source.get(c.ENV_LOCAL_TIER, ""),
+        local_interval=_optional_int(source, c.ENV_LOCAL_INTERVAL),
         memory_tier=source.get(c.ENV_MEMORY_TIER, ""),
         memory_interval=_optional_int(source, c.ENV_MEMORY_INTERVAL),
         peer_interval=_optional_int(source, c.ENV_PEER_INTERVAL),

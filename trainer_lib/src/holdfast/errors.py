@@ -77,7 +77,7 @@ class UnknownFormatError(CheckpointError):
 
 
 class NoRoomError(CheckpointError):
-    """The memory tier is too small for a commit."""
+    """The memory tier or the local one is too small for a commit."""
 
 
 class UnavailableError(CheckpointError):

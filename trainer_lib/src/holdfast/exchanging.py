@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from holdfast.collectives import Over, unless_over
+
+
+# Of one save.
+_MOST_CALLS: Final = 6
 
 
 class Store(Protocol):
@@ -48,6 +52,7 @@ class StoreExchange:
         self._client = client
         self._number = number
         self._calls = 0
+        self._forgot = False
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in order of ranks, on rank 0; elsewhere only the own one."""
@@ -58,7 +63,9 @@ class StoreExchange:
             return [value]
         keys = [_key(self._number, call, rank) for rank in range(self.size)]
         told = self._client.call(lambda store: [store.get(key) for key in keys])
-        self._client.call(self._forget_the_last)  # all are in this one, so all have read what was said in it
+        if not self._forgot:
+            self._forgot = True
+            self._client.call(self._forget_the_last)  # all are in this one, so all have read what was said in it
         return [json.loads(text) for text in told]
 
     def share(self, value: Any) -> Any:
@@ -74,7 +81,7 @@ class StoreExchange:
         return self._calls
 
     def _forget_the_last(self, store: Store) -> None:
-        for call in range(1, self._calls + 2):
+        for call in range(1, _MOST_CALLS + 1):
             for rank in range(self.size):
                 store.delete_key(_key(self._number - 1, call, rank))
 

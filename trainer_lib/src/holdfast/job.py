@@ -214,6 +214,7 @@ class Job:
             self._agent,
             self._meter,
             wants_commit=self._committer.overdue,
+            busy=self._committer.writes,
             max_grad_norm=max_grad_norm,
             scaler=scaler,
         )
@@ -515,9 +516,12 @@ class Job:
             self._commit_in_memory(asked=asked)
         needed = agreed.quiesce or (agreed.pause and agreed.bound)
         ends = agreed.pause and not needed
+        on_disk = self._committer.local_due_at(self.committed_step, busy=agreed.busy)
         if self._committer.due_at(self.committed_step) or agreed.checkpoint or needed:
             self._commit(onward=not needed)
             ends = ends or (needed and (self._durable() or not self._committer.has_folder))
+        elif on_disk and not ends:
+            self._commit_locally()
         if ends:
             self._part()
 
@@ -560,6 +564,11 @@ class Job:
         self._parts()[0].check()
         with self._meter.during(Activity.CHECKPOINT):
             self._committer.commit_in_memory(self.committed_step, self._snapshot, asked=asked)
+
+    def _commit_locally(self) -> None:
+        self._parts()[0].check()
+        with self._meter.during(Activity.CHECKPOINT):
+            self._committer.commit_locally(self.committed_step, self._snapshot)
 
     def _snapshot(self) -> Snapshot:
         _, team = self._parts()

@@ -18,6 +18,7 @@ from holdfast import marks, shards, transfer
 from holdfast.activity import Activity, Meter
 from holdfast.calls import Calls
 from holdfast.checkpoint import fencing
+from holdfast.checkpoint import local as local_tier
 from holdfast.checkpoint.engine import Attempt, Engine, attempt_by_hand
 from holdfast.checkpoint.exchange import Alone, Exchange
 from holdfast.checkpoint.near import announced
@@ -231,10 +232,13 @@ class Lineup:
         own = {"standing": lineage.standing.to_json(), "claimed": lineage.claimed, "saved": lineage.saved_step}
         before = {"trained": None if trained is None else trained.to_json()}
         memory = None if self._engine is None else announced(self._agent.memory)
-        told = team.group.gather({**own, **before, "shard": shard, "memory": memory})
+        local = None if self._engine is None else local_tier.announced(self._agent.local)
+        told = team.group.gather({**own, **before, "shard": shard, "memory": memory, "local": local})
         if self._engine is not None:
             members = [value["memory"] for value in told]
             self._engine.enter_memory(self._agent.memory, members, team.place.local_rank, team.over.check)
+            disks = [value["local"] for value in told]
+            self._engine.enter_local(self._agent.local, disks, team.place.local_rank, team.over.check)
         standings = [Standing.from_json(value["standing"]) for value in told]
         held = [value["shard"] for value in told]
         verdict, deal = self._resolve(standings, held)

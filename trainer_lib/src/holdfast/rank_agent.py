@@ -66,6 +66,7 @@ class Agent(Protocol):
     trained: Pair | None  # the highest attempt before this one that had ranks under this launcher, dead ones too
     books: Books | None  # the launcher's, when it welcomed this rank to its attempt
     memory: Mapping[str, Any] | None  # the launcher's memory tier, if it has one
+    local: Mapping[str, Any] | None  # and its local one
 
     def send(self, kind: str, **body: Any) -> None:
         """Tell something."""
@@ -122,6 +123,7 @@ class NoAgent:
     reached = 0
     trained: Pair | None = None
     memory: Mapping[str, Any] | None = None
+    local: Mapping[str, Any] | None = None
 
     def __init__(self, place: Place) -> None:
         self.books: Books | None = Books(id=uuid4().hex)
@@ -197,6 +199,7 @@ class RankAgent:
         self.trained: Pair | None = None
         self.books: Books | None = None
         self.memory: Mapping[str, Any] | None = None
+        self.local: Mapping[str, Any] | None = None
         self._slot = slot
         self._sending = threading.Lock()
         self._state = threading.Condition()  # guards what follows
@@ -430,6 +433,7 @@ class RankAgent:
             self.trained = Pair.maybe(message.get("trained"))
             self.books = Books.maybe(message.get("books"))
             self.memory = message.get("memory")
+            self.local = message.get("local")
             self._state.notify_all()
 
     def _want(self, kind: str, request: str) -> None:

@@ -91,6 +91,7 @@ class Stepper:
         meter: Meter,
         *,
         wants_commit: Callable[[], bool],
+        busy: Callable[[], bool],
         max_grad_norm: float | None,
         scaler: Any = None,
     ) -> None:
@@ -98,6 +99,7 @@ class Stepper:
         self._agent = agent
         self._meter = meter
         self._wants_commit = wants_commit
+        self._busy = busy
         self._max_grad_norm = max_grad_norm
         self._scaler = scaler
         self._sharding = lineage.sharding
@@ -220,6 +222,7 @@ class Stepper:
             quiesce=bool(wanted.quiesce),
             pause=bool(wanted.pause),
             near=bool(wanted.near),
+            busy=self._busy(),
             bound=not self._agent.parting().keep,
             non_finite=not math.isfinite(self._batch.loss),
             touched=touched,

@@ -47,8 +47,8 @@ def _newest(draft: Draft, reports: tuple[Report, ...]) -> Report | None:
 def _checkpoint(draft: Draft) -> Draft:
     found = [draft.status.last_checkpoint] if draft.status.last_checkpoint else []
     told = (checkpoint for report in draft.seen.reports for checkpoint in report.checkpoints)
-    # Memory has one every few steps; it is what a restart may find, and nothing to rely on beyond the pods.
-    found += [checkpoint for checkpoint in told if checkpoint.tier != c.MEMORY_TIER]
+    # A node has one every few steps; it is what a restart may find, and nothing to rely on beyond the pods.
+    found += [checkpoint for checkpoint in told if checkpoint.tier not in (c.MEMORY_TIER, c.LOCAL_TIER)]
     newest = max(found, key=lambda item: (item.pair, item.step), default=None)
     return draft if newest == draft.status.last_checkpoint else draft.but(last_checkpoint=newest)
 

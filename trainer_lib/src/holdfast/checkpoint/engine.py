@@ -24,6 +24,7 @@ from holdfast.checkpoint.commit import exists
 from holdfast.checkpoint.deltas import Chain
 from holdfast.checkpoint.exchange import Alone, Exchange, lead
 from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.local import LocalSettings, LocalTier
 from holdfast.checkpoint.near import MemorySettings, MemoryTier, Terms, tier_of
 from holdfast.checkpoint.planning import Planner
 from holdfast.checkpoint.reader import Restored, Select, newest, restore
@@ -159,6 +160,7 @@ class Engine:
         self._full_every, self._delta_threshold = full_every, delta_threshold
         self._chain: Chain | None = None  # of the attempt: an older one's save may still be on its way
         self._memory: MemoryTier | None = None
+        self._local: LocalTier | None = None
 
     def enter(
         self,
@@ -200,6 +202,42 @@ class Engine:
         if self._memory is None:
             self._memory = MemoryTier(settings)
         self._memory.enter(settings, frozenset(neighbours), local_rank, self._exchange, check)
+
+    def enter_local(
+        self,
+        said: Mapping[str, Any] | None,
+        members: Sequence[Mapping[str, Any] | None],
+        local_rank: int,
+        check: Callable[[], None],
+    ) -> None:
+        """Commit on this node's disk too, if every rank's launcher has a folder there; `members` says so, by rank."""
+        if self._local is not None:
+            self._local.close()
+        settings, self._local = LocalSettings.maybe(said), None
+        theirs = [one for one in members if one is not None]
+        if settings is not None and len(theirs) == len(members):
+            settings = replace(settings, interval=int(theirs[0]["interval"]))
+            there = frozenset(Neighbour.from_json(one["me"]) for one in theirs)
+            self._local = LocalTier(settings, local_rank, there, check)
+        elif theirs and self._exchange.rank == 0:
+            _log.warning("some launchers have no local tier: nothing is committed there (--local-tier)")
+
+    def local_due_at(self, step: int) -> bool:
+        """Whether every rank is to commit this step on its node's disk, or the first one after it that it can."""
+        return self._local is not None and self._local.due_at(step)
+
+    def begin_local(self, snapshot: Snapshot, told: Callable[[SaveResult], None] = _untold) -> Saving:
+        """As `begin`, on this node's disk; with the memory of that, so only one of both is on its way."""
+        local = self._local
+        if local is None:
+            raise CheckpointError("there is no local tier")
+        called = time.monotonic()
+        staged, exchange = self._staged(snapshot)
+        terms, check = self._terms(), self._check
+        saves = _Save(staged, lambda: local.commit(staged, exchange, terms, check=check), told, called=called)
+        self._saving = Saving(saves.commit)
+        saves.copy()
+        return self._saving
 
     @property
     def saves(self) -> int:
@@ -323,12 +361,8 @@ class Engine:
 
     def _planned(self, snapshot: Snapshot, told: Callable[[SaveResult], None], *, spare: bool = False) -> _Save:
         called = time.monotonic()
-        if self._saving is not None:
-            self._saving.settle(self._check)
-        owned = replace(self._owned(snapshot), created=datetime.now(UTC))
-        self._saves += 1
-        exchange = self._exchange if self._aside is None else self._aside(self._saves)
-        staged = plan(owned, self._arena, self._planner, rank=exchange.rank, size=exchange.size)
+        staged, exchange = self._staged(snapshot)
+        owned = staged.snapshot
         chain, attempt, check = self._chain, self._attempt, self._check
 
         def ended(result: SaveResult) -> None:
@@ -346,6 +380,15 @@ class Engine:
 
         return _Save(staged, commits, ended, called=called)
 
+    def _staged(self, snapshot: Snapshot) -> tuple[Staged, Exchange]:
+        """Room for this rank's share, once the last save has left it, and over what the ranks exchange for this one."""
+        if self._saving is not None:
+            self._saving.settle(self._check)
+        owned = replace(self._owned(snapshot), created=datetime.now(UTC))
+        self._saves += 1
+        exchange = self._exchange if self._aside is None else self._aside(self._saves)
+        return plan(owned, self._arena, self._planner, rank=exchange.rank, size=exchange.size), exchange
+
     def _owned(self, snapshot: Snapshot) -> Snapshot:
         return replace(
             snapshot,
@@ -355,7 +398,11 @@ class Engine:
         )
 
     def _near(self) -> tuple[Store, ...]:
-        return () if self._memory is None else tuple(self._memory.stores(self._terms()))
+        """This node's memory and disk, then those of others."""
+        terms = self._terms()
+        memory = [] if self._memory is None else self._memory.stores(terms)
+        disk = [] if self._local is None else self._local.stores(terms)
+        return (*memory[:1], *disk[:1], *memory[1:], *disk[1:])
 
     def _terms(self) -> Terms:
         return Terms(claims=self._fence, job_uid=self._attempt.job_uid, resume=self._resume)

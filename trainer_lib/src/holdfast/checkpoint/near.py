@@ -39,7 +39,7 @@ from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.checkpoint.stores.peer import Copy, Neighbour, Peer, PeerStore, room_for, successor
 from holdfast.checkpoint.stores.slots import Digests, SlotSet, SlotWriter
 from holdfast.checkpoint.writer import SaveResult, Snapshot, manifest_with, records_of
-from holdfast.constants import MEMORY_TIER, PEER_TIER
+from holdfast.constants import LOCAL_TIER, MEMORY_TIER, PEER_TIER
 from holdfast.errors import CheckpointError, DocumentError, NoRoomError
 from holdfast.worlds import Claim
 
@@ -113,7 +113,9 @@ class Terms:
 
 
 def tier_of(url: str) -> str:
-    """Which tier a store in memory is, as the rank that read from it sees it."""
+    """Which tier a store of a node is, as the rank that read from it sees it."""
+    if url.startswith(f"{LOCAL_TIER}:"):
+        return LOCAL_TIER
     return PEER_TIER if url.startswith("memory://") else MEMORY_TIER
 
 

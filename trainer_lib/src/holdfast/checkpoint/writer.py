@@ -81,6 +81,8 @@ class SaveResult:
     """From the end of the copy until it was durable."""
     copying: float = 0.0
     """Of a commit in memory, what it took to send it to another node; 0 if it was not sent."""
+    full: bool = False
+    """There is no room on the local tier, not even for a first commit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +176,7 @@ def commit(
         return SaveResult(committed=False, message=begun["error"])
     staging, parent = begun["staging"], begun["parent"]
     try:
-        own = _write(root / staging, staged, exchange, check, None if chain is None else _Links(chain, parent))
+        own = write_share(root / staging, staged, exchange, check, None if chain is None else _Links(chain, parent))
         written = exchange.gather(own)
     except PeerLostError:
         if exchange.rank == 0:
@@ -207,7 +209,7 @@ class _Links(NamedTuple):
     parent: str | None
 
 
-def _write(
+def write_share(
     folder: Path, staged: Staged, exchange: Exchange, check: Callable[[], None], links: _Links | None
 ) -> dict[str, Any]:
     """What rank 0 must know of this rank's share. Of all of it: its files, and the layout that says the rest."""
@@ -221,7 +223,7 @@ def _write(
     except MemoryError:
         return {"error": f"rank {rank}: no memory for what changed since {links and links.parent}"}
     except (OSError, CheckpointError) as error:
-        return {"error": f"rank {rank}: {error}"}
+        return {"error": f"rank {rank}: {error}", "errno": error.errno if isinstance(error, OSError) else None}
     return {
         "layout": _layout(own),
         "files": {name: record.to_json() for name, record in files.items()},
@@ -242,7 +244,7 @@ def _finish(
     failed = [part["error"] for part in written if "error" in part]
     try:
         if not failed:
-            manifest = _manifest(staged, written, parent)
+            manifest = manifest_by(staged, written, parent)
             publish(root, staging, manifest)
             return {"stands": bool(manifest.stands_on)}
     except (OSError, CheckpointError) as error:
@@ -251,7 +253,8 @@ def _finish(
     return {"error": "; ".join(failed)}
 
 
-def _manifest(staged: Staged, written: Sequence[dict[str, Any]], parent: str | None) -> Manifest:
+def manifest_by(staged: Staged, written: Sequence[Mapping[str, Any]], parent: str | None) -> Manifest:
+    """What a commit says of itself, by what each rank says of its share."""
     snapshot = staged.snapshot
     if not all("layout" in part for part in written):
         return manifest_of(snapshot, [ShardRecord.from_json(part) for part in written], parent)

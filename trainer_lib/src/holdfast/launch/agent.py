@@ -42,7 +42,7 @@ from holdfast.launch.local import LocalRanks
 from holdfast.launch.membership import Membership, Rules
 from holdfast.launch.membership_file import MembershipFile
 from holdfast.launch.memory import remembered
-from holdfast.launch.memory_options import MemoryOptions
+from holdfast.launch.memory_options import MemoryOptions, TierOptions
 from holdfast.launch.messages import Failure, Priority
 from holdfast.launch.pool import Pool
 from holdfast.launch.process import Reaper, is_child
@@ -60,6 +60,7 @@ from holdfast.logs import LogContext, rfc3339
 from holdfast.worlds import Pair
 
 if TYPE_CHECKING:
+    from holdfast.launch.local_tier import LocalHost
     from holdfast.launch.memory_tier import MemoryHost
 
 _log = logging.getLogger("holdfast.launch")
@@ -98,6 +99,7 @@ class AgentConfig:
     checkpoint_dir: Path | None = None
     upload: UploadSettings | None = None
     memory: MemoryOptions | None = None
+    local: TierOptions | None = None
 
 
 class Agent:
@@ -145,6 +147,9 @@ class Agent:
         self._memory = _memory_host(config)
         if self._memory is not None:
             self._local.memory = self._memory.describe
+        self._disk = _local_host(config)
+        if self._disk is not None:
+            self._local.disk = self._disk.describe
         self._hangs = HangWatch(config.run_dir, self._local.hung, self._hang_found)
         self._control = ControlChannel(me=self._me, listener=self)
         self._store = StoreHost(self._store_lost)
@@ -186,6 +191,8 @@ class Agent:
         self._install_signals()
         if self._memory is not None:
             self._memory.start()
+        if self._disk is not None:
+            self._disk.start()
         await self._socket.start()
         port = await self._control.start(self._config.host or None, self._config.control_port)
         _log.info("launcher started", extra={"fields": {"control": port, "pid": os.getpid()}})
@@ -287,6 +294,8 @@ class Agent:
         await self._uploads.finish(self._upload_seconds, self._status.alive)
         if self._memory is not None:
             self._memory.close(complete=ending.code == ExitCode.COMPLETE)
+        if self._disk is not None:
+            self._disk.close(complete=ending.code == ExitCode.COMPLETE)
         self._status.flush()
 
     def _upload_seconds(self) -> float:
@@ -452,6 +461,8 @@ class Agent:
         self._key = _key(document)
         if self._memory is not None:
             self._memory.admit(self._key)
+        if self._disk is not None:
+            self._disk.admit(self._key)
         self.feed(e.MembershipSeen(membership=membership))
         self._connect()
 
@@ -577,7 +588,9 @@ class Agent:
             accounting=self._chronicle.document(),
             warm_processes=self._pool.ready,
             uploads=self._uploads.counts.to_json() if self._uploads.wanted else None,
-            refused_peers=self._strangers + (0 if self._memory is None else self._memory.strangers),
+            refused_peers=self._strangers
+            + (0 if self._memory is None else self._memory.strangers)
+            + (0 if self._disk is None else self._disk.strangers),
         )
 
 
@@ -587,6 +600,14 @@ def _memory_host(config: AgentConfig) -> MemoryHost | None:
     from holdfast.launch import memory_tier  # most launchers have none, and need not load it
 
     return memory_tier.MemoryHost(config.memory, identity=config.identity, host=config.host)
+
+
+def _local_host(config: AgentConfig) -> LocalHost | None:
+    if config.local is None:
+        return None
+    from holdfast.launch import local_tier
+
+    return local_tier.LocalHost(config.local, identity=config.identity, host=config.host)
 
 
 def _transition(before: State, after: State) -> bool:

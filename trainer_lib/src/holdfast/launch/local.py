@@ -53,6 +53,7 @@ class Progress:
     step_seconds: float | None = None
     gradient_norm: float | None = None
     checkpoints: dict[str, dict[str, Any]] = field(default_factory=dict)
+    checkpoint_failures: dict[str, int] = field(default_factory=dict)
     claims: dict[Pair, Claim] = field(default_factory=dict)
     quarantined: list[dict[str, str]] = field(default_factory=list)
 
@@ -108,7 +109,9 @@ class LocalRanks:
         self._membership: Membership | None = None
         self._trained: Pair | None = None
         self.memory: Callable[[], dict[str, Any] | None] = lambda: None
+        self.disk: Callable[[], dict[str, Any] | None] = lambda: None
         self.progress = Progress()
+        self._failed: dict[str, tuple[Pair, int]] = {}  # by tier, the last commit that failed
         self.speeds = {tier: Speed() for tier in (MEMORY_TIER, PEER_TIER, SHARED_TIER)}
         self.supervisor: Supervisor
 
@@ -256,6 +259,7 @@ class LocalRanks:
             "trained": None if self._trained is None else self._trained.to_json(),
             "books": self._chronicle.accounts.books.to_json(),
             "memory": self.memory(),
+            "local": self.disk(),
         }
         rank.send(welcome)
         for wish in self._wishes:
@@ -302,7 +306,16 @@ class LocalRanks:
             self._measure(body)
         else:
             _log.error("checkpoint of step %s failed: %s", body["step"], body["message"])
+            self._count_failed(pair, body)
         self._answer(body["ids"], body)
+
+    def _count_failed(self, pair: Pair, body: Mapping[str, Any]) -> None:
+        """Every rank tells of the same commit."""
+        tier, failed = str(body["tier"]), (pair, int(body["step"]))
+        if self._failed.get(tier) != failed:
+            self._failed[tier] = failed
+            counts = self.progress.checkpoint_failures
+            counts[tier] = counts.get(tier, 0) + 1
 
     def _measure(self, body: Mapping[str, Any]) -> None:
         """What a commit took. One in memory was sent to another node in a part of that time."""

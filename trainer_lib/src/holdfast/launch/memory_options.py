@@ -1,33 +1,39 @@
-"""What is asked of the memory tier. Apart from it: most launchers have none, and need not load it."""
+"""What is asked of the memory tier and the local one. Apart from them: most launchers have none, and load neither."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 _UNITS: Final = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
 _SIZE: Final = re.compile(r"([1-9]\d*)(Ki|Mi|Gi|Ti)?", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryOptions:
-    """What was asked for. Intervals are in steps."""
+class TierOptions:
+    """A folder on a volume of the node, and how often ranks commit there, in steps."""
 
     root: Path
     limit: int | None = None
     interval: int = 1
-    peer_interval: int | None = None
-    per_second: int | None = None
 
     @classmethod
-    def parse(cls, text: str) -> MemoryOptions:
+    def parse(cls, text: str) -> Self:
         """`PATH[:SIZE]`, the size as Kubernetes writes it; ValueError says what is wrong."""
         path, _, size = text.partition(":")
         if not path.startswith("/"):
-            raise ValueError(f"{text!r} does not do: give the absolute PATH of a memory volume, or PATH:SIZE")
+            raise ValueError(f"{text!r} does not do: give the absolute PATH of a volume, or PATH:SIZE")
         return cls(root=Path(path), limit=read_size(size) if size else None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryOptions(TierOptions):
+    """The same in memory, and what goes on to another node from there."""
+
+    peer_interval: int | None = None
+    per_second: int | None = None
 
 
 def read_size(text: str) -> int:

@@ -39,7 +39,7 @@ class MemoryHost:
     def start(self) -> None:
         """Take a folder, and serve it; UsageError if there is none to be had."""
         try:
-            self._folder, self._lock = _own_folder(self._options.root)
+            self._folder, self._lock = own_folder(self._options.root)
             self._server = PeerServer(self._folder, host=self._host or None, limit=self._options.limit)
         except OSError as error:
             raise UsageError(
@@ -104,7 +104,7 @@ class MemoryHost:
             os.close(self._lock)
 
 
-def _own_folder(root: Path) -> tuple[Path, int]:
+def own_folder(root: Path) -> tuple[Path, int]:
     """The first one that no living launcher holds: several on one host share a volume."""
     for number in range(_FOLDERS):
         folder = root / f"launcher-{number}"

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.constants import (
+    DEFAULT_LOCAL_INTERVAL,
     CONTROL_PORT,
     ENV_CHECKPOINT_DIR,
     ENV_JOB_KEY_FILE,
+    ENV_LOCAL_TIER,
     ENV_MEMORY_TIER,
     ENV_OBJECT_URL,
     STORE_PORT,
@@ -26,7 +28,7 @@ from holdfast.environment import Environment
 from holdfast.errors import UsageError
 from holdfast.launch import gpus, preflight, rendezvous
 from holdfast.launch.agent import Agent, AgentConfig
-from holdfast.launch.memory_options import MemoryOptions
+from holdfast.launch.memory_options import MemoryOptions, TierOptions
 from holdfast.launch.report import Identity
 from holdfast.launch.standalone import Joined, Record, Roster, Terms
 from holdfast.launch.supervisor import Command, resolve_command
@@ -88,6 +90,7 @@ async def _under_operator(options: RunOptions, environment: Environment, context
         checkpoint_dir=environment.checkpoint_dir,
         upload=_upload(options, environment),
         memory=_memory(options, environment),
+        local=_local(options, environment),
     )
     return await Agent(config, context).run()
 
@@ -132,6 +135,7 @@ async def _alone(options: RunOptions, environment: Environment, context: LogCont
             checkpoint_dir=environment.checkpoint_dir,
             upload=_upload(options, environment),
             memory=_memory(options, environment),
+            local=_local(options, environment),
         )
         return await _Standalone(config, context, place, _terms(options, environment)).run()
     finally:
@@ -156,6 +160,17 @@ def _memory(options: RunOptions, environment: Environment) -> MemoryOptions | No
             "memory is copied; use a multiple"
         )
     return replace(parsed, interval=interval, peer_interval=copies, per_second=environment.peer_bytes)
+
+
+def _local(options: RunOptions, environment: Environment) -> TierOptions | None:
+    given = options.local_tier or environment.local_tier
+    if not given:
+        return None
+    try:
+        parsed = TierOptions.parse(given)
+    except ValueError as error:
+        raise UsageError(f"{ENV_LOCAL_TIER}: {error}") from error
+    return replace(parsed, interval=options.local_interval or environment.local_interval or DEFAULT_LOCAL_INTERVAL)
 
 
 def _temporary_dir() -> Path:

@@ -14,6 +14,7 @@ from holdfast.checkpoint.files import Buffer, open_regular, write_file
 from holdfast.checkpoint.manifest import FileRecord, Manifest
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.reading import PAGE, address
+from holdfast.checkpoint.stores.slots import Place
 from holdfast.errors import DamagedError
 from holdfast.worlds import Claim
 
@@ -47,6 +48,15 @@ class FolderSource:
     def staged(self) -> bool:
         """What comes straight from a disk comes faster in few pieces, and is then copied."""
         return self._direct >= 0
+
+    def place(self, offset: int, nbytes: int) -> Place:
+        """Where the bytes are."""
+        if not 0 <= offset <= offset + nbytes <= self._nbytes:
+            raise DamagedError(f"{self._path.name} ends before byte {offset + nbytes}")
+        return Place(fd=self._fd, offset=offset, nbytes=nbytes)
+
+    def verify(self) -> None:
+        """Nothing overwrites a commit in a folder."""
 
     def read_into(self, offset: int, target: memoryview) -> None:
         """Fill all of `target`."""

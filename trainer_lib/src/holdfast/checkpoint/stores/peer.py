@@ -29,6 +29,7 @@ from holdfast.checkpoint.names import MANIFEST, CommitName, is_shard, parse_comm
 from holdfast.checkpoint.stores import Incoming
 from holdfast.checkpoint.stores.slots import PADDING, Place
 from holdfast.checkpoint.stores.wire import GREETING_SECONDS, Wire, mac
+from holdfast.constants import MEMORY_TIER
 from holdfast.errors import CheckpointError, DamagedError, NoRoomError
 from holdfast.worlds import Claim
 
@@ -182,16 +183,17 @@ def _expect(wire: Wire, target: memoryview) -> None:
 
 
 class PeerStore:
-    """Another launcher's memory: its own ranks' slots, and those that it keeps for others."""
+    """Another launcher's memory: its own ranks' slots, and those that it keeps for others; or its disk, by `tier`."""
 
-    def __init__(self, peer: Peer, jobs: Collection[str] | None = None) -> None:
+    def __init__(self, peer: Peer, jobs: Collection[str] | None = None, *, tier: str = MEMORY_TIER) -> None:
         self._peer = peer
+        self._tier = tier
         self._jobs = None if jobs is None else sorted(jobs)
 
     @property
     def url(self) -> str:
         """Which one."""
-        return f"memory://{self._peer.neighbour.node}/{self._peer.neighbour.pod}"
+        return f"{self._tier}://{self._peer.neighbour.node}/{self._peer.neighbour.pod}"
 
     @property
     def shared(self) -> bool:
@@ -203,7 +205,7 @@ class PeerStore:
         try:
             told = self._peer.ask({"op": "list", "jobs": self._jobs})["commits"]
         except CheckpointError as error:
-            _log.warning("no commits from a neighbour's memory: %s", error)
+            _log.warning("no commits from a neighbour's %s tier: %s", self._tier, error)
             return ()
         return tuple(name for text in told if (name := parse_commit(str(text))) is not None)
 

@@ -1,4 +1,5 @@
-"""What a launcher keeps in memory, served to the job's other launchers, and the copies that it takes for them.
+"""What a launcher keeps, served to the job's other launchers: its memory, with the copies that it takes for them, or
+its folder on a disk.
 
 `peer` has the protocol. A thread for each connection; one owner's copies have one writer at a time.
 """
@@ -11,18 +12,19 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, Protocol
 
 import xxhash
 
 from holdfast.checkpoint.manifest import CHUNK_BYTES, FileRecord, Manifest, decode, encode
 from holdfast.checkpoint.names import CommitName, parse_commit
-from holdfast.checkpoint.stores.memory import MemoryStore, SlotSource
+from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.checkpoint.stores.peer import Copy, names
-from holdfast.checkpoint.stores.slots import Slot, SlotSet, SlotWriter, remove
+from holdfast.checkpoint.stores.slots import Place, Slot, SlotSet, SlotWriter, remove
 from holdfast.checkpoint.stores.wire import GREETING_SECONDS, MAX_MESSAGE, SLICE_SECONDS, Wire, mac
 from holdfast.errors import CheckpointError, DamagedError, NoRoomError
 from holdfast.worlds import Pair
@@ -35,10 +37,50 @@ _MAX_CONNECTIONS: Final = 1024
 _UNUSABLE: Final = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
+class ServedSource(Protocol):
+    """A file whose bytes are sent from where they are."""
+
+    @property
+    def nbytes(self) -> int:
+        """Its length."""
+
+    def place(self, offset: int, nbytes: int) -> Place:
+        """Where the bytes are; they count only if `verify` says so afterwards."""
+
+    def verify(self) -> None:
+        """DamagedError if the bytes may be others by now."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Let go of it."""
+
+
+class Served(Protocol):
+    """What can be served of a store."""
+
+    def commits(self) -> tuple[CommitName, ...]:
+        """What is a commit."""
+
+    def manifest(self, name: CommitName) -> Manifest:
+        """The manifest of a commit."""
+
+    def open(self, name: CommitName, file: str) -> ServedSource:
+        """One of its files."""
+
+
 class PeerServer:
     """Serves a launcher's memory. A thread for each connection: they wait for the network and copy."""
 
-    def __init__(self, folder: Path, *, host: str | None, limit: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        host: str | None,
+        limit: int | None = None,
+        store: Callable[[Path, Collection[str] | None], Served] = MemoryStore,
+    ) -> None:
+        self.store = store
         self._folder = folder
         self._limit = limit
         self._keepers: dict[str, _Keeper] = {}
@@ -188,7 +230,7 @@ class _Session:
         self._server = server
         self._folder = folder
         self._wire = wire
-        self._source: tuple[Any, SlotSource] | None = None
+        self._source: tuple[Any, ServedSource] | None = None
 
     def answer(self, request: Mapping[str, Any]) -> None:
         try:
@@ -213,6 +255,8 @@ class _Session:
                 return {"bytes": self._open(request).nbytes}
             case "read":
                 return self._read(request)
+            case "put" | "seal" | "room" if self._server.store is not MemoryStore:
+                raise ValueError("copies are kept in memory only")  # said by nobody who knows this tier
             case "put":
                 return self._put(Copy.from_json(request))
             case "seal":
@@ -222,11 +266,11 @@ class _Session:
             case other:
                 return {"error": f"{other!r} is nothing that this release does"}
 
-    def _store(self, request: Mapping[str, Any]) -> MemoryStore:
+    def _store(self, request: Mapping[str, Any]) -> Served:
         jobs = request["jobs"]
-        return MemoryStore(self._folder, None if jobs is None else frozenset(map(str, jobs)))
+        return self._server.store(self._folder, None if jobs is None else frozenset(map(str, jobs)))
 
-    def _open(self, request: Mapping[str, Any]) -> SlotSource:
+    def _open(self, request: Mapping[str, Any]) -> ServedSource:
         where = (request["name"], request["file"], request["jobs"])
         if self._source is None or self._source[0] != where:
             self.close()
