@@ -103,7 +103,10 @@ def test_a_local_tier_has_its_interval_in_steps() -> None:
             "object.bandwidthLimit",
         ),
         ({**SMALLEST, "checkpoint": {"local": "40Gi"}}, "spec.checkpoint.local"),
-        ({**SMALLEST, "checkpoint": {"local": {"sizeLimit": "1Gi", "interval": 0}}}, "spec.checkpoint.local.interval"),
+        (
+            {**SMALLEST, "checkpoint": {"local": {"sizeLimit": "1Gi", "interval": 0}}},
+            "spec.checkpoint.local.interval",
+        ),
         (
             {**SMALLEST, "checkpoint": {"local": {"sizeLimit": "1Gi", "interval": "1m"}}},
             "spec.checkpoint.local.interval",

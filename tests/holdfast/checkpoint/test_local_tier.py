@@ -178,7 +178,8 @@ def test_a_damaged_part_is_found_and_the_volumes_copy_of_it_is_read(world: World
     found = world(2, lambda exchange: disks.restored(exchange, FolderStore(shared)))
     assert all((one.step, content(one)) == (4, tensors(4)) for one in found)
     assert str(shared) in {url for one in found for url in one.stores}
-    assert [name.step for name in LocalStore(disks.folder("a")).commits()] == [], "set aside"
+    left = [name.step for name in LocalStore(disks.folder("a")).commits()]
+    assert left == ([4] if how == "gone" else []), "set aside; a file that is not here may be on another node"
     on_all(world, disks, 5)
     assert not list(disks.folder("a").glob("*/quarantine")), "the next commit needs its room"
 
@@ -260,7 +261,9 @@ def test_a_volume_for_less_than_two_parts_of_each_rank_is_refused_by_field_and_n
 ) -> None:
     disks = Disks(tmp_path, "aa", limit=6 << 20)
     results = on_all(world, disks, 1)
-    message = r"2 ranks of pod a need \d+ MiB for two parts of each, and it has 6 MiB: raise checkpoint.local.sizeLimit"
+    message = (
+        r"2 ranks of pod a need \d+ MiB for two parts of each, and it has 6 MiB: raise checkpoint.local.sizeLimit"
+    )
     for (result,) in results:
         assert not result.committed
         assert result.full

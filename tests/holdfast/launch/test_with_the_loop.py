@@ -296,7 +296,7 @@ def test_the_nodes_disk_brings_back_its_newest_step_when_ranks_and_launcher_are_
     assert not list(checkpoints.glob("step-*")), "nothing is on the volume"
     a.restart()
     second = cluster.await_world(1, "a", above=first)
-    wait_for(lambda: len( digests(cluster, "found", newest, second)) == 2, cluster.tail)
+    wait_for(lambda: len(digests(cluster, "found", newest, second)) == 2, cluster.tail)
     made, found = digests(cluster, "applied", newest), digests(cluster, "found", newest, second)
     assert found == made, "each shard is as it was when that step was made"
     wait_for(lambda: a.status.get("restored") == {"step": newest, "from": "local"}, cluster.tail)
@@ -327,6 +327,8 @@ def test_a_local_tier_too_small_ends_the_script_with_the_field_and_the_need(clus
         HOLDFAST_LOCAL_INTERVAL="5",
     )
     cluster.publish(1, "a")
-    wait_for(lambda: "raise checkpoint.local.sizeLimit (or --local-tier PATH:SIZE)" in a.log.read_text(), cluster.tail)
+    wait_for(
+        lambda: "raise checkpoint.local.sizeLimit (or --local-tier PATH:SIZE)" in a.log.read_text(), cluster.tail
+    )
     wait_for(lambda: "NoRoomError" in a.log.read_text(), cluster.tail)
     assert not list(disk.glob("launcher-*/*/step-*"))

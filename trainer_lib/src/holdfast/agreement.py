@@ -25,8 +25,8 @@ class Ballot:
     """One rank's contribution. `loss` is a sum already weighted by `weight`.
 
     `quiesce` ends the attempt after a commit, which with `near` is made in memory and on other nodes too; `pause`
-    ends it without one, unless some rank says `bound`: it cannot take its state into another attempt. `busy`: a commit
-    is still on its way from this rank.
+    ends it without one, unless some rank says `bound`: it cannot take its state into another attempt. `busy`: a
+    commit is still on its way from this rank.
     """
 
     checkpoint: bool

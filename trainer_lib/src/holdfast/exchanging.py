@@ -8,7 +8,6 @@ from typing import Any, Final, Protocol
 
 from holdfast.collectives import Over, unless_over
 
-
 # Of one save.
 _MOST_CALLS: Final = 6
 

@@ -23,8 +23,8 @@ from holdfast.checkpoint.claims import list_claims, remove_claims, write_claim
 from holdfast.checkpoint.commit import exists
 from holdfast.checkpoint.deltas import Chain
 from holdfast.checkpoint.exchange import Alone, Exchange, lead
-from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.local import LocalSettings, LocalTier
+from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.near import MemorySettings, MemoryTier, Terms, tier_of
 from holdfast.checkpoint.planning import Planner
 from holdfast.checkpoint.reader import Restored, Select, newest, restore
@@ -381,7 +381,7 @@ class Engine:
         return _Save(staged, commits, ended, called=called)
 
     def _staged(self, snapshot: Snapshot) -> tuple[Staged, Exchange]:
-        """Room for this rank's share, once the last save has left it, and over what the ranks exchange for this one."""
+        """Room for this rank's share, once the last save has left it, and over what ranks exchange for this one."""
         if self._saving is not None:
             self._saving.settle(self._check)
         owned = replace(self._owned(snapshot), created=datetime.now(UTC))

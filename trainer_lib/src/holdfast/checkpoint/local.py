@@ -1,6 +1,6 @@
 """The local tier: each rank's part of a commit on its own node's disk, written while training goes on. No torch.
 
-A commit here is made in three turns, on a thread of its own, of the image that a commit to the shared tier is made of:
+A commit here is made in three turns, on a thread of its own, of the same image as one on the shared tier:
 
     agreed    rank 0 has heard what lies on every node, and says which commit is spared and whether a new one fits
     written   every rank's files are fsynced, and rank 0 has made the manifest of all of them
@@ -177,8 +177,8 @@ def _lacks(pod: Sequence[Told], keep: CommitName | None) -> str:
     if limit is None or max(need, used) + need <= limit:
         return ""
     return (
-        f"the local tier is too small: {len(pod)} ranks of pod {pod[0].pod} need {_mib(max(need, used) + need)} for two "
-        f"parts of each, and it has {_mib(limit)}: raise checkpoint.local.sizeLimit (or --local-tier PATH:SIZE)"
+        f"the local tier is too small: {len(pod)} ranks of pod {pod[0].pod} need {_mib(max(need, used) + need)} for "
+        f"two parts of each, and it has {_mib(limit)}: raise checkpoint.local.sizeLimit (or --local-tier PATH:SIZE)"
     )
 
 

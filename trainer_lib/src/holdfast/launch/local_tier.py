@@ -38,8 +38,8 @@ class LocalHost:
             self._server = PeerServer(self._folder, host=self._host or None, store=LocalStore)
         except OSError as error:
             raise UsageError(
-                f"the local tier at {self._options.root} cannot be used: {error.strerror}; give a folder on a disk of "
-                "the node that this process may write (checkpoint.local, or --local-tier PATH)"
+                f"the local tier at {self._options.root} cannot be used: {error.strerror}; give a folder on a disk "
+                "of the node that this process may write (checkpoint.local, or --local-tier PATH)"
             ) from error
         _log.info("commits are kept on the node's disk", extra={"fields": {"folder": str(self._folder)}})
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.constants import (
-    DEFAULT_LOCAL_INTERVAL,
     CONTROL_PORT,
+    DEFAULT_LOCAL_INTERVAL,
     ENV_CHECKPOINT_DIR,
     ENV_JOB_KEY_FILE,
     ENV_LOCAL_TIER,

@@ -90,7 +90,8 @@ class LocalStore:
 
     def quarantine(self, name: CommitName, reason: str) -> bool:
         """Move it aside, as long as there is room for it: the next commit here removes it."""
-        return all([tier.quarantine(folder, name, reason) for folder in self._having(name)])
+        moved = [tier.quarantine(folder, name, reason) for folder in self._having(name)]
+        return all(moved)
 
     def delete(self, name: CommitName) -> None:
         """Delete it."""
