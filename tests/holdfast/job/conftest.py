@@ -60,6 +60,7 @@ class Recorder:
     trained: Pair | None = None
     books: Books | None = None
     memory: Mapping[str, Any] | None = None
+    local: Mapping[str, Any] | None = None
     pair: Pair | None = None  # None: the folder says which attempt is next
     given: bool = False
     over: Over = field(default_factory=Over)

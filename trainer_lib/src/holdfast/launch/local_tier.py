@@ -1,4 +1,4 @@
-"""The local tier as the launcher owns it: a folder on a disk of its node, which outlives launcher and container, and
+"""The local tier as the launcher owns it: a folder on a disk of its node, which outlives ranks and launcher, and
 who serves it: of a replicated state each rank reads what the ranks of all nodes have written."""
 
 from __future__ import annotations
