@@ -81,6 +81,25 @@ def test_a_full_list_prunes_what_vanished_and_names_its_job() -> None:
     assert (cache.job("ml/gpt"), cache.pods(), cache.nodes()) == (None, [], [])
 
 
+def test_what_went_while_a_list_was_taken_does_not_come_back() -> None:
+    cache = Cache()
+    old = [job("gpt", 1, "job-gpt"), pod("w0", 2)]
+    cache.put_job(old[0])
+    cache.put_pod(old[1])
+    cache.drop_pod(pod("w0", 5))
+    cache.drop_job(job("gpt", 6, "job-gpt"))
+    cache.replace(listing(old[0], version=4), listing(old[1], version=4), listing(version=4))
+    assert (cache.jobs(), cache.pods(), cache.usage()) == ([], [], ())
+
+
+def test_a_pod_that_is_one_of_ours_again_is_known_again() -> None:
+    cache = Cache()
+    cache.put_pod(pod("w0", 2))
+    cache.drop_pod(pod("w0", 5))  # somebody took its labels, which a watch tells as its end
+    cache.put_pod(pod("w0", 7))
+    assert [body["metadata"]["name"] for body in cache.pods()] == ["w0"]
+
+
 def test_what_is_newer_than_the_list_stays() -> None:
     cache = Cache()
     cache.put_pod(pod("w0", 11))

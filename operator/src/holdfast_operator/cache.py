@@ -48,7 +48,7 @@ class Cache:
         self._occupancy = Occupancy()
         self._pods: dict[str, dict[str, Json]] = defaultdict(dict)
         self._tombstones: dict[str, dict[str, Json]] = defaultdict(dict)
-        self._buried: dict[str, float] = {}
+        self._buried: dict[str, tuple[float, int]] = {}  # by UID of what is gone: since when, and its last version
         self._nodes: dict[str, Json] = {}
         self._node_changes = 0
 
@@ -58,6 +58,8 @@ class Cache:
         """Keep a job unless a newer version is known; returns its key."""
         key = job_key(body)
         with self._lock:
+            if self._is_gone(body):
+                return key
             known = self._jobs.get(key)
             newest = self._jobs[key] = _newer(known, body)
             if known is not None and known is not newest:
@@ -74,6 +76,7 @@ class Cache:
                 del self._jobs[key]
                 self._keys.pop(uid, None)
             self._tombstones.pop(uid, None)
+            self._bury(body)
         return key
 
     def kept_job(self, body: Json) -> Json | None:
@@ -110,10 +113,12 @@ class Cache:
         if owner is None:
             return None
         with self._lock:
+            if self._is_gone(body):
+                return _key_of(body, owner)
             pods = self._pods[owner["uid"]]
             pods[uid] = _newer(pods.get(uid), body)
             self._occupancy.put(uid, pods[uid])
-        return f"{body['metadata'].get('namespace', '')}/{owner['name']}"
+        return _key_of(body, owner)
 
     def drop_pod(self, body: Json) -> str | None:
         """The pod is gone; its last state is kept for a while. Returns its job's key."""
@@ -125,12 +130,12 @@ class Cache:
             self._occupancy.drop(uid)
             graves = self._tombstones[owner["uid"]]
             graves[uid] = _newer(known, body)
-            self._buried[uid] = self._clock()
+            self._bury(graves[uid])
             while len(graves) > TOMBSTONES:
                 del graves[next(iter(graves))]
             if not self._pods[owner["uid"]]:
                 del self._pods[owner["uid"]]
-        return f"{body['metadata'].get('namespace', '')}/{owner['name']}"
+        return _key_of(body, owner)
 
     def kept_pod(self, body: Json) -> Json | None:
         """The pod as it is kept, if this is the same version of it."""
@@ -197,7 +202,7 @@ class Cache:
         for body in self.pods():
             owner = owner_of(body)
             if owner is not None and (body.get("spec") or {}).get("nodeName") == name:
-                found.add(f"{body['metadata'].get('namespace', '')}/{owner['name']}")
+                found.add(_key_of(body, owner))
         return found
 
     # Full lists
@@ -215,11 +220,22 @@ class Cache:
         self._clear_graves()
         return keys
 
+    def _bury(self, body: Json) -> None:
+        self._buried[_uid(body)] = self._clock(), version(body)
+
+    def _is_gone(self, body: Json) -> bool:
+        """Whether it is known to have gone after this version.
+
+        A full list may be a minute old by the time it is complete, and then has what has gone meanwhile.
+        """
+        _, last = self._buried.get(_uid(body), (0.0, -1))
+        return version(body) <= last
+
     def _clear_graves(self) -> None:
         """What has been gone for long proves nothing that is still asked; its job may be gone as well."""
         before = self._clock() - GRAVE_SECONDS
         with self._lock:
-            self._buried = {uid: at for uid, at in self._buried.items() if at > before}
+            self._buried = {uid: grave for uid, grave in self._buried.items() if grave[0] > before}
             for job_uid, graves in list(self._tombstones.items()):
                 kept = {uid: body for uid, body in graves.items() if uid in self._buried}
                 self._tombstones[job_uid] = kept
@@ -244,6 +260,10 @@ def job_key(body: Json) -> str:
 
 def _uid(body: Json) -> str:
     return str(body["metadata"].get("uid", ""))
+
+
+def _key_of(pod: Json, owner: Json) -> str:
+    return f"{pod['metadata'].get('namespace', '')}/{owner['name']}"
 
 
 def owner_of(body: Json) -> Json | None:
