@@ -167,12 +167,16 @@ class Cluster:
         """A rank's command."""
         return [sys.executable, str(SCRIPTS / name)]
 
-    def start(self, *names: str, script: str = "speaks.py", program: str = "", **environ: str) -> list[Pod]:
-        """Start launchers, and wait until each is ready."""
+    def launch(self, *names: str, script: str = "speaks.py", program: str = "", **environ: str) -> list[Pod]:
+        """Start launchers."""
         command = [program] if program else self.script(script)
         for name in names:
             self.pods[name] = Pod(name, self._root, self.shared, command, environ)
-        pods = [self.pods[name] for name in names]
+        return [self.pods[name] for name in names]
+
+    def start(self, *names: str, script: str = "speaks.py", program: str = "", **environ: str) -> list[Pod]:
+        """Start launchers, and wait until each is ready."""
+        pods = self.launch(*names, script=script, program=program, **environ)
         for pod in pods:
             eventually(lambda pod=pod: pod.status.get("ready"), f"{pod.name} is ready")
         return pods

@@ -311,7 +311,7 @@ def digests(cluster: Any, kind: str, step: int, pair: tuple[int, int] | None = N
 
 
 def test_a_local_tier_that_cannot_be_written_is_refused_by_name(cluster: Any) -> None:
-    (a,) = cluster.start("a", script="trains.py", HOLDFAST_LOCAL_TIER="/proc/holdfast")
+    (a,) = cluster.launch("a", script="trains.py", HOLDFAST_LOCAL_TIER="/proc/holdfast")
     assert a.wait() == 2, cluster.tail()
     assert "checkpoint.local, or --local-tier PATH" in a.log.read_text()
 
