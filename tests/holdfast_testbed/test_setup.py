@@ -94,9 +94,15 @@ def test_only_packages_of_this_release_are_asked_for() -> None:
     assert found == []
 
 
-def test_the_cache_is_where_git_ignores_it() -> None:
-    ignored = (settings().repository / ".gitignore").read_text().split()
-    assert ".cache/" in ignored
+def test_git_ignores_the_cache_whether_it_is_a_folder_or_a_link(tmp_path: Path) -> None:
+    shutil.copy(settings().repository / ".gitignore", tmp_path)
+    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / ".cache").symlink_to("elsewhere")
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / ".cache").mkdir()
+    for cache in (".cache", "below/.cache"):
+        assert subprocess.run(["git", "check-ignore", "--quiet", cache], cwd=tmp_path).returncode == 0
 
 
 def checkout(folder: Path) -> Path:

@@ -916,7 +916,8 @@ class Simulation:
         of = {"job_uid": self.job, "pair": pair, "publication": newest.publication}
         if fencing.foreign(self.claims.values(), known=known, **of):  # type: ignore[arg-type]
             return False
-        stay = {s.me for s in states if s.drain is None and s.leaving is None}
+        # Who put off its leaving may be a member of the next world; once its notice is over it leaves without one.
+        stay = {s.me for s in states if s.drain is None and s.postponed is None and s.leaving is None}
         chosen = rules.largest_world(newest.rules, [m for m in newest.members if m.pod_uid in stay])
         started = highest(*(s.started for s in states))
         return rules.may_be(newest, frozenset(m.pod_uid for m in chosen), started).ok
