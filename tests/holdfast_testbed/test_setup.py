@@ -94,6 +94,19 @@ def test_only_packages_of_this_release_are_asked_for() -> None:
     assert found == []
 
 
+def test_an_unpacked_program_finds_its_libraries_also_in_a_checkout_that_was_moved(tmp_path: Path) -> None:
+    folder = tmp_path / "before" / "bin" / "debian"
+    binary, libraries = folder / "nft.root" / "usr" / "sbin" / "nft", folder / "nft.root" / "usr" / "lib"
+    binary.parent.mkdir(parents=True)
+    libraries.mkdir()
+    binary.write_text('#!/bin/sh\necho "$LD_LIBRARY_PATH" "$@"\n')
+    binary.chmod(0o755)
+    debs.write_script(folder / "nft", binary, [libraries])
+    (tmp_path / "before").rename(tmp_path / "after")
+    done = subprocess.run([tmp_path / "after" / "bin" / "debian" / "nft", "list"], capture_output=True, text=True)
+    assert done.stdout == f"{tmp_path / 'after' / 'bin' / 'debian' / 'nft.root' / 'usr' / 'lib'} list\n"
+
+
 def test_git_ignores_the_cache_whether_it_is_a_folder_or_a_link(tmp_path: Path) -> None:
     shutil.copy(settings().repository / ".gitignore", tmp_path)
     subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)

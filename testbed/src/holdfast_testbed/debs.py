@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -134,17 +134,25 @@ def _write_launcher(part: Part, root: Path, program: str) -> None:
     binary = next((path for path in found if path.is_file()), None)
     if binary is None:
         raise MissingProgramError(f"please install the package {part.packages[0]}: the unpacked one has no {program}")
-    folders = sorted({str(path.parent) for path in root.rglob("*.so*")})
     launcher = settings().bin / "debian" / program
-    temporary = launcher.with_suffix(".tmp")
-    temporary.write_text(f'#!/bin/sh\nexec env LD_LIBRARY_PATH="{":".join(folders)}" "{binary}" "$@"\n')
-    temporary.chmod(0o755)
+    launcher.unlink(missing_ok=True)
     if _complete(binary):
-        temporary.unlink()
-        launcher.unlink(missing_ok=True)
-        launcher.symlink_to(binary)
-    else:
-        temporary.rename(launcher)
+        launcher.symlink_to(binary.relative_to(launcher.parent))
+        return
+    write_script(launcher, binary, sorted({path.parent for path in root.rglob("*.so*")}))
+
+
+def write_script(launcher: Path, binary: Path, libraries: Sequence[Path]) -> None:
+    """One that finds the program and its libraries beside itself: who moves a checkout moves its cache with it."""
+    folder = launcher.parent
+    path = ":".join(f"$here/{one.relative_to(folder)}" for one in libraries)
+    temporary = launcher.with_suffix(".tmp")
+    temporary.write_text(
+        '#!/bin/sh\nhere=$(dirname "$(readlink -f "$0")")\n'
+        f'exec env LD_LIBRARY_PATH="{path}" "$here/{binary.relative_to(folder)}" "$@"\n'
+    )
+    temporary.chmod(0o755)
+    temporary.rename(launcher)
 
 
 def _complete(binary: Path) -> bool:
