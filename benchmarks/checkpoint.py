@@ -23,6 +23,7 @@ from _checkpoint.contenders import (
     Copy,
     Dcp,
     Disk,
+    OnTheNode,
     Ours,
     State,
     Training,
@@ -70,11 +71,24 @@ class one_rank:  # noqa: N801  (reads like the context manager that it is)
 def of_state(folder: Path, state: State, what: str, rounds: int, steps: int) -> list[bench.Row]:
     """Stall, save and training beside it, for one state."""
     ours, dcp = Ours(folder / "ours", state), Dcp(folder / "dcp", state)
+    local = OnTheNode(folder / "local", state)
     stall = bench.interleaved(
-        {"ours": ours.stall, "first": ours.first_stall, "dcp": dcp.stall, "limit": Copy(state)}, rounds
+        {
+            "ours": ours.stall,
+            "first": ours.first_stall,
+            "local": local.stall,
+            "dcp": dcp.stall,
+            "limit": Copy(state),
+        },
+        rounds,
     )
-    save = bench.interleaved({"ours": ours.save, "dcp": dcp.save, "limit": Disk(folder / "limit", state)}, rounds)
+    save = bench.interleaved(
+        {"ours": ours.save, "local": local.save, "dcp": dcp.save, "limit": Disk(folder / "limit", state)}, rounds
+    )
+    local.forget()
     return [
+        on_the_node(stall, f"stall of {what}", "x memcpy"),
+        on_the_node(save, f"durable commit of {what}", "x disk limit"),
         against(stall, "ours", "checkpoint-1", f"stall of a save of {what}", unit="x memcpy", target="<= 1.15"),
         against(
             stall, "first", "checkpoint-1", f"stall of the first save of {what}", unit="x memcpy", target="<= 1.15"
@@ -92,6 +106,11 @@ def of_state(folder: Path, state: State, what: str, rounds: int, steps: int) -> 
         beside(ours, dcp, what, rounds, steps),
         *costs(ours, dcp, state, what, rounds),
     ]
+
+
+def on_the_node(values: dict[str, list[float]], what: str, unit: str) -> bench.Row:
+    """A commit on the local tier, over the limit."""
+    return bench.row("", f"local tier: {what}", bench.ratios(values["local"], values["limit"]), unit, limit=1.0)
 
 
 def against(values: dict[str, list[float]], whose: str, bar: str, what: str, *, unit: str, target: str) -> bench.Row:

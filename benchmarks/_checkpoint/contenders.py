@@ -82,9 +82,12 @@ class Ours:
 
     def begin(self, told: Callable[[SaveResult], None] = lambda result: None) -> Saving:
         """All for which training waits."""
+        return self._engine.begin(self._snapshot(), told)
+
+    def _snapshot(self) -> Snapshot:
         self._step += 1
         flat = flatten({"model": self.state})
-        snapshot = Snapshot(
+        return Snapshot(
             name=CommitName(step=self._step, pair=Pair(1, 1)),
             specs=flat.specs,
             read=flat.read,
@@ -94,7 +97,6 @@ class Ours:
             alone={},
             numerics={},
         )
-        return self._engine.begin(snapshot, told)
 
     def stall(self) -> float:
         """Seconds until training goes on."""
@@ -117,6 +119,21 @@ class Ours:
         began = time.perf_counter()
         finish(self.begin(lambda result: ended.append(time.perf_counter())))
         return ended[0] - began
+
+
+class OnTheNode(Ours):
+    """The same on the local tier: the commit before stays until this one is durable, as for a job of one node."""
+
+    def start(self) -> None:
+        """With a folder on the disk that is measured, of which the launcher told."""
+        super().start()
+        node = {"node": "a", "pod": "a", "host": "127.0.0.1", "port": 1}
+        said = {"folder": str(self.root / "node"), "limit": None, "interval": 1, "me": node, "key": "00" * 32}
+        self._engine.enter_local(said, [said], 0, lambda: None)
+
+    def begin(self, told: Callable[[SaveResult], None] = lambda result: None) -> Saving:
+        """All for which training waits."""
+        return self._engine.begin_local(self._snapshot(), told)
 
 
 def idle() -> None:
