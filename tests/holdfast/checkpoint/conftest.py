@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError
+from types import ModuleType
 from typing import Any
 from uuid import uuid4
 
@@ -23,6 +25,7 @@ from holdfast.worlds import Pair
 from holdfast_testbed.s3 import REGION, S3Server, s3_server
 
 Tensors = Mapping[str, bytes]
+SCRIPTS = Path(__file__).parent / "scripts"
 
 
 def snapshot_of(step: int, pair: Pair, tensors: Tensors, *, rank: int = 0) -> Snapshot:
@@ -47,6 +50,17 @@ def commit() -> Callable[..., SaveResult]:
         return save(root, snapshot_of(step, pair or Pair(1, 1), tensors, rank=rank), Alone())
 
     return write
+
+
+@pytest.fixture(scope="session")
+def reader() -> ModuleType:
+    """A program that reads commits by the reference page alone."""
+    spec = importlib.util.spec_from_file_location("third_party_reader", SCRIPTS / "third_party_reader.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture

@@ -15,12 +15,16 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from holdfast import checkpoint
+from holdfast.checkpoint import dcp as ours
 from holdfast.checkpoint.dcp import StorageReader, StorageWriter
 from holdfast.checkpoint.exchange import Alone
 from holdfast.checkpoint.manifest import CHUNK_BYTES
+from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.stores.folder import FolderStore
+from holdfast.checkpoint.tier import read_manifest
 from holdfast.errors import CheckpointError, StateError
+from holdfast.worlds import Pair
 
 SCRIPT = Path(__file__).resolve().parent / "scripts" / "dcp_world.py"
 
@@ -47,13 +51,26 @@ def test_any_number_of_ranks_loads_a_commit_that_is_like_any_other_and_holds_no_
         "rank-0.safetensors",
         "rank-1.safetensors",
     ]
-    assert loaded.manifest.tensors["columns@0,4"].shape == (5, 4)
+    columns = loaded.manifest.tensors["columns"]
+    assert (columns.shape, [chunk.start for chunk in columns.chunks]) == ((5, 8), [(0, 0), (0, 4)])
     files = {path.name for path in (saved / str(loaded.name)).iterdir()}
     assert files == {"MANIFEST.json", "rank-0.safetensors", "rank-1.safetensors"}
 
 
 def state(value: float = 0.0) -> dict[str, Any]:
     return {"w": torch.full((300, 70), value), "s": torch.tensor(value), "count": int(value)}
+
+
+def test_a_commit_of_an_earlier_release_whose_boxes_are_tensors_of_their_own_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr(ours, "tiles", lambda size, boxes: False)
+        dcp.save(state(4.0), storage_writer=StorageWriter(tmp_path, step=1), no_dist=True)
+    assert "w@0,0" in read_manifest(tmp_path, CommitName(step=1, pair=Pair(0, 1))).tensors
+    into = state()
+    dcp.load(into, storage_reader=StorageReader(tmp_path), no_dist=True)
+    assert torch.equal(into["w"], state(4.0)["w"])
 
 
 def test_damage_is_an_error_that_names_the_file(tmp_path: Path) -> None:

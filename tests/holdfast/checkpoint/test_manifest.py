@@ -96,8 +96,8 @@ def test_a_truncation_anywhere_is_damage() -> None:
 def test_a_whole_manifest_of_a_newer_version_is_refused_by_name() -> None:
     document = json.loads(encode(MANIFEST))
     del document["manifestDigest"]
-    with pytest.raises(UnknownFormatError, match=r"version 4.*reads .* versions 1 to 3.*use a newer holdfast"):
-        decode(sealed({**document, "version": 4, "novelty": True}))
+    with pytest.raises(UnknownFormatError, match=r"version 5.*reads .* versions 1 to 4.*use a newer holdfast"):
+        decode(sealed({**document, "version": 5, "novelty": True}))
 
 
 def test_another_digest_than_ours_is_refused_by_name() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -22,16 +21,6 @@ from holdfast.worlds import Claim, Pair
 torch = pytest.importorskip("torch")
 
 SCRIPT = Path(__file__).parent / "scripts" / "third_party_reader.py"
-
-
-@pytest.fixture(scope="module")
-def reader() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("third_party_reader", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 class Net(torch.nn.Module):

@@ -8,10 +8,8 @@ import numpy as np
 import xxhash
 
 # numpy has no bfloat16 and no 8-bit floats: their bits as they are.
-FORMS = (
-    "BOOL:? U8:u1 I8:i1 F8_E4M3:u1 F8_E5M2:u1 U16:<u2 I16:<i2 F16:<f2 BF16:<u2 "
-    "U32:<u4 I32:<i4 F32:<f4 U64:<u8 I64:<i8 F64:<f8 C64:<c8"
-)
+FORMS = "BOOL:? U8:u1 I8:i1 F8_E4M3:u1 F8_E5M2:u1 U16:<u2 I16:<i2 F16:<f2 BF16:<u2 U32:<u4 I32:<i4 F32:<f4 "
+FORMS += "U64:<u8 I64:<i8 F64:<f8 C64:<c8"
 DTYPES = dict(re.findall(r"(\w+):(\S+)", FORMS))
 COMMIT = re.compile(r"step-(\d+)\.g(\d+)\.a(\d+)")
 SEAL = re.compile(rb',"manifestDigest":"([0-9a-f]{32})"\}\n\Z')
@@ -28,7 +26,7 @@ def read_manifest(commit: Path) -> dict:
         raise UnusableError(f"{commit.name}: the manifest is damaged")
     manifest = json.loads(raw)
     known = (manifest["format"], manifest["version"], manifest["digest"]["algorithm"])
-    if known not in [("holdfast-checkpoint", version, "xxh3_128") for version in (1, 2, 3)]:
+    if known not in [("holdfast-checkpoint", version, "xxh3_128") for version in (1, 2, 3, 4)]:
         raise UnusableError(f"{commit.name}: {known} is not known here")
     return manifest
 
@@ -47,9 +45,11 @@ def read_file(commit: Path, name: str, manifest: dict) -> bytes:
 def read_tensors(commit: Path, manifest: dict) -> dict:
     files, tensors = {name: read_file(commit, name, manifest) for name in manifest["files"]}, {}
     for name, record in manifest["tensors"].items():
-        parts = sorted(record["chunks"], key=lambda chunk: chunk["start"])
-        data = b"".join(files[part["file"]][part["offset"] :][: part["bytes"]] for part in parts)
-        tensors[name] = whole = np.frombuffer(bytearray(data), DTYPES[record["dtype"]]).reshape(record["shape"])
+        tensors[name] = whole = np.empty(record["shape"], DTYPES[record["dtype"]])
+        for part in record["chunks"]:
+            box = tuple(slice(at, at + size) for at, size in zip(part["start"], part["shape"], strict=True))
+            data = np.frombuffer(files[part["file"]][part["offset"] :][: part["bytes"]], whole.dtype)
+            whole[box] = data.reshape(part["shape"])
         for patch in record.get("patches", []):
             raw, begin = files[patch["file"]], patch["start"][0] * whole[0].size
             places = np.frombuffer(raw, "<u4", patch["count"], patch["places"]).astype(int) + begin

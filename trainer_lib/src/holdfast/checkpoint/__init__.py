@@ -12,6 +12,7 @@ to `quarantine/`, named, and the next older commit is used. No pickle is written
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +27,8 @@ from holdfast.worlds import Pair
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+    from holdfast.checkpoint.manifest import Manifest
+    from holdfast.checkpoint.reading import Rows
     from holdfast.checkpoint.state import Stateful
 
 __all__ = ["Found", "load", "save"]
@@ -45,32 +48,35 @@ def save(
 ) -> Path:
     """Commit the state of these objects as `step`; returns the commit's folder. A step may be saved again.
 
-    Every rank of `group` calls it, and each writes its part; without one this process writes all.
+    Every rank of `group` calls it, and each writes its part; without one this process writes all. DTensors may be cut
+    along any dimensions of any meshes. Ranks may give other objects, as stages of a pipeline have, under other names:
+    the commit holds all of them.
     """
     from holdfast.checkpoint.numerics import fingerprint
     from holdfast.checkpoint.rng import capture
     from holdfast.checkpoint.state import flatten
-    from holdfast.checkpoint.together import Together, holding, mesh_of, shard_here
+    from holdfast.checkpoint.together import Together, joined
     from holdfast.checkpoint.writer import Snapshot
     from holdfast.checkpoint.writer import save as save_snapshot
 
     root, flat = Path(folder), flatten(stateful)
-    if group is None and shard_here(flat.parts) != (1, 0):
+    if group is None and flat.parts:
         raise StateError(f"{min(flat.parts)} has parts on other ranks: give their group to save() on each of them")
     exchange: Exchange = Alone() if group is None else Together(group)
+    every = joined(flat, exchange)
     number = lead(exchange, lambda: _next_attempt(root, step))
     name = CommitName(step=step, pair=Pair(0, number))
     snapshot = Snapshot(
         name=name,
-        specs=flat.specs,
+        specs=every.specs,
         read=flat.read,
         fill=flat.fill,
-        state={"objects": flat.tree, "counters": {}},
+        state={"objects": every.objects, "counters": {}},
         data=None,
         alone={"rng": capture()},
         numerics=fingerprint(),
-        holding=holding(flat.parts, exchange) if isinstance(exchange, Together) else None,
-        mesh=mesh_of(flat.parts),
+        shares=every.shares,
+        mesh=every.mesh,
     )
     result = save_snapshot(root, snapshot, exchange)
     if not result.committed:
@@ -93,7 +99,8 @@ def load(
 ) -> Found | None:
     """Give the objects the newest good state (or that of `step`), random generators included.
 
-    With `group` every rank of it calls this, and all take the same commit, which each must be able to read.
+    With `group` every rank of it calls this, and all take the same commit, which each must be able to read. Of the
+    commit's objects only those that are given are read.
     """
     from holdfast.checkpoint import rng
     from holdfast.checkpoint.fitting import load_into
@@ -101,7 +108,8 @@ def load(
     from holdfast.checkpoint.together import Together
 
     root = Path(folder)
-    found = restore(root, Alone() if group is None else Together(group), step=step)
+    exchange = Alone() if group is None else Together(group)
+    found = restore(root, exchange, step=step, select=lambda manifest: _not_of(manifest, stateful))
     if found.loaded is None:
         if found.quarantined:
             raise CheckpointError(f"no commit in {root} is whole; what was there is in {root / 'quarantine'}")
@@ -113,7 +121,16 @@ def load(
         manifest.objects,
         lambda name: adopt(manifest.tensors[name], loaded.tensors[name]),
         blank=lambda name: blank(manifest.tensors[name]),
+        partly=True,
     )
     if generators is not None:
         generators.apply()
     return Found(step=found.step, path=root / str(loaded.name), quarantined=found.quarantined)
+
+
+def _not_of(manifest: Manifest, objects: Collection[str]) -> Rows:
+    """No rows of the tensors that none of these objects has."""
+    from holdfast.checkpoint.joining import tensors_in
+
+    asked = {name for one in objects for name in tensors_in(manifest.objects.get(one))}
+    return {name: (0, 0) for name in manifest.tensors if name not in asked}

@@ -4,8 +4,9 @@
     dcp.load(state, storage_reader=StorageReader("ckpt"))        # the newest commit, or that of `step`
 
 What DCP keeps in a pickle stands in the manifest as JSON: which boxes make up a tensor, and where a key stood. Values
-that are no tensors must be such as our trees can say. A tensor whose boxes are rows of it is one tensor of the
-commit, as in any other; boxes of another kind are tensors of their own, `<name>@<offsets>`.
+that are no tensors must be such as our trees can say. A tensor whose boxes make it up is one tensor of the commit, as
+in any other. Where a planner leaves a part out, its boxes are tensors of their own, `<name>@<offsets>`; so were, in
+earlier releases, boxes that are not rows.
 
 A load reads only the chunks, or slices of them, that hold bytes it needs, straight into the tensors that it is given,
 and verifies them: damage is a DamagedError that names the file, and the tensors are then not to be used. Only a bad
@@ -34,6 +35,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from holdfast.checkpoint import commit, tier
+from holdfast.checkpoint.boxes import tiles
 from holdfast.checkpoint.files import Buffer, sync_folder, write_file
 from holdfast.checkpoint.manifest import Chunk, FileRecord, Manifest, TensorRecord, check
 from holdfast.checkpoint.names import CLAIMS, CommitName, parse_commit, slices_file, tensors_file
@@ -257,9 +259,9 @@ def _described(
     """What DCP must know of a tensor, and the commit's records of it."""
     parts = sorted(found, key=lambda one: one.chunk.start)
     dtype = parts[0].dtype if parts else "F32"
-    rows = all(
-        not any(one.chunk.start[1:]) and one.chunk.shape[1:] == size[1:] and _follows(one, parts) for one in parts
-    )
+    hollow = 0 in size  # of a tensor without elements rows count, and boxes do not
+    filled = tuple(one.chunk for one in parts if 0 not in (one.chunk.shape[:1] if hollow else one.chunk.shape))
+    whole = hollow or tiles(size, ((chunk.start, chunk.shape) for chunk in filled))
     described = {
         "dtype": dtype,
         "size": list(size),
@@ -267,20 +269,14 @@ def _described(
             {
                 "offsets": list(one.chunk.start),
                 "sizes": list(one.chunk.shape),
-                "tensor": fqn if rows else _boxed(fqn, one.chunk.start),
+                "tensor": fqn if whole else _boxed(fqn, one.chunk.start),
             }
             for one in parts
         ],
     }
-    if rows:
-        filled = tuple(one.chunk for one in parts if not one.chunk.shape or one.chunk.shape[0])
+    if whole:
         return described, {fqn: TensorRecord(dtype=dtype, shape=size, chunks=filled)}
     return described, {_boxed(fqn, one.chunk.start): _alone(one) for one in parts}
-
-
-def _follows(one: _Written, parts: Sequence[_Written]) -> bool:
-    begin = one.chunk.start[0] if one.chunk.start else 0
-    return begin == sum(other.chunk.shape[0] for other in parts if other.chunk.start < one.chunk.start)
 
 
 def _alone(one: _Written) -> TensorRecord:

@@ -36,12 +36,14 @@ def load_into(
     rows: Rows = all_of_it,
     *,
     blank: Tensors | None = None,
+    partly: bool = False,
 ) -> None:
     """Give each object its state back; StateError says what does not fit, and then nothing has been changed.
 
-    `tensor` gives a tensor by its name, `blank` the same without its numbers.
+    `tensor` gives a tensor by its name, `blank` the same without its numbers. With `partly` there may be more in the
+    tree than these objects.
     """
-    _check_objects(objects, tree)
+    _check_objects(objects, tree, partly=partly)
     if blank is not None:
         _check_fit(objects, tree, blank)
     modules = [thing for thing in objects.values() if isinstance(thing, torch.nn.Module)]
@@ -119,8 +121,13 @@ def _remember(thing: Stateful) -> Callable[[], None]:
 # Before anything is changed
 
 
-def _check_objects(objects: Mapping[str, Stateful], tree: Mapping[str, Any]) -> None:
-    if set(objects) != set(tree):
+def _check_objects(objects: Mapping[str, Stateful], tree: Mapping[str, Any], *, partly: bool) -> None:
+    missing = sorted(objects.keys() - tree.keys())
+    if partly and missing:
+        raise StateError(
+            f"the checkpoint holds {sorted(tree)}, and load() was given {missing} as well: leave that out"
+        )
+    if not partly and set(objects) != set(tree):
         raise StateError(
             f"the checkpoint holds {sorted(tree)}, and manage() was given {sorted(objects)}: "
             "give the same objects under the same names, or start in an empty checkpoint folder"

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import xxhash
 
+from holdfast.checkpoint.boxes import tiles
 from holdfast.checkpoint.names import inherited, is_shard, parse_commit, shard_rank
 from holdfast.checkpoint.shard import ITEM_BYTES, Piece, TensorSpec
 from holdfast.constants import LARGEST_THRESHOLD
@@ -28,11 +29,13 @@ DELTA_VERSION: Final = 2
 """Of a commit of which some bytes lie in earlier ones: who knows only version 1 would not find them."""
 SPARSE_VERSION: Final = 3
 """Of a commit of which some elements lie beside their tensors: who passes them by takes older ones for them."""
+BOXED_VERSION: Final = 4
+"""Of a commit with tensors in boxes that are not rows: who puts them one after the other mixes their elements up."""
 DIGEST: Final = "xxh3_128"
 CHUNK_BYTES: Final = 8 << 20
 LARGEST: Final = 256 << 20
 """Bytes of a manifest: ten times what a thousand ranks with ten terabytes need."""
-_KNOWN: Final = (VERSION, DELTA_VERSION, SPARSE_VERSION)
+_KNOWN: Final = (VERSION, DELTA_VERSION, SPARSE_VERSION, BOXED_VERSION)
 _SEAL: Final = "manifestDigest"
 _TENSORS: Final = "tensors"
 _MOST: Final = 1 << 62  # of any number of bytes, so that no sum or product of a few leaves what torch can count
@@ -174,6 +177,11 @@ class TensorRecord:
     patches: tuple[Patch, ...] = ()
 
     @property
+    def in_rows(self) -> bool:
+        """Whether its chunks are whole rows, and so its bytes in order; else they are boxes of it."""
+        return all(chunk.shape[1:] == self.shape[1:] for chunk in self.chunks)
+
+    @property
     def bound(self) -> float | None:
         """By how much an element may differ from what was saved; None: by nothing."""
         return max((patch.bound for patch in self.patches), default=None)
@@ -210,6 +218,11 @@ class Records(dict[str, TensorRecord]):
 
     fit: Mapping[str, int] | None = None
     """Bytes of the files of tensors that they were checked against."""
+
+    @cached_property
+    def boxed(self) -> bool:
+        """Whether one of them is not in rows."""
+        return not all(record.in_rows for record in self.values())
 
     @cached_property
     def text(self) -> str:
@@ -260,6 +273,8 @@ class Manifest:
     @property
     def version(self) -> int:
         """Of the format that it takes to say this."""
+        if (self.tensors if isinstance(self.tensors, Records) else Records(self.tensors)).boxed:
+            return BOXED_VERSION
         if any(one.patches for one in self.tensors.values()):
             return SPARSE_VERSION
         return DELTA_VERSION if self.stands_on else VERSION
@@ -306,7 +321,7 @@ def decode(raw: bytes) -> Manifest:
     if document.get("format") != FORMAT or not known or digest != _digest_in_use():
         raise UnknownFormatError(
             f"MANIFEST.json is of format {document.get('format')!r}, version {version!r}, digest {digest!r}; "
-            f"this release reads {FORMAT!r}, versions {VERSION} to {SPARSE_VERSION}, "
+            f"this release reads {FORMAT!r}, versions {VERSION} to {BOXED_VERSION}, "
             f"digest {_digest_in_use()!r}: use a newer holdfast"
         )
     manifest = _read(document)
@@ -425,17 +440,29 @@ def _check_tensor(name: str, tensor: TensorRecord, files: Mapping[str, FileRecor
     if tensor.dtype not in ITEM_BYTES:
         raise DamagedError(f"MANIFEST.json: tensor {name} has an unknown dtype {tensor.dtype!r}")
     spec = TensorSpec(name=name, dtype=tensor.dtype, shape=tensor.shape)
-    rows = 0
-    for chunk in sorted(tensor.chunks, key=lambda chunk: chunk.start):
-        piece = Piece(spec=spec, start=chunk.start, shape=chunk.shape)
-        follows = chunk.start == ((rows, *(0 for _ in tensor.shape[1:])) if tensor.shape else ())
-        fits = chunk.file in files and 0 <= chunk.offset <= chunk.offset + chunk.nbytes <= files[chunk.file].nbytes
-        if not (follows and fits and chunk.shape[1:] == tensor.shape[1:] and piece.nbytes == chunk.nbytes):
-            raise DamagedError(f"MANIFEST.json: the chunks of tensor {name} do not make it up")
-        rows += chunk.shape[0] if chunk.shape else 1
-    if rows != (tensor.shape[0] if tensor.shape else 1):
+    if not (all(_fits(spec, chunk, files) for chunk in tensor.chunks) and _made_up(tensor)):
         raise DamagedError(f"MANIFEST.json: the chunks of tensor {name} do not make it up")
     _check_patches(name, tensor, files)
+
+
+def _fits(spec: TensorSpec, chunk: Chunk, files: Mapping[str, FileRecord]) -> bool:
+    """Whether it lies in its file, and is as long as what it holds."""
+    piece = Piece(spec=spec, start=chunk.start, shape=chunk.shape)
+    within = chunk.file in files and 0 <= chunk.offset <= chunk.offset + chunk.nbytes <= files[chunk.file].nbytes
+    return within and piece.nbytes == chunk.nbytes
+
+
+def _made_up(tensor: TensorRecord) -> bool:
+    if not tensor.in_rows:
+        return not tensor.patches and tiles(tensor.shape, ((chunk.start, chunk.shape) for chunk in tensor.chunks))
+    rows = 0
+    for chunk in sorted(tensor.chunks, key=lambda chunk: chunk.start):
+        if len(chunk.shape) != len(tensor.shape) or chunk.start != (
+            (rows, *(0 for _ in tensor.shape[1:])) if tensor.shape else ()
+        ):
+            return False
+        rows += chunk.shape[0] if chunk.shape else 1
+    return rows == (tensor.shape[0] if tensor.shape else 1)
 
 
 def _check_patches(name: str, tensor: TensorRecord, files: Mapping[str, FileRecord]) -> None:

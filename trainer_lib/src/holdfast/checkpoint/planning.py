@@ -10,15 +10,27 @@ from collections.abc import Iterable, Sequence
 
 from holdfast.checkpoint.manifest import Chunk, Records, TensorRecord
 from holdfast.checkpoint.names import CommitName, tensors_file
-from holdfast.checkpoint.shard import Holding, Layout, Piece, ShardPlan, TensorSpec, divide, held_by, lay_out
+from holdfast.checkpoint.shard import (
+    Holding,
+    Layout,
+    Piece,
+    ShardPlan,
+    Shares,
+    TensorSpec,
+    divide,
+    held_by,
+    lay_out,
+)
 
-_Key = tuple[tuple[TensorSpec, ...], Holding | None, int]
+Held = Holding | Shares | None
+"""How ranks hold it, where not all have all of it."""
+_Key = tuple[tuple[TensorSpec, ...], Held, int]
 
 
 class Layouts:
     """The files of all ranks of a world."""
 
-    def __init__(self, specs: Sequence[TensorSpec], holding: Holding | None, size: int) -> None:
+    def __init__(self, specs: Sequence[TensorSpec], holding: Held, size: int) -> None:
         self._specs = specs
         self._shares = _shares(specs, holding, size)
         self._layouts: dict[int, Layout] = {}
@@ -57,7 +69,7 @@ class Planner:
         self._key: _Key = ((), None, 0)
         self._layouts: Layouts | None = None
 
-    def layouts(self, specs: Sequence[TensorSpec], holding: Holding | None, size: int) -> Layouts:
+    def layouts(self, specs: Sequence[TensorSpec], holding: Held, size: int) -> Layouts:
         """Those of a world of this size."""
         key = (tuple(specs), holding, size)
         if self._layouts is None or key != self._key:
@@ -81,7 +93,9 @@ def _begin_of(chunk: Chunk) -> tuple[int, ...]:
     return chunk.start
 
 
-def _shares(specs: Sequence[TensorSpec], holding: Holding | None, size: int) -> Sequence[Sequence[Piece]]:
+def _shares(specs: Sequence[TensorSpec], holding: Held, size: int) -> Sequence[Sequence[Piece]]:
+    if isinstance(holding, Shares):
+        return holding.pieces
     if holding is None:
         return divide(specs, size)
     whole = divide([spec for spec in specs if spec.name not in holding.names], size)

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Final, Protocol
 
 import xxhash
@@ -117,6 +117,8 @@ def needed(manifest: Manifest, rows: Rows) -> set[str]:
 
 def _wanted(name: str, record: TensorRecord, rows: tuple[int, int] | None) -> list[tuple[str, _Part]]:
     begin, end = rows or (0, record.shape[0] if record.shape else 1)
+    if not record.in_rows:
+        return _one_after_the_other(name, record) if end > begin else []
     found = []
     for chunk in record.chunks:
         start, count = (chunk.start[0], chunk.shape[0]) if chunk.shape else (0, 1)
@@ -131,6 +133,15 @@ def _wanted(name: str, record: TensorRecord, rows: tuple[int, int] | None) -> li
             )
             found.append((chunk.file, part))
     return found
+
+
+def _one_after_the_other(name: str, record: TensorRecord) -> list[tuple[str, _Part]]:
+    """Boxes as they lie: `state.adopt` knows where their elements belong."""
+    ends = accumulate(chunk.nbytes for chunk in record.chunks)
+    return [
+        (chunk.file, _Part(name=name, offset=chunk.offset, nbytes=chunk.nbytes, place=end - chunk.nbytes))
+        for chunk, end in zip(record.chunks, ends, strict=True)
+    ]
 
 
 def _runs(parts: Sequence[_Part]) -> Iterator[list[_Part]]:

@@ -58,7 +58,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """The part of a tensor that one file holds: a box of it, cut along the first dimension only."""
+    """The part of a tensor that one file holds: a box of it, mostly of whole rows."""
 
     spec: TensorSpec
     start: tuple[int, ...]
@@ -171,6 +171,13 @@ class Holding:
     names: frozenset[str]
     size: int
     shards: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    """What each rank writes, in order of ranks, where they do not all have the same."""
+
+    pieces: tuple[tuple[Piece, ...], ...]
 
 
 def held_by(specs: Sequence[TensorSpec], holding: Holding, rank: int) -> tuple[Piece, ...]:

@@ -327,10 +327,23 @@ def rows_in(tree: Any) -> Iterator[tuple[str, int]]:
 
 
 def adopt(record: TensorRecord, data: memoryview) -> torch.Tensor:
-    """A tensor over memory that is its own from now on: all of it, or as many of its rows as there are bytes."""
+    """A tensor over memory that is its own from now on: all of it, or as many of its rows as there are bytes. What
+    was saved in boxes is put together, all of it."""
     dtype = _TORCH[record.dtype]
+    if not record.in_rows and data.nbytes:
+        return _of_boxes(record, data, dtype)
     row = ITEM_BYTES[record.dtype] * math.prod(record.shape[1:])
     shape = (data.nbytes // row if row else record.shape[0], *record.shape[1:]) if record.shape else ()
     if not data.nbytes:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(data, dtype=torch.uint8).view(dtype).reshape(shape)
+
+
+def _of_boxes(record: TensorRecord, data: memoryview, dtype: torch.dtype) -> torch.Tensor:
+    whole, at = torch.empty(record.shape, dtype=dtype), 0
+    for chunk in record.chunks:
+        box = torch.frombuffer(data[at : at + chunk.nbytes], dtype=torch.uint8).view(dtype).reshape(chunk.shape)
+        place = tuple(slice(begin, begin + size) for begin, size in zip(chunk.start, chunk.shape, strict=True))
+        whole[place] = box
+        at += chunk.nbytes
+    return whole

@@ -8,8 +8,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import xxhash
 
-from holdfast.checkpoint.shard import Holding
+from holdfast.checkpoint.boxes import Box
+from holdfast.checkpoint.exchange import Exchange
+from holdfast.checkpoint.joining import Joined, Part, Told, join
+from holdfast.checkpoint.state import Flat
 from holdfast.errors import StateError
 
 
@@ -37,39 +41,41 @@ class Together:
         return self.gather(value if self.rank == 0 else None)[0]
 
 
-def mesh_of(parts: Mapping[str, Any]) -> dict[str, int] | None:
-    """The names and sizes of the dimensions over which tensors are sharded; None if none is."""
+def joined(flat: Flat, exchange: Exchange) -> Joined:
+    """What all ranks have, and who writes what of it. Every rank calls it."""
+    own = Told(objects=flat.tree, parts=_parts(flat), mesh=_mesh_of(flat.parts)).to_json()
+    alike = exchange.gather(xxhash.xxh3_128_hexdigest(json.dumps(own, sort_keys=True).encode()))
+    told = exchange.gather(own) if len(set(alike)) > 1 else [own] * exchange.size
+    return join([Told.from_json(one) for one in told])
+
+
+def _parts(flat: Flat) -> dict[str, Part]:
+    return {
+        spec.name: Part(spec=spec, box=_box(spec.name, flat.parts[spec.name]))
+        if spec.name in flat.parts
+        else Part(spec=spec, box=((0,) * len(spec.shape), spec.shape))
+        for spec in flat.specs
+    }
+
+
+def _box(name: str, part: Any) -> Box:
+    """Which box of it is here, as DTensor says."""
+    mend = "save part.full_tensor() instead"
+    if any(place.is_partial() for place in part.placements):
+        raise StateError(f"{name} is placed as {tuple(part.placements)}: a sum that is not made yet; {mend}")
+    chunks = part.__create_chunk_list__()
+    if len(chunks) > 1:
+        raise StateError(f"{name} lies here in {len(chunks)} pieces, and not in one box: {mend}")
+    if not chunks or 0 in chunks[0].sizes:
+        return (0,) * part.dim(), (0,) * part.dim()
+    return tuple(chunks[0].offsets), tuple(chunks[0].sizes)
+
+
+def _mesh_of(parts: Mapping[str, Any]) -> dict[str, int]:
+    """The names and sizes of the dimensions over which tensors are sharded."""
     found: dict[str, int] = {}
     for part in parts.values():
         mesh = part.device_mesh
         names = mesh.mesh_dim_names or [f"dim{number}" for number in range(mesh.ndim)]
         found |= dict(zip(names, mesh.shape, strict=True))
-    return found or None
-
-
-def shard_here(parts: Mapping[str, Any]) -> tuple[int, int]:
-    """Into how many shards the tensors are cut, by rows, and which of them is here; (1, 0) if none is."""
-    found = {name: _shard_of(name, part) for name, part in parts.items()}
-    if len(set(found.values())) > 1:
-        raise StateError(f"{min(found)} and others are sharded over different meshes, and only one can be saved")
-    return next(iter(found.values()), (1, 0))
-
-
-def _shard_of(name: str, part: Any) -> tuple[int, int]:
-    mesh, cuts = part.device_mesh, [place for place in part.placements if not place.is_replicate()]
-    if len(cuts) != 1 or not cuts[0].is_shard(0):
-        raise StateError(
-            f"{name} is placed as {tuple(part.placements)}, and only tensors that are sharded by rows, along one "
-            "dimension of the mesh, can be saved: save part.full_tensor() instead"
-        )
-    dimension = part.placements.index(cuts[0])
-    return mesh.size(dimension), mesh.get_local_rank(dimension)
-
-
-def holding(parts: Mapping[str, Any], exchange: Together) -> Holding | None:
-    """Who has which rows. Every rank calls it."""
-    size, shard = shard_here(parts)
-    told = exchange.gather([sorted(parts), size, shard])
-    if any(other[:2] != told[0][:2] for other in told):
-        raise StateError("the ranks of the group hold different sharded tensors: give each rank the same objects")
-    return Holding(names=frozenset(parts), size=size, shards=tuple(shard for _, _, shard in told)) if parts else None
+    return found

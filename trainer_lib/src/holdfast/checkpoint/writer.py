@@ -24,7 +24,7 @@ from holdfast.checkpoint.filling import Filling
 from holdfast.checkpoint.manifest import Chunk, FileRecord, Manifest, Records, check
 from holdfast.checkpoint.names import CommitName, inherited
 from holdfast.checkpoint.planning import Layouts, Planner, record_of
-from holdfast.checkpoint.shard import Holding, Piece, ShardPlan, TensorSpec
+from holdfast.checkpoint.shard import Holding, Piece, ShardPlan, Shares, TensorSpec
 from holdfast.checkpoint.sparse import patched
 from holdfast.errors import CheckpointError, PeerLostError
 
@@ -37,7 +37,8 @@ Fill = Callable[[Sequence[tuple[Piece, memoryview]]], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """What is to be committed. The same on every rank, but for `alone` and the rows of what `holding` names."""
+    """What is to be committed. The same on every rank, but for `alone` and the parts of what `holding` or `shares` is
+    about."""
 
     name: CommitName
     specs: Sequence[TensorSpec]
@@ -50,6 +51,7 @@ class Snapshot:
     publication: str = ""
     run_id: str = ""
     holding: Holding | None = None
+    shares: Shares | None = None
     mesh: Mapping[str, int] | None = None
     created: datetime | None = None
     """When, if not when its manifest is made."""
@@ -129,7 +131,7 @@ class Staged:
 
 def plan(snapshot: Snapshot, arena: Arena, planner: Planner, *, rank: int, size: int) -> Staged:
     """Find room for this rank's share; nothing is copied yet."""
-    layouts = planner.layouts(snapshot.specs, snapshot.holding, size)
+    layouts = planner.layouts(snapshot.specs, snapshot.shares or snapshot.holding, size)
     own, image, error = layouts.plan(snapshot.name, rank), memoryview(b""), ""
     try:
         image = arena.image(own.nbytes)

@@ -13,6 +13,7 @@ from typing import Final, Self
 import xxhash
 
 from holdfast.checkpoint import sparse
+from holdfast.checkpoint.boxes import runs
 from holdfast.checkpoint.manifest import CHUNK_BYTES, Chunk, FileRecord, Manifest, TensorRecord
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.shard import ITEM_BYTES
@@ -78,6 +79,7 @@ class Content:
         self._sources: dict[str, Source] = {}
         self._chunks: OrderedDict[tuple[str, int], memoryview] = OrderedDict()
         self._patched: tuple[TensorRecord, list[sparse.Wanted]] | None = None
+        self._assembled: tuple[TensorRecord, memoryview] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -97,6 +99,9 @@ class Content:
     def fill(self, record: TensorRecord, begin: int, target: memoryview) -> None:
         """Bytes of a tensor from `begin` on."""
         end = begin + target.nbytes
+        if not record.in_rows:
+            target[:] = self._assemble(record)[begin:end]
+            return
         for chunk in record.chunks:
             at = _begin(record, chunk)
             low, high = max(begin, at), min(end, at + chunk.nbytes)
@@ -104,6 +109,19 @@ class Content:
                 self._read(chunk.file, chunk.offset + low - at, target[low - begin : high - begin])
         for patch in self._patches(record):
             sparse.apply(patch, target, begin // ITEM_BYTES[record.dtype])
+
+    def _assemble(self, record: TensorRecord) -> memoryview:
+        """A tensor that lies in boxes, kept while it is gone through."""
+        if self._assembled is None or self._assembled[0] is not record:
+            item, whole = ITEM_BYTES[record.dtype], memory(tensor_bytes(record))
+            for chunk in record.chunks:
+                box, at = memory(chunk.nbytes), 0
+                self._read(chunk.file, chunk.offset, box)
+                for place, count in runs(record.shape, (chunk.start, chunk.shape)):
+                    whole[place * item : (place + count) * item] = box[at : at + count * item]
+                    at += count * item
+            self._assembled = record, whole
+        return self._assembled[1]
 
     def _patches(self, record: TensorRecord) -> list[sparse.Wanted]:
         """Those of a tensor, kept while it is gone through."""

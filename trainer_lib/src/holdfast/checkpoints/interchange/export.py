@@ -70,7 +70,7 @@ def _of_dcp(told: Mapping[str, Any], name: str) -> Weights:
     tensors = {}
     for key in below or told["tensors"]:
         if any(box["tensor"] != key for box in told["tensors"][key]["boxes"]):
-            raise CheckpointError(f"{key} was cut otherwise than by rows: load it with dcp.load, and save that")
+            raise CheckpointError(f"{key} is there in boxes of their own: load it with dcp.load, and save that")
         tensors[key.removeprefix(f"{name}.")] = key
     return Weights(tensors=tensors, tied={}, left_out=tuple(sorted(told["values"])))
 
