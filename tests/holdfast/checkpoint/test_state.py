@@ -267,7 +267,7 @@ def test_a_model_of_another_shape_is_refused_and_names_itself(tmp_path: Path) ->
 
 def test_other_names_than_were_saved_are_refused(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, step=1, model=torch.nn.Linear(3, 4))
-    with pytest.raises(StateError, match=r"holds \['model'\], and manage\(\) was given \['net'\]"):
+    with pytest.raises(StateError, match=r"holds \['model'\], and load\(\) was given \['net'\]: give the names"):
         checkpoint.load(tmp_path, net=torch.nn.Linear(3, 4))
 
 

@@ -125,7 +125,7 @@ def _check_objects(objects: Mapping[str, Stateful], tree: Mapping[str, Any], *, 
     missing = sorted(objects.keys() - tree.keys())
     if partly and missing:
         raise StateError(
-            f"the checkpoint holds {sorted(tree)}, and load() was given {missing} as well: leave that out"
+            f"the checkpoint holds {sorted(tree)}, and load() was given {missing}: give the names that were saved"
         )
     if not partly and set(objects) != set(tree):
         raise StateError(
