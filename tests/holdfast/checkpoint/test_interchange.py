@@ -170,6 +170,45 @@ def test_what_would_run_code_is_refused_by_name_and_runs_nothing(
     assert not (tmp_path / "ckpt").exists()
 
 
+def lie(metadata: Any, sizes: list[int], parts: list[tuple[int, int]]) -> None:
+    """Say that a tensor of three has other sizes, and is made up by these parts (begin, length)."""
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+
+    (record,) = metadata.state_dict_metadata.values()
+    record.size = torch.Size(sizes)
+    record.chunks = [
+        ChunkStorageMetadata(offsets=torch.Size([begin]), sizes=torch.Size([length])) for begin, length in parts
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "parts", "told"),
+    [
+        ([1 << 50], [(0, 3)], "do not make up its shape"),
+        ([4], [(0, 3)], "do not make up its shape"),
+        ([3, 3], [(0, 3)], "do not make up its shape"),
+        ([3], [], "do not make up its shape"),
+        ([4], [(0, 3), (2, 2)], "do not make up its shape"),
+        ([1 << 40], [(0, 1 << 40)], "speaks of 4398046511104 bytes of tensors"),
+    ],
+)
+def test_a_dcp_folder_whose_parts_leave_gaps_or_claim_more_than_there_is_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sizes: list[int], parts: list[tuple[int, int]], told: str
+) -> None:
+    from torch.distributed import checkpoint as dcp
+
+    dcp.save({"w": torch.ones(3)}, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    path = tmp_path / "dcp" / ".metadata"
+    metadata = pickle.loads(path.read_bytes())  # noqa: S301  (written just now)
+    lie(metadata, sizes, parts)
+    path.write_bytes(pickle.dumps(metadata))
+
+    assert run("convert", tmp_path / "dcp", tmp_path / "ckpt", "--step", 1) == 1
+
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "ckpt").exists()
+
+
 def header(table: Any, data: bytes = b"\0" * 8) -> bytes:
     raw = table if isinstance(table, bytes) else json.dumps(table).encode()
     return len(raw).to_bytes(8, "little") + raw + data

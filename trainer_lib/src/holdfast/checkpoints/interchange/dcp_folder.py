@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 import pickle
 import warnings
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from holdfast.checkpoint.boxes import tiles
 from holdfast.errors import DamagedError, UnknownFormatError
 
 _log = logging.getLogger("holdfast.checkpoints.interchange")
@@ -97,8 +99,28 @@ def _metadata(folder: Path) -> Metadata:
     for info in metadata.storage_data.values():
         if PurePath(info.relative_path).name != info.relative_path:
             raise DamagedError(f"{folder}/.metadata leads out of its folder: {info.relative_path!r}")
+    _check_tensors(folder, metadata)
     metadata.storage_meta = StorageMeta()
     return metadata
+
+
+def _check_tensors(folder: Path, metadata: Metadata) -> None:
+    """Each is made up by its parts, and all of them fit into the files: DCP leaves what no part fills as it finds it,
+    and room is made for what they claim to be."""
+    files = {info.relative_path for info in metadata.storage_data.values()}
+    held = sum((folder / file).stat().st_size for file in files if (folder / file).is_file())
+    claimed = 0
+    for name, record in metadata.state_dict_metadata.items():
+        if not isinstance(record, TensorStorageMetadata):
+            continue
+        boxes = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in record.chunks]
+        if 0 not in record.size and not tiles(record.size, [box for box in boxes if 0 not in box[1]]):
+            raise DamagedError(
+                f"{folder}/.metadata: the parts of {name} do not make up its shape {list(record.size)}"
+            )
+        claimed += math.prod(record.size) * record.properties.dtype.itemsize
+    if claimed > held:
+        raise DamagedError(f"{folder}/.metadata speaks of {claimed} bytes of tensors, and its files have {held}")
 
 
 def _nested(tensors: dict[str, torch.Tensor], paths: Any) -> dict[Any, Any]:
