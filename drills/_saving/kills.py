@@ -40,8 +40,6 @@ class Kind(StrEnum):
     AGAIN = "all ranks SIGKILLed, then any process while it recovers"
 
 
-# After these no rank is left that has the state in its memory.
-AFRESH = (Kind.RANKS, Kind.LAUNCHER, Kind.AGAIN)
 WEIGHTS = {Kind.RANK: 40, Kind.RANKS: 40, Kind.LAUNCHER: 8, Kind.ANY: 6, Kind.AGAIN: 6}
 
 
@@ -136,8 +134,8 @@ def judge_found(found: Found, book: Book) -> list[str]:
     return failures
 
 
-def judge_resumed(found: Found, book: Book, pair: Pair, *, afresh: bool) -> list[str]:
-    """What is wrong with the state in which a new world began; `afresh`: no rank of it had been in another. Pure."""
+def judge_resumed(found: Found, book: Book, pair: Pair) -> list[str]:
+    """What is wrong with the state in which a new world began. Pure."""
     begun = book.begun[pair].values()
     steps = {note.step for note in begun}
     if len(steps) != 1 or len({note.digest for note in begun}) != 1:
@@ -146,10 +144,17 @@ def judge_resumed(found: Found, book: Book, pair: Pair, *, afresh: bool) -> list
     failures = [f"{pair} went on from step {step}, and step {found.step} was committed"] if step < found.step else []
     if step and any(note.digest not in book.digests.get(step, set()) for note in begun):
         failures.append(f"{pair} began with bits that no rank noted for step {step}")
-    if afresh and step:
+    if step and _is_afresh(book, pair):
         others = [n.rank for n in begun if n.generators not in book.generators.get((step, n.rank), set())]
         failures += [f"rank {rank} of {pair} began with other random generators than it saved" for rank in others]
     return failures
+
+
+def _is_afresh(book: Book, pair: Pair) -> bool:
+    """Whether no process of a world had been in an earlier one: then its state, generators and all, is a commit's. A
+    world that made a step between two kills leaves survivors, whose generators went on."""
+    earlier = {note.pid for other, begun in book.begun.items() if other < pair for note in begun.values()}
+    return earlier.isdisjoint(note.pid for note in book.begun[pair].values())
 
 
 class Killer:
@@ -182,7 +187,7 @@ class Killer:
         pair = book.pair
         moved = pair > before
         if moved:
-            failures += judge_resumed(found, book, pair, afresh=plan.kind in AFRESH)
+            failures += judge_resumed(found, book, pair)
         failures += [f"step {step} was made again with other bits" for step in book.parted[parted:]]
         return Trial(
             number=number,

@@ -9,6 +9,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from _saving.job import Job, running
 from holdfast.constants import TOUCH_ACK_FILE, TOUCH_FILE
 
@@ -65,9 +67,9 @@ def drill(folder: Path, *, seed: int, times: int, width: int) -> Answers:
 
 def limit(folder: Path, nbytes: int) -> list[float]:
     """Seconds for writing so many bytes past the page cache, by two threads, fsynced."""
-    from _checkpoint.contenders import Disk
+    from _checkpoint.contenders import Disk, State
 
-    write = Disk(folder / "limit", nbytes)
+    write = Disk(folder / "limit", State(nbytes, torch.float32))
     seconds = [write() for _ in range(6)][1:]
     (folder / "limit").unlink()
     return seconds
