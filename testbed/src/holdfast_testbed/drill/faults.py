@@ -10,7 +10,7 @@ import json
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -217,17 +217,23 @@ def kill_all_and_damage(stage: Stage, *, interval_steps: int) -> None:
     operator = stage.operator()
     stage.cluster.signal(operator, signal.SIGSTOP)
     stage.say("the operator is stopped (SIGSTOP)")
-    # All are found before the first dies: a survivor that has time to notice is a second incident.
     launchers = [stage.launcher(pod) for pod in stage.workers()]
     await_save(stage, interval_steps)
-    for launcher in launchers:
-        stage.cluster.signal(launcher, signal.SIGKILL)
+    kill_at_once(stage, launchers)
     stage.say("SIGKILL to every launcher: nothing of the job is left running")
     commit = newest_commit(stage.checkpoints)
     flip_one_bit(commit / "rank-0.safetensors")
     stage.say(f"one bit of {commit.name}/rank-0.safetensors is flipped")
     stage.cluster.signal(operator, signal.SIGCONT)
     stage.say("the operator goes on (SIGCONT)")
+
+
+def kill_at_once(stage: Stage, processes: Sequence[Process]) -> None:
+    """All are stopped before the first dies: survivors that have time to notice form another world, whose end is a
+    second incident, and on a busy machine the time between two signals is enough for that."""
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for process in processes:
+            stage.cluster.signal(process, number)
 
 
 def await_save(stage: Stage, interval_steps: int) -> None:

@@ -22,6 +22,7 @@ from holdfast_testbed.drill.faults import (
     commits,
     cut_power,
     delete_pod,
+    kill_at_once,
     kill_launcher_and_operator,
     lone_worker,
     restore_power,
@@ -146,8 +147,7 @@ def kill_all(stage: Stage, *, interval_steps: int) -> None:
     launchers = [stage.launcher(pod) for pod in stage.workers()]
     await_save(stage, interval_steps)
     stage.strike()
-    for launcher in launchers:
-        stage.cluster.signal(launcher, signal.SIGKILL)
+    kill_at_once(stage, launchers)
 
 
 def kill_sidecar(stage: Stage) -> None:
