@@ -288,6 +288,16 @@ def test_a_symbolic_link_is_not_followed(root: Path, name: str) -> None:
     falls_back(root, "symbolic link")
 
 
+def test_nothing_is_moved_aside_through_a_link(root: Path) -> None:
+    elsewhere = root.parent / "elsewhere"
+    elsewhere.mkdir()
+    (root / "quarantine").symlink_to(elsewhere)
+    (root / NEWEST / "MANIFEST.json").write_text("{")
+    found = restore(root, Alone())
+    assert found.loaded is not None
+    assert (list(elsewhere.iterdir()), (root / NEWEST).is_dir()) == ([], True)
+
+
 def test_a_linked_commit_is_not_followed(root: Path) -> None:
     moved = (root / NEWEST).rename(root.parent / "elsewhere")
     (root / NEWEST).symlink_to(moved)

@@ -220,6 +220,34 @@ def lost(root: Path) -> dict[str, str]:
     return {one.path: one.reason for one in restore(root, Alone()).lost}
 
 
+def test_what_a_long_chain_stands_on_is_read_from_its_own_manifest(tmp_path: Path) -> None:
+    chain, tensors = Chain(every=30), fresh()
+    for step in range(1, 26):
+        touch(tensors, "wide", step * BLOCK)
+        save(tmp_path, step, tensors, chain)
+    asked: list[CommitName] = []
+
+    class Counted(FolderStore):
+        def manifest(self, name: CommitName) -> Any:
+            asked.append(name)
+            return super().manifest(name)
+
+    found = lineage(Counted(tmp_path), CommitName(step=25, pair=ONE))
+    assert (found[0].step, found[-1].step) == (1, 25)
+    assert len(asked) == 1
+
+
+def test_a_commit_on_which_others_stand_is_not_moved_from_under_them(chained: tuple[Path, Tensors]) -> None:
+    root, tensors = chained
+    flip(root / "step-1.g1.a1" / "rank-0.json", 0)  # which no delta reads
+    assert restore(root, Alone(), step=1).loaded is None
+    assert verify(FolderStore(root), CommitName(step=1, pair=ONE)).damaged
+    assert not FolderStore(root).quarantine(CommitName(step=1, pair=ONE), "one bit")
+    assert (root / "step-1.g1.a1").is_dir()
+    assert read(root).name.step == 3
+    assert_is(root, 3, tensors)
+
+
 def test_damage_in_a_delta_costs_what_stands_on_it_and_the_full_one_is_restored(
     chained: tuple[Path, Tensors],
 ) -> None:

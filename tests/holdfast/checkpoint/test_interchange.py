@@ -170,6 +170,45 @@ def test_what_would_run_code_is_refused_by_name_and_runs_nothing(
     assert not (tmp_path / "ckpt").exists()
 
 
+@pytest.mark.parametrize("word", ["size", "chunks", "properties"])
+def test_records_of_dcp_that_lack_what_such_records_have_are_damage(tmp_path: Path, word: str) -> None:
+    from torch.distributed import checkpoint as dcp
+
+    dcp.save({"w": torch.ones(3)}, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    path = tmp_path / "dcp" / ".metadata"
+    metadata = pickle.loads(path.read_bytes())  # noqa: S301  (written just now)
+    del vars(metadata.state_dict_metadata["w"])[word]
+    path.write_bytes(pickle.dumps(metadata))
+    assert run("convert", tmp_path / "dcp", tmp_path / "ckpt", "--step", 1) == 1
+    path.write_bytes(b"\x80\x05\x96" + (1 << 44).to_bytes(8, "little"))
+    assert run("convert", tmp_path / "dcp", tmp_path / "ckpt", "--step", 1) == 1
+    assert not (tmp_path / "ckpt").exists()
+
+
+def test_names_that_would_meet_are_refused_before_one_is_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save({1: {"a": torch.ones(1)}, "1": {"a": torch.ones(2)}}, tmp_path / "two.pt")
+    assert run("convert", tmp_path / "two.pt", tmp_path / "ckpt", "--split", "--step", 1) == 2
+    assert "the same as text" in capsys.readouterr().err
+    assert not (tmp_path / "ckpt").exists()
+
+    for state in ({"a": {"b": torch.ones(1)}, "a.b": torch.ones(2)}, {"__metadata__": torch.ones(1)}):
+        torch.save(state, tmp_path / "one.pt")
+        folder = tmp_path / f"ckpt{len(state)}"
+        assert run("convert", tmp_path / "one.pt", folder, "--step", 1) == 0
+        assert run("export", folder, tmp_path / "model.safetensors") == 2
+        assert "cannot have the name" in capsys.readouterr().err
+        assert not (tmp_path / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("step", [10**18, -1])
+def test_a_step_that_no_commit_can_have_is_refused_before_anything_is_written(tmp_path: Path, step: int) -> None:
+    torch.save({"a": torch.ones(1)}, tmp_path / "one.pt")
+    assert run("convert", tmp_path / "one.pt", tmp_path / "ckpt", f"--step={step}") == 2
+    assert not (tmp_path / "ckpt").exists()
+
+
 def lie(metadata: Any, sizes: list[int], parts: list[tuple[int, int]]) -> None:
     """Say that a tensor of three has other sizes, and is made up by these parts (begin, length)."""
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata

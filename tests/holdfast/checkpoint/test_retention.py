@@ -51,6 +51,11 @@ def kept(entries: list[Entry], rules: str, **options: int) -> dict[int, str]:
 # Each rule
 
 
+def test_a_rule_of_any_number_of_days_costs_no_memory() -> None:
+    entries = [entry(step, hours_ago=24 * step) for step in range(1, 4)]
+    assert len(kept(entries, "daily=999999999,weekly=999999999")) == 3
+
+
 def test_without_rules_the_last_ones_stay() -> None:
     assert kept([entry(step) for step in (10, 20, 30, 40)], "", last=2) == {
         30: "among the last 2",

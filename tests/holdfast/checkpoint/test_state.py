@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from holdfast import StateError, checkpoint
+from holdfast import StateError, UsageError, checkpoint
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.reader import Loaded, restore
 from holdfast.checkpoint.rng import apply, capture
@@ -263,6 +263,20 @@ def test_a_model_of_another_shape_is_refused_and_names_itself(tmp_path: Path) ->
     checkpoint.save(tmp_path, step=1, model=torch.nn.Linear(3, 4))
     with pytest.raises(StateError, match=r"(?s)nothing of it was loaded.*model: size mismatch"):
         checkpoint.load(tmp_path, model=torch.nn.Linear(3, 5))
+
+
+@pytest.mark.parametrize("step", [1000.0, 1.5, -1, True, 10**18, "7", None])
+def test_a_step_that_no_commit_can_have_is_refused_before_anything_is_written(tmp_path: Path, step: Any) -> None:
+    with pytest.raises(UsageError, match=r"step is .*: give a whole number from 0"):
+        checkpoint.save(tmp_path / "ckpt", step=step, model=torch.nn.Linear(3, 4))
+    assert not (tmp_path / "ckpt").exists()
+
+
+def test_a_step_may_be_a_number_of_numpy(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, step=np.int64(5), model=torch.nn.Linear(3, 4))  # type: ignore[arg-type]
+    found = checkpoint.load(tmp_path, model=torch.nn.Linear(3, 4))
+    assert found is not None
+    assert found.step == 5
 
 
 def test_other_names_than_were_saved_are_refused(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.checkpoint import tier
 from holdfast.checkpoint.exchange import Alone, Exchange, lead
-from holdfast.checkpoint.names import CLAIMS, CommitName
+from holdfast.checkpoint.names import CLAIMS, CommitName, step_number
 from holdfast.checkpoint.reader import restore
 from holdfast.errors import CheckpointError, StateError
 from holdfast.worlds import Pair
@@ -59,7 +59,7 @@ def save(
     from holdfast.checkpoint.writer import Snapshot
     from holdfast.checkpoint.writer import save as save_snapshot
 
-    root, flat = Path(folder), flatten(stateful)
+    root, step, flat = Path(folder), step_number(step), flatten(stateful)
     if group is None and flat.parts:
         raise StateError(f"{min(flat.parts)} has parts on other ranks: give their group to save() on each of them")
     exchange: Exchange = Alone() if group is None else Together(group)

@@ -38,7 +38,7 @@ from holdfast.checkpoint import commit, tier
 from holdfast.checkpoint.boxes import tiles
 from holdfast.checkpoint.files import Buffer, sync_folder, write_file
 from holdfast.checkpoint.manifest import Chunk, FileRecord, Manifest, TensorRecord, check
-from holdfast.checkpoint.names import CLAIMS, CommitName, parse_commit, slices_file, tensors_file
+from holdfast.checkpoint.names import CLAIMS, CommitName, parse_commit, slices_file, step_number, tensors_file
 from holdfast.checkpoint.numerics import fingerprint
 from holdfast.checkpoint.reader import Where, as_stores, newest
 from holdfast.checkpoint.reading import Copies, Extent, extent, read_into
@@ -68,7 +68,7 @@ class StorageWriter(storage.StorageWriter):
 
     def __init__(self, folder: str | os.PathLike[str], *, step: int = 0) -> None:
         self._root = Path(folder)
-        self._step = step
+        self._step = step_number(step)
         self._staging = ""
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:

@@ -6,10 +6,12 @@ name, so that nobody takes it for one.
 
 from __future__ import annotations
 
+import operator
 import re
 from dataclasses import dataclass
 from typing import Final
 
+from holdfast.errors import UsageError
 from holdfast.worlds import Pair
 
 MANIFEST: Final = "MANIFEST.json"
@@ -19,6 +21,7 @@ CLAIMS: Final = "claims"
 QUARANTINE: Final = "quarantine"
 LATEST: Final = "LATEST"
 
+_MOST: Final = 10**18  # of what a name has digits for
 _COMMIT: Final = re.compile(r"step-(\d{1,18})\.g(\d{1,18})\.a(\d{1,18})(\.tmp-[0-9a-f]{32})?", re.ASCII)
 _CLAIM: Final = re.compile(r"(\d{1,18})\.(\d{1,18})\.json(\.tmp-[0-9a-f]{32})?", re.ASCII)
 _SLICES: Final = ".slices"
@@ -35,6 +38,14 @@ class CommitName:
 
     def __str__(self) -> str:
         return f"step-{self.step}.g{self.pair.generation}.a{self.pair.attempt}"
+
+
+def step_number(value: object) -> int:
+    """A step that a commit's name can say; UsageError for anything else."""
+    number = None if isinstance(value, bool) or not hasattr(value, "__index__") else operator.index(value)
+    if number is None or not 0 <= number < _MOST:
+        raise UsageError(f"step is {value!r}: give a whole number from 0 to {_MOST - 1}")
+    return number
 
 
 def parse_commit(name: str) -> CommitName | None:

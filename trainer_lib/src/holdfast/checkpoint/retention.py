@@ -149,21 +149,22 @@ def _wanted(line: Sequence[Entry], rules: Rules, now: datetime) -> Iterator[tupl
             yield str(entry.name), f"hours={rules.hours}"
         if rules.every and entry.commit.step % rules.every == 0:
             yield str(entry.name), f"every={rules.every}"
-    yield from _one_of_each(line, {_day(now) - back for back in range(rules.daily)}, f"daily={rules.daily}", 1)
-    weeks = {_day(now) // 7 - back for back in range(rules.weekly)}
-    yield from _one_of_each(line, weeks, f"weekly={rules.weekly}", 7)
+    yield from _one_of_each(line, _day(now), rules.daily, f"daily={rules.daily}", 1)
+    yield from _one_of_each(line, _day(now), rules.weekly, f"weekly={rules.weekly}", 7)
     for best in rules.best:
         yield from _best(line, best)
 
 
-def _one_of_each(line: Sequence[Entry], wanted: set[int], rule: str, days: int) -> Iterator[tuple[str, str]]:
-    """The newest of each period. A period is the calendar's, so that what was chosen once stays chosen."""
+def _one_of_each(line: Sequence[Entry], today: int, periods: int, rule: str, days: int) -> Iterator[tuple[str, str]]:
+    """The newest of each of the last so many periods. A period is the calendar's, so that what was chosen once stays
+    chosen."""
+    taken: set[int] = set()
     for entry in line:
         if entry.created is None:
             continue
         period = _day(entry.created) // days
-        if period in wanted:
-            wanted.remove(period)
+        if 0 <= today // days - period < periods and period not in taken:
+            taken.add(period)
             yield str(entry.name), rule
 
 

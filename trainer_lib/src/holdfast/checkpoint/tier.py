@@ -86,6 +86,8 @@ def quarantine(root: Path, name: CommitName, reason: str) -> bool:
     """Move a bad commit out of the way; False if it cannot be moved (it is then ignored where it is)."""
     target = root / QUARANTINE / f"{name}.{uuid4().hex[:8]}"
     try:
+        if (root / QUARANTINE).is_symlink():
+            raise OSError(errno.ELOOP, f"{root / QUARANTINE} is a link, which may lead anywhere")
         (root / QUARANTINE).mkdir(exist_ok=True)
         (root / str(name)).rename(target)
         note = {"path": str(name), "reason": reason, "time": datetime.now(UTC).isoformat()}

@@ -28,8 +28,7 @@ class Copied:
 def lineage(store: Store, name: CommitName) -> list[CommitName]:
     """A commit and all that it stands on, the oldest first."""
     below = filter(None, map(parse_commit, read_manifest(store, name).stands_on))
-    oldest_first = sorted(below, key=lambda one: (one.step, one.pair))
-    return list(dict.fromkeys([*(one for each in oldest_first for one in lineage(store, each)), name]))
+    return [*sorted(below, key=lambda one: (one.step, one.pair)), name]
 
 
 def copy(source: Store, name: CommitName, target: Store, shown: Progress) -> Copied:

@@ -19,7 +19,7 @@ from typing import Protocol, Self
 from holdfast.checkpoint.files import Buffer
 from holdfast.checkpoint.manifest import FileRecord, Manifest
 from holdfast.checkpoint.names import CommitName, located
-from holdfast.errors import DamagedError
+from holdfast.errors import CheckpointError, DamagedError
 from holdfast.worlds import Claim
 
 
@@ -87,6 +87,17 @@ class Store(Protocol):
 
     def delete(self, name: CommitName) -> None:
         """Delete a commit, its manifest first. One that this release cannot read is left alone."""
+
+
+def needed_by(store: Store, name: CommitName) -> CommitName | None:
+    """A commit of which some bytes lie in this one's folder, if there is one: moved, it would take that along."""
+    for other in store.commits():
+        try:
+            if other != name and str(name) in store.manifest(other).stands_on:
+                return other
+        except CheckpointError:
+            continue  # it cannot be read as it is
+    return None
 
 
 def open_file(store: Store, name: CommitName, file: str) -> Source:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,9 +15,12 @@ from holdfast.checkpoint.files import Buffer, open_regular, write_file
 from holdfast.checkpoint.manifest import FileRecord, Manifest
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.reading import PAGE, address
+from holdfast.checkpoint.stores import needed_by
 from holdfast.checkpoint.stores.slots import Place
 from holdfast.errors import DamagedError
 from holdfast.worlds import Claim
+
+_log = logging.getLogger("holdfast.checkpoint.stores.folder")
 
 # Smaller files are read through the page cache.
 _LEAST_DIRECT: Final = 1 << 20
@@ -176,7 +180,11 @@ class FolderStore:
         return FolderIncoming(self._root, name)
 
     def quarantine(self, name: CommitName, reason: str) -> bool:
-        """Move a bad commit to `quarantine/`."""
+        """Move a bad commit to `quarantine/`, unless another one needs what is still good of it."""
+        needing = needed_by(self, name)
+        if needing is not None:
+            _log.error("%s is damaged (%s), and left where it is: %s stands on it", name, reason, needing)
+            return False
         return tier.quarantine(self._root, name, reason)
 
     def delete(self, name: CommitName) -> None:

@@ -25,6 +25,7 @@ from holdfast.checkpoint.files import Buffer, encode_json
 from holdfast.checkpoint.manifest import CHUNK_BYTES, LARGEST, FileRecord, Manifest, decode, encode
 from holdfast.checkpoint.names import CLAIMS, MANIFEST, QUARANTINE, CommitName, claim_file, parse_claim, parse_commit
 from holdfast.checkpoint.pool import Pool
+from holdfast.checkpoint.stores import needed_by
 from holdfast.errors import CheckpointError, ClaimError, DamagedError, UnknownFormatError
 from holdfast.worlds import Claim
 
@@ -307,11 +308,15 @@ class ObjectStore:
         return ObjectIncoming(self._bucket, self._prefix, name)
 
     def quarantine(self, name: CommitName, reason: str) -> bool:
-        """Copy a bad commit below `quarantine/`, then take it away, its manifest first."""
+        """Copy a bad commit below `quarantine/`, then take it away, its manifest first; not one that others need."""
         folder = f"{self._prefix}{name}/"
         target = f"{self._prefix}{QUARANTINE}/{name}.{uuid4().hex[:8]}"
         note = {"path": str(name), "reason": reason, "time": datetime.now(UTC).isoformat()}
         try:
+            needing = needed_by(self, name)
+            if needing is not None:
+                _log.error("%s is damaged (%s), and left where it is: %s stands on it", name, reason, needing)
+                return False
             keys = self._bucket.keys(folder)
             for key in keys:
                 self._bucket.copy(key, f"{target}/{key.removeprefix(folder)}")

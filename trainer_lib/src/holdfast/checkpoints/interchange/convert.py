@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from holdfast.checkpoint.manifest import Chunk, Manifest, TensorRecord, check
-from holdfast.checkpoint.names import CommitName, tensors_file
+from holdfast.checkpoint.names import CommitName, step_number, tensors_file
 from holdfast.checkpoint.shard import ShardPlan, plan_shard, whole
 from holdfast.checkpoint.state import Flat, flatten_values
 from holdfast.checkpoint.stores import Store
@@ -31,13 +31,19 @@ def objects(found: Any, *, name: str, split: bool) -> dict[str, Any]:
     """The state of each object: all of it under one name, or each part under its own."""
     if not isinstance(found, Mapping):
         raise UnknownFormatError(f"what was read is a {type(found).__name__} and no state dict")
-    return {str(key): value for key, value in found.items()} if split else {name: found}
+    if not split:
+        return {name: found}
+    parts = {str(key): value for key, value in found.items()}
+    if len(parts) != len(found):
+        raise UsageError("--split: two keys are the same as text, as 1 and '1' are: rename one of them")
+    return parts
 
 
 def commit(store: Store, values: Mapping[str, Any], *, step: int, made: datetime) -> CommitName:
     """Make a commit of these objects' states, as `holdfast.checkpoint.load` reads it."""
     if store.claims():
         raise CheckpointError(f"{store.url} belongs to a job (it has claims): convert into a folder of its own")
+    step = step_number(step)
     older = [name.pair.attempt for name in store.commits() if name.step == step]
     name = CommitName(step=step, pair=Pair(0, 1 + max(older, default=0)))
     flat = flatten_values(values)

@@ -17,12 +17,13 @@ from pathlib import Path, PurePath
 from typing import Any, Final
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from holdfast.checkpoint.boxes import tiles
-from holdfast.errors import DamagedError, UnknownFormatError
+from holdfast.errors import CheckpointError, DamagedError, UnknownFormatError
 
 _log = logging.getLogger("holdfast.checkpoints.interchange")
 _RECORDS: Final = {
@@ -68,6 +69,13 @@ class _Reader(FileSystemReader):
 def read_dcp(folder: Path) -> dict[Any, Any]:
     """The tensors, nested as they were saved."""
     metadata = _metadata(folder)
+    try:
+        return _read(folder, metadata)
+    except (Exception, CheckpointException) as error:
+        raise DamagedError(f"{folder} cannot be read whole: {error}") from error
+
+
+def _read(folder: Path, metadata: Metadata) -> dict[Any, Any]:
     records = metadata.state_dict_metadata
     left_out = sorted(name for name, record in records.items() if not isinstance(record, TensorStorageMetadata))
     if left_out:
@@ -77,25 +85,27 @@ def read_dcp(folder: Path) -> dict[Any, Any]:
         for name, record in records.items()
         if isinstance(record, TensorStorageMetadata)
     }
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that there is no process group is meant
-            load(tensors, storage_reader=_Reader(folder, metadata), no_dist=True)
-    except (OSError, RuntimeError, ValueError, KeyError, AssertionError, pickle.UnpicklingError) as error:
-        raise DamagedError(f"{folder} cannot be read whole: {error}") from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that there is no process group is meant
+        load(tensors, storage_reader=_Reader(folder, metadata), no_dist=True)
     return _nested(tensors, metadata.planner_data)
 
 
 def _metadata(folder: Path) -> Metadata:
     raw = (folder / ".metadata").read_bytes()
     try:
-        metadata = _Unpickler(io.BytesIO(raw)).load()
+        return _checked(folder, _Unpickler(io.BytesIO(raw)).load())
     except UnknownFormatError as error:
         raise UnknownFormatError(f"{folder}/{error}: it is not read") from error
-    except (pickle.UnpicklingError, EOFError, AttributeError, TypeError, ValueError, IndexError, KeyError) as error:
+    except CheckpointError:
+        raise
+    except Exception as error:  # whatever records are that hold something else than DCP's
         raise DamagedError(f"{folder}/.metadata is damaged: {error!r}") from error
+
+
+def _checked(folder: Path, metadata: Any) -> Metadata:
     if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
-        raise UnknownFormatError(f"{folder}/.metadata is not that of a checkpoint of DCP in files")
+        raise UnknownFormatError(".metadata is not that of a checkpoint of DCP in files")
     for info in metadata.storage_data.values():
         if PurePath(info.relative_path).name != info.relative_path:
             raise DamagedError(f"{folder}/.metadata leads out of its folder: {info.relative_path!r}")

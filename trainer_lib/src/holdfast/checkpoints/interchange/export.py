@@ -18,6 +18,7 @@ from holdfast.errors import CheckpointError, UsageError
 _BLOCK: Final = 8 << 20
 _STEM: Final = "model"
 WHOLE: Final = "model"
+METADATA: Final = "__metadata__"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +52,10 @@ def weights(manifest: Manifest, name: str) -> Weights:
     left_out = []
     for key, leaf in _leaves(objects[name], ""):
         source = _tensor(leaf)
+        if source is not None and (key in tensors or key in tied or key == METADATA):
+            raise UsageError(
+                f"a safetensors file cannot have the name {key!r} for another tensor: rename it in the model"
+            )
         if source is None:
             left_out.append(key)
         elif source in first:
