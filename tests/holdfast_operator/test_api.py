@@ -65,6 +65,11 @@ def test_retention_is_said_in_the_words_that_launchers_read() -> None:
     assert (asked.checkpoint.keep_last, asked.checkpoint.retention) == (5, "hours=6,daily=7,weekly=13,every=10000")
     assert manifests.settings(asked)["checkpoint"]["retention"] == asked.checkpoint.retention
     assert "retention" not in manifests.settings(parse_spec(SMALLEST))["checkpoint"]
+    copies = parse_spec({**SMALLEST, "checkpoint": {"object": {"url": "s3://b", "retention": fields}}})
+    assert copies.checkpoint.object_store is not None
+    assert copies.checkpoint.object_store.retention == asked.checkpoint.retention
+    with pytest.raises(UnreadableError, match=r"spec\.checkpoint\.object\.retention\.keepDaily"):
+        parse_spec({**SMALLEST, "checkpoint": {"object": {"url": "s3://b", "retention": {"keepDaily": -1}}}})
 
 
 def test_a_memory_tier_has_its_intervals_in_steps() -> None:

@@ -268,7 +268,14 @@ def test_the_object_store_reaches_the_trainer_alone(observed: Observed) -> None:
     job = observed.job
     spec = job.spec
     assert spec is not None
-    store = ObjectSpec(url="s3://b/p", secret_name="writer", interval_seconds=900, keep_last=5, bytes_per_second=1000)
+    store = ObjectSpec(
+        url="s3://b/p",
+        secret_name="writer",
+        interval_seconds=900,
+        keep_last=5,
+        retention="daily=7",
+        bytes_per_second=1000,
+    )
     manifest = pod(
         job, replace(spec, checkpoint=replace(spec.checkpoint, object_store=store)), WORKER, observed.platform
     )
@@ -278,6 +285,7 @@ def test_the_object_store_reaches_the_trainer_alone(observed: Observed) -> None:
         "HOLDFAST_OBJECT_URL": f"s3://b/p/{job.namespace}/{job.name}",
         "HOLDFAST_OBJECT_INTERVAL_SECONDS": "900",
         "HOLDFAST_OBJECT_KEEP": "5",
+        "HOLDFAST_OBJECT_RETENTION": "daily=7",
         "HOLDFAST_OBJECT_BYTES_PER_SECOND": "1000",
     }
     assert trainer(manifest)["envFrom"] == [{"secretRef": {"name": "writer"}}]

@@ -343,6 +343,11 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
     ("a URL without a scheme", [(VOLUME, "c"), (OBJECT, {"url": "bucket/prefix"})], "should match"),
     ("credentials in a URL", [(VOLUME, "c"), (OBJECT, {"url": "s3://key:secret@b/p"})], "should match"),
     ("a limit without bytes", [(VOLUME, "c"), (OBJECT, {"url": "s3://b", "bandwidthLimit": "0"})], "should match"),
+    (
+        "no day of copies kept",
+        [(VOLUME, "c"), (OBJECT, {"url": "s3://b", "retention": {"keepDaily": 0}})],
+        "object.retention.keepDaily",
+    ),
     ("copies now and then", [(VOLUME, "c"), (OBJECT, {"url": "s3://b", "interval": "daily"})], "should match"),
     ("memory of no size", [(MEMORY, {})], "memory.sizeLimit: Required value"),
     (

@@ -110,6 +110,7 @@ class ObjectSpec:
     secret_name: str | None = None
     interval_seconds: int = 0
     keep_last: int = 3
+    retention: str = ""  # as CheckpointSpec has it
     bytes_per_second: int | None = None
 
 
@@ -391,7 +392,7 @@ def _checkpoint(value: Json) -> CheckpointSpec:
         full_every=_integer(value, "fullEvery", "spec.checkpoint", 1, minimum=1),
         delta_threshold=_number(value, "deltaThreshold", "spec.checkpoint", 0.0, maximum=1.0),
         keep_last=_integer(retention, "keepLast", "spec.checkpoint.retention", 3, minimum=1),
-        retention=_rules(retention),
+        retention=_rules(retention, "spec.checkpoint.retention"),
         resume=_choice(value, "resume", "spec.checkpoint", ("Always", "Never"), c.RESUME_ALWAYS),
         object_store=None if value.get("object") is None else _object_store(value["object"]),
         memory=str(memory.get("sizeLimit", "")),
@@ -402,8 +403,7 @@ def _checkpoint(value: Json) -> CheckpointSpec:
     )
 
 
-def _rules(retention: Json) -> str:
-    path = "spec.checkpoint.retention"
+def _rules(retention: Json, path: str) -> str:
     counts = {rule: _integer(retention, field, path, 0, minimum=0) for rule, field in c.RETENTION_RULES.items()}
     return ",".join(f"{rule}={count}" for rule, count in counts.items() if count)
 
@@ -424,6 +424,7 @@ def _object_store(given: Any) -> ObjectSpec:
         secret_name=str(secret) if secret else None,
         interval_seconds=_seconds(value.get("interval", "0s"), f"{path}.interval"),
         keep_last=_integer(retention, "keepLast", f"{path}.retention", 3, minimum=1),
+        retention=_rules(retention, f"{path}.retention"),
         bytes_per_second=None if limit is None else _bytes(str(limit), f"{path}.bandwidthLimit"),
     )
 

@@ -292,6 +292,8 @@ def _object_env(job: Job, spec: JobSpec) -> list[Manifest]:
         _value("HOLDFAST_OBJECT_INTERVAL_SECONDS", str(store.interval_seconds)),
         _value("HOLDFAST_OBJECT_KEEP", str(store.keep_last)),
     ]
+    if store.retention:
+        env.append(_value("HOLDFAST_OBJECT_RETENTION", store.retention))
     if store.bytes_per_second is not None:
         env.append(_value("HOLDFAST_OBJECT_BYTES_PER_SECOND", str(store.bytes_per_second)))
     return env

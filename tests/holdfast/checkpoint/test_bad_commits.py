@@ -13,6 +13,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -22,11 +23,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from holdfast import HoldfastError, checkpoint
+from holdfast.checkpoint.aging import Ages
 from holdfast.checkpoint.claims import write_claim
 from holdfast.checkpoint.exchange import Alone
 from holdfast.checkpoint.manifest import CHUNK_BYTES, LARGEST, decode
 from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.stores.folder import FolderStore
+from holdfast.checkpoints.main import Exit, main
 from holdfast.checkpoints.verifying import Verdict, verify
 from holdfast.errors import DamagedError, StateError, UnknownFormatError
 from holdfast.worlds import Claim, Pair
@@ -421,6 +424,21 @@ def mutated(document: Json, changes: list[tuple[int, int, Json]]) -> Json:
     return document
 
 
+# What once was met with anything but a typed error; kept, so that it is tried each time.
+CORPUS: dict[str, list[Any]] = json.loads((Path(__file__).parent / "corpus.json").read_text())
+
+
+def kept(name: str) -> Callable[[Any], Any]:
+    """Each example of the corpus, beside those that are made up."""
+
+    def added(test: Any) -> Any:
+        for changes in CORPUS[name]:
+            test = example(changes=[tuple(change) for change in changes])(test)
+        return test
+
+    return added
+
+
 CHANGES = st.lists(st.tuples(st.integers(0, 400), st.integers(0, 2), JUNK), min_size=1, max_size=3)
 FUZZ = settings(
     max_examples=60,
@@ -456,19 +474,73 @@ def again(root: Path) -> Callable[[], Path]:
 
 @FUZZ
 @given(changes=CHANGES)
-@example(changes=[(0, 0, "\ud800")])
-@example(changes=[(7, 1, None)])
+@kept("manifest")
 def test_any_manifest_under_a_true_seal_is_taken_or_refused(again: Callable[[], Path], changes: Any) -> None:
     root = again()
-    path = root / NEWEST / "MANIFEST.json"
-    document = json.loads(path.read_bytes())
-    del document["manifestDigest"]
-    path.write_bytes(sealed(mutated(document, changes)))
+    mutate_manifest(root, changes)
     survives(root)
 
 
 @FUZZ
 @given(changes=CHANGES)
+@kept("commands")
+def test_any_manifest_under_a_true_seal_gets_an_exit_code_of_each_command(
+    again: Callable[[], Path], changes: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = again()
+    mutate_manifest(root, changes)
+    around = outside(root)
+    newest = str(root / NEWEST)
+    with TemporaryDirectory() as scratch:
+        exported = ["export", newest, f"{scratch}/x.safetensors"]
+        for words in (
+            ["ls", str(root)],
+            ["show", newest],
+            ["verify", newest],
+            ["diff", newest, str(root)],
+            ["copy", newest, f"{scratch}/copy"],
+            ["prune", str(root), "--keep-last", "1", "--dry-run"],
+            [*exported, "--object", "model"],
+            [*exported, "--object", "optimizer"],
+        ):
+            assert main(words) in set(Exit), words
+    assert all(line.isprintable() for line in capsys.readouterr().out.splitlines())
+    assert outside(root) == around
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"w": {"$tensor": "model/none"}},
+        {"w": {"$rows": []}},
+        {"w": {"$rows": 1}},
+        {"\ud800": {"$tensor": "model/weight"}},
+    ],
+    ids=str,
+)
+def test_an_object_that_is_no_state_of_tensors_is_not_exported(root: Path, tree: Json, tmp_path: Path) -> None:
+    forge(root, setter("state|objects|model", tree))
+    assert main(["export", str(root / NEWEST), str(tmp_path / "x.safetensors"), "--object", "model"]) == Exit.BAD
+    assert not (tmp_path / "x.safetensors").exists()
+
+
+def test_what_no_number_and_no_time_is_counts_for_no_rule(root: Path) -> None:
+    forge(root, setter("state|metrics", [[20, {"loss": 10**400}]]))
+    forge(root, setter("created", "0001-01-01T00:00:00+14:00"))
+    (entry,) = [one for one in Ages(FolderStore(root)).look() if one.commit.step == 20]
+    assert (entry.created, dict(entry.metrics)) == (None, {})
+
+
+def mutate_manifest(root: Path, changes: Any) -> None:
+    path = root / NEWEST / "MANIFEST.json"
+    document = json.loads(path.read_bytes())
+    del document["manifestDigest"]
+    path.write_bytes(sealed(mutated(document, changes)))
+
+
+@FUZZ
+@given(changes=CHANGES)
+@kept("header")
 def test_any_header_under_true_digests_is_taken_or_refused(again: Callable[[], Path], changes: Any) -> None:
     root = again()
     replace_file(root, reheaded(root, lambda header: mutated(header, changes)))

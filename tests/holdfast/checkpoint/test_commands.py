@@ -256,6 +256,28 @@ def test_a_damaged_commit_is_not_copied_and_leaves_nothing(holdfast: Commands, f
     assert list((tmp_path / "new").iterdir()) == []
 
 
+def test_a_copy_that_is_there_already_is_read_back(holdfast: Commands, folder: Path, tmp_path: Path) -> None:
+    holdfast("copy", folder, tmp_path / "new")
+    flip(tmp_path / "new" / "step-20.g1.a1" / "rank-0.safetensors", 3 * MIB)
+
+    assert holdfast("copy", folder, tmp_path / "new") == 1
+
+    assert "already, and it is damaged" in holdfast.err
+    assert "--quarantine" in holdfast.err
+    assert holdfast("verify", tmp_path / "new" / "step-20.g1.a1", "--quarantine") == 1
+    assert holdfast("copy", folder, tmp_path / "new") == 0
+    assert tree(tmp_path / "new" / "step-20.g1.a1") == tree(folder / "step-20.g1.a1")
+
+
+def test_nothing_that_a_commit_says_moves_a_terminals_cursor(
+    holdfast: Commands, tmp_path: Path, commit: Callable[..., Any]
+) -> None:
+    commit(tmp_path / "odd", 10, {"model/\x1b[2J\u202e": b"x" * 8})
+    assert holdfast("show", tmp_path / "odd") == 0
+    assert r"model/\x1b[2J\u202e" in holdfast.out
+    assert "\x1b" not in holdfast.out
+
+
 def test_a_copy_does_not_replace_another_commit_and_tells_of_a_fence(
     holdfast: Commands, folder: Path, tmp_path: Path, commit: Callable[..., Any]
 ) -> None:
@@ -336,6 +358,7 @@ def test_prune_counts_only_what_it_has_read_back_whole(holdfast: Commands, folde
         (("show", "{root}/ckpt/step-11.g1.a1"), 3, "no commit step-11.g1.a1"),
         (("show", "{root}/renamed"), 3, "has not the name of a commit"),
         (("verify", "{root}/ckpt/step-10.g1.a1.tmp-" + "0" * 32), 3, "unfinished"),
+        (("verify", "{root}/bare"), 3, ""),
         (("copy", "{root}/ckpt", "{root}/ckpt/step-10.g1.a1"), 2, "give the folder that is to hold it"),
         (("prune", "{root}/ckpt", "--keep-last", "1", "--rule", "monthly=3"), 2, "retention rule 'monthly=3'"),
         (("prune", "{root}/ckpt", "--keep-last", "0"), 2, "at least 1"),
@@ -350,6 +373,7 @@ def test_what_cannot_be_done_is_said_with_its_exit_code(
     tmp_path = folder.parent
     (tmp_path / "file").touch()
     (tmp_path / "renamed").mkdir()
+    (tmp_path / "bare").mkdir()
     (tmp_path / "renamed" / "MANIFEST.json").write_bytes((folder / "step-10.g1.a1" / "MANIFEST.json").read_bytes())
 
     assert holdfast(*(word.format(root=tmp_path) for word in words)) == code

@@ -230,6 +230,10 @@ class Colour(enum.Enum):
     RED = 1
 
 
+ENDLESS: dict[str, Any] = {}
+ENDLESS["self"] = [ENDLESS]
+
+
 @pytest.mark.parametrize(
     ("state", "named"),
     [
@@ -238,7 +242,13 @@ class Colour(enum.Enum):
         ({"s": {1, 2}}, r"box\.s is of type set"),
         ({"c": Colour.RED}, r"box\.c is of type Colour"),
         ({Colour.RED: 1}, r"a key of box is of type Colour"),
-        ({"n": np.array([object()])}, r"box\.n is of type ndarray"),
+        ({"n": np.array([object()])}, r"box\.n is a NumPy array of dtype object"),
+        ({"n": np.zeros(3, dtype=">f4")}, r"box\.n is a NumPy array of dtype >f4"),
+        ({"n": np.longdouble(1)}, r"box\.n is of type longdouble"),
+        ({"t": "\ud800"}, r"box\.t has '\\ud800', which is no Unicode text"),
+        ({"\ud800": torch.zeros(1)}, r"box has '\\ud800', which is no Unicode text"),
+        ({"i": 1 << 20_000}, r"box\.i is an integer of 20001 bits"),
+        (ENDLESS, r"box\.self\.0.* is more than 100 deep: does it hold itself"),
         ({"t": torch.eye(3).to_sparse()}, r"box\.t is not a dense tensor"),
         ({"t": torch.empty(3, device="meta")}, r"box\.t is not a dense tensor"),
         ({"t": torch.zeros(3, dtype=torch.complex128)}, r"box\.t is of dtype torch.complex128.*cast it"),
@@ -248,6 +258,14 @@ def test_what_cannot_be_saved_is_named_with_the_mend(state: Any, named: str) -> 
     with pytest.raises(StateError, match=named) as raised:
         flatten({"box": Box(state)})
     assert "state_dict()" in str(raised.value)
+
+
+def test_what_is_large_but_has_an_end_is_saved() -> None:
+    deep: Any = 1
+    for _ in range(90):
+        deep = [deep]
+    state = {"deep": deep, "int": 1 << 8000, "text": "\U0001f600"}
+    assert unflatten(flatten({"box": Box(state)}).tree["box"], lambda _: torch.empty(0)) == state
 
 
 def test_numpy_arrays_come_back_as_numpy_arrays(tmp_path: Path) -> None:

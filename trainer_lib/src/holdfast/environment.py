@@ -34,6 +34,7 @@ class Environment:
     object_url: str
     object_interval_seconds: float
     object_keep: int | None
+    object_retention: str
     object_bytes_per_second: float | None
     preflight_free_bytes: int | None
     preflight_write_bytes: int | None
@@ -111,6 +112,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         object_url=source.get(c.ENV_OBJECT_URL, ""),
         object_interval_seconds=_float(source, c.ENV_OBJECT_INTERVAL, 0.0),
         object_keep=_optional_int(source, c.ENV_OBJECT_KEEP),
+        object_retention=source.get(c.ENV_OBJECT_RETENTION, ""),
         object_bytes_per_second=_float(source, c.ENV_OBJECT_BANDWIDTH, 0.0) or None,
         preflight_free_bytes=_optional_int(source, c.ENV_PREFLIGHT_FREE_BYTES),
         preflight_write_bytes=_optional_int(source, c.ENV_PREFLIGHT_WRITE_BYTES),

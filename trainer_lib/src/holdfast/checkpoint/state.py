@@ -48,6 +48,10 @@ _DTYPES: Final[Mapping[torch.dtype, str]] = {
 _TORCH: Final = {name: dtype for dtype, name in _DTYPES.items()}
 Rows = Callable[[torch.Tensor, Sequence[int]], torch.Tensor]
 _MARK: Final = "$"
+# So deep is no state: one that holds itself has no end. Python and JSON read that deep without a thought.
+_DEEPEST: Final = 100
+# Python reads no more of an integer in JSON than 4,300 digits.
+_INTEGER_BITS: Final = 8192
 _MEND: Final = "keep only tensors, numbers, strings, lists and dicts in its state_dict()"
 
 
@@ -183,8 +187,12 @@ class _Encoder:
     _seen: dict[tuple[Any, ...], str] = field(default_factory=dict)
 
     def encode(self, value: Any, path: tuple[str, ...]) -> Any:
-        if value is None or (isinstance(value, (bool, str)) and not isinstance(value, enum.Enum)):
+        if len(path) > _DEEPEST:
+            raise StateError(f"{'.'.join(path[:5])}… is more than {_DEEPEST} deep: does it hold itself? {_MEND}")
+        if value is None or (isinstance(value, bool) and not isinstance(value, enum.Enum)):
             return value
+        if isinstance(value, str) and not isinstance(value, enum.Enum):
+            return _text(value, path)
         if isinstance(value, torch.Tensor) and is_sharded(value) and is_whole(value):
             return {"$tensor": self._tensor(local(value), path)}
         if isinstance(value, torch.Tensor) and is_sharded(value):
@@ -195,7 +203,7 @@ class _Encoder:
             return {"$tensor": self._tensor(value, path)}
         if isinstance(value, np.ndarray):
             return {"$array": self._tensor(_from_numpy(value, path), path)}
-        if isinstance(value, np.generic):
+        if isinstance(value, np.generic) and not isinstance(value.item(), np.generic):
             return self.encode(value.item(), path)
         if isinstance(value, enum.Enum):
             raise _refused(path, value)
@@ -204,7 +212,7 @@ class _Encoder:
     def _plain(self, value: Any, path: tuple[str, ...]) -> Any:
         match value:
             case int():
-                return int(value)
+                return _integer(value, path)
             case float():
                 return float(value) if math.isfinite(value) else {"$float": str(float(value))}
             case bytes() | bytearray():
@@ -221,6 +229,7 @@ class _Encoder:
         for key in value:
             if not isinstance(key, (str, int, float, bool, tuple, type(None))) or isinstance(key, enum.Enum):
                 raise _refused(path, key, "a key of ")
+            _text(str(key), path)
         items = [(key, self.encode(item, (*path, str(key)))) for key, item in value.items()]
         if all(isinstance(key, str) and not key.startswith(_MARK) for key, _ in items):
             return dict(items)
@@ -245,6 +254,25 @@ def _refused(path: tuple[str, ...], value: Any, what: str = "") -> StateError:
     )
 
 
+def _text(value: str, path: tuple[str, ...]) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise StateError(
+            f"{'.'.join(path)} has {value!r}, which is no Unicode text: have bytes in its state_dict()"
+        ) from None
+    return str(value)
+
+
+def _integer(value: int, path: tuple[str, ...]) -> int:
+    if value.bit_length() > _INTEGER_BITS:
+        raise StateError(
+            f"{'.'.join(path)} is an integer of {value.bit_length()} bits, more than JSON is read with: "
+            "have bytes in its state_dict()"
+        )
+    return int(value)
+
+
 def _check_tensor(tensor: torch.Tensor, path: tuple[str, ...]) -> None:
     where = ".".join(path)
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
@@ -259,8 +287,11 @@ def _check_tensor(tensor: torch.Tensor, path: tuple[str, ...]) -> None:
 def _from_numpy(value: np.ndarray[Any, Any], path: tuple[str, ...]) -> torch.Tensor:
     try:
         return torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))
-    except TypeError:
-        raise _refused(path, value) from None
+    except (TypeError, ValueError):  # a dtype that torch has not; the bytes of another machine
+        raise StateError(
+            f"{'.'.join(path)} is a NumPy array of dtype {value.dtype}, which torch does not have: "
+            "cast it in its state_dict()"
+        ) from None
 
 
 def all_of_it(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:

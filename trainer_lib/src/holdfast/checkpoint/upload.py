@@ -28,6 +28,7 @@ DAMAGED: Final = "Damaged"
 _PIECE: Final = 16 << 20
 _SHORTEST_WAIT: Final = 1.0
 _LONGEST_WAIT: Final = 60.0
+_NO_RULES: Final = retention.Rules()
 
 
 class Target(Store, Protocol):
@@ -47,6 +48,7 @@ class UploadSettings:
     url: str
     interval_seconds: float = 0.0
     keep_last: int = 3
+    rules: retention.Rules = _NO_RULES
     bytes_per_second: float | None = None
 
     def __post_init__(self) -> None:
@@ -179,7 +181,8 @@ class Uploader:
         """Copy one commit; raises nothing but defects."""
         began = self.now()
         try:
-            nbytes = self._copy(name)
+            self._keep_claims()
+            nbytes = self._copy(name, set(self.target.commits()))
         except DamagedError as error:
             gone = name not in self.source.commits()
             return Outcome(name=name, cause="" if gone else DAMAGED, message=str(error), gone=gone)
@@ -203,7 +206,7 @@ class Uploader:
                 own=manifest.pair,
                 verified=self._verified,
                 keep_last=self.settings.keep_last,
-                rules=retention.Rules(),
+                rules=self.settings.rules,
                 now=datetime.now(UTC),
             )
             for commit in (decision.commit for decision in decided if decision.goes):
@@ -213,12 +216,12 @@ class Uploader:
             return str(error)
         return ""
 
-    def _copy(self, name: CommitName) -> int:
-        self._keep_claims()
+    def _copy(self, name: CommitName, there: set[CommitName]) -> int:
         manifest = self.source.manifest(name)
-        if name in self.target.commits():
+        if name in there:
             return 0
-        before = sum(map(self._copy, sorted(filter(None, map(parse_commit, manifest.stands_on)), key=_age)))
+        below = sorted(filter(None, map(parse_commit, manifest.stands_on)), key=_age)
+        before = sum(self._copy(one, there) for one in below)
         incoming = self.target.receive(name)
         for file, record in sorted(manifest.own.items()):
             with self.source.open(name, file) as opened:
@@ -230,6 +233,7 @@ class Uploader:
             if decode(beside, record) is not None:
                 incoming.write(slices_file(file), [beside])
         incoming.publish(manifest)
+        there.add(name)
         return before + sum(record.nbytes for record in manifest.own.values())
 
     def _keep_claims(self) -> None:

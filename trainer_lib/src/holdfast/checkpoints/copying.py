@@ -13,6 +13,7 @@ from holdfast.checkpoint.stores import Incoming, Store
 from holdfast.checkpoints.content import nbytes, read_file
 from holdfast.checkpoints.places import read_manifest
 from holdfast.checkpoints.progress import Progress
+from holdfast.checkpoints.verifying import verify
 from holdfast.errors import CheckpointError, DamagedError
 
 
@@ -32,12 +33,19 @@ def lineage(store: Store, name: CommitName) -> list[CommitName]:
 
 
 def copy(source: Store, name: CommitName, target: Store, shown: Progress) -> Copied:
-    """Copy one commit; its bytes are checked against its manifest, and against what the target says it has."""
+    """Copy one commit; its bytes are checked against its manifest, and against what the target says it has. One that
+    is there already is read back."""
     manifest = read_manifest(source, name)
     total = nbytes(manifest)
     if name in target.commits():
         if target.manifest(name) != manifest:
             raise CheckpointError(f"{target.url} has another commit under the name {name}: nothing was changed")
+        verdict = verify(target, name)
+        if verdict.damaged:
+            raise DamagedError(
+                f"{target.url} has {name} already, and it is damaged ({verdict.reason}): move it aside by "
+                f"'holdfast checkpoints verify {target.url}/{name} --quarantine', and copy again"
+            )
         shown.add(total)
         return Copied(name=name, nbytes=total, fresh=False)
     incoming = target.receive(name)

@@ -1,7 +1,7 @@
 """`holdfast checkpoints COMMAND …`: the options, what is printed, and the exit code.
 
-0: fine. 1: damaged, or different. 2: the command was not given right. 3: something cannot be read or written, which
-says nothing about the commits.
+0: fine. 1: damaged, or different. 2: the command was not given right. 3: something cannot be read or written, or
+there was nothing to verify, which says nothing about the commits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.checkpoints.copying import Copied, copy, lineage
 from holdfast.checkpoints.differing import Difference, compared_bytes, diff
 from holdfast.checkpoints.options import parser
 from holdfast.checkpoints.places import choose, every, fenced, find
-from holdfast.checkpoints.progress import progress, size
+from holdfast.checkpoints.progress import printable, progress, size
 from holdfast.checkpoints.pruning import Pruning, carry_out, plan
 from holdfast.checkpoints.verifying import Verdict, verify
 from holdfast.errors import DamagedError, HoldfastError, UsageError
@@ -52,12 +52,12 @@ def main(words: Sequence[str]) -> int:
 
 
 def _say(error: Exception, code: Exit) -> int:
-    print(f"holdfast checkpoints: {str(error).removeprefix('holdfast checkpoints: ')}", file=sys.stderr)
+    print(printable(f"holdfast checkpoints: {str(error).removeprefix('holdfast checkpoints: ')}"), file=sys.stderr)
     return int(code)
 
 
 def _print(document: Any, text: Callable[[], str], *, as_json: bool) -> None:
-    print(json.dumps(document, indent=2) if as_json else text())
+    print(json.dumps(document, indent=2) if as_json else printable(text()))
 
 
 # The commands
@@ -87,7 +87,7 @@ def _verify(known: argparse.Namespace) -> Exit:
         moved = bool(known.quarantine and verdict.damaged and place.store.quarantine(name, verdict.reason))
         verdicts.append((verdict, moved))
         if not known.json:
-            print(_told(verdict, moved=moved), flush=True)
+            print(printable(_told(verdict, moved=moved)), flush=True)
     if known.json:
         commits = [{**verdict.to_json(), "quarantined": moved} for verdict, moved in verdicts]
         print(json.dumps({"tier": place.store.url, "commits": commits}, indent=2))
@@ -95,7 +95,8 @@ def _verify(known: argparse.Namespace) -> Exit:
         print(f"{place.store.url} has no commit")
     if any(verdict.damaged for verdict, _ in verdicts):
         return Exit.BAD
-    return Exit.UNREADABLE if any(verdict.unknown for verdict, _ in verdicts) else Exit.FINE
+    unread = not verdicts or any(verdict.unknown for verdict, _ in verdicts)
+    return Exit.UNREADABLE if unread else Exit.FINE
 
 
 def _told(verdict: Verdict, *, moved: bool) -> str:
@@ -155,7 +156,7 @@ def _copy(known: argparse.Namespace) -> Exit:
 
 def _arrived(copied: Copied, url: str) -> str:
     if not copied.fresh:
-        return f"{copied.name}: was there already"
+        return f"{copied.name}: was there already, and is whole"
     return f"{copied.name}: {size(copied.nbytes)} copied to {url} and verified"
 
 

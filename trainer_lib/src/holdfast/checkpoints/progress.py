@@ -65,3 +65,8 @@ def progress(label: str, total: int) -> Iterator[Progress]:
         yield shown
     finally:
         shown.clear()
+
+
+def printable(text: str) -> str:
+    """The same for a terminal: what a manifest says may hold what moves its cursor, or is no text at all."""
+    return "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in text)

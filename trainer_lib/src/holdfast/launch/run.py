@@ -97,6 +97,7 @@ async def _under_operator(options: RunOptions, environment: Environment, context
 
 def _upload(options: RunOptions, environment: Environment) -> UploadSettings | None:
     """What the operator says goes before the command line, which is the same for every job of an image."""
+    from holdfast.checkpoint.retention import Rules
     from holdfast.checkpoint.upload import UploadSettings
 
     url = environment.object_url or options.object_url
@@ -110,6 +111,7 @@ def _upload(options: RunOptions, environment: Environment) -> UploadSettings | N
         url=url,
         interval_seconds=environment.object_interval_seconds,
         keep_last=environment.object_keep or options.checkpoint_keep,
+        rules=Rules.parse(environment.object_retention or options.checkpoint_retention),
         bytes_per_second=environment.object_bytes_per_second,
     )
 

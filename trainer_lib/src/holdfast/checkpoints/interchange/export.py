@@ -13,7 +13,7 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.shard import ShardPlan, TensorSpec, plan_shard, whole
 from holdfast.checkpoints.content import Content
 from holdfast.checkpoints.progress import Progress
-from holdfast.errors import CheckpointError, UsageError
+from holdfast.errors import CheckpointError, DamagedError, UsageError
 
 _BLOCK: Final = 8 << 20
 _STEM: Final = "model"
@@ -39,7 +39,20 @@ class Exported:
 
 
 def weights(manifest: Manifest, name: str) -> Weights:
-    """The flat state dict that an object has; what in it is no tensor is left out."""
+    """The flat state dict that an object has; what in it is no tensor is left out. DamagedError for a manifest whose
+    state is none."""
+    try:
+        chosen = _chosen(manifest, name)
+        "".join((*chosen.tensors, *chosen.tied)).encode()
+    except (KeyError, TypeError, AttributeError, IndexError, UnicodeEncodeError, RecursionError) as error:
+        raise DamagedError(f"MANIFEST.json: object {name!r} is no state of tensors: {error!r}") from error
+    missing = sorted(set(chosen.tensors.values()) - manifest.tensors.keys())
+    if missing:
+        raise DamagedError(f"MANIFEST.json: object {name!r} names a tensor that the commit has not: {missing[0]!r}")
+    return chosen
+
+
+def _chosen(manifest: Manifest, name: str) -> Weights:
     if isinstance(manifest.state, dict) and "dcp" in manifest.state:
         return _of_dcp(manifest.state["dcp"], name)
     objects = manifest.state.get("objects") if isinstance(manifest.state, dict) else None
