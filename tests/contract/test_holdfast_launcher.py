@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from holdfast.launch.rank import Rank
 from holdfast.launch.rank_env import RankPlace, world_message
 from holdfast.launch.report import Identity, status
 from holdfast.launch.state import Attempt, Master, Peer, State
+from holdfast.launch.tallies import Tallies, Written
 from holdfast.launch.termination import Ending
 from holdfast.launch.touchfile import TouchFile
 from holdfast.worlds import Claim, Pair
@@ -118,6 +120,11 @@ def test_the_status_is_emitted_as_it_is_agreed() -> None:
         gradient_norm=1.25,
         checkpoints={"shared": {"step": 400, "generation": 2, "attempt": 1, "time": AT}},
         checkpoint_failures={"local": 1},
+        tallies=Tallies(
+            written={"shared": Written(commits=4, nbytes=8388608, seconds=1.25)},
+            restores=Counter(survivor=2, shared=1),
+            fallbacks=1,
+        ),
         claims={Pair(2, 1): Claim.from_json(golden("claim.json"))},
         quarantined=wanted["quarantined"],
     )

@@ -58,6 +58,12 @@ def test_the_launchers_state_is_exported(metrics, heartbeat, run_dir, golden, cl
     assert found["holdfast_launcher_phase{phase=Running}"] == 1
     assert found["holdfast_checkpoint_step{tier=shared}"] == 400
     assert found["holdfast_checkpoint_age_seconds{tier=shared}"] == 60
+    assert found["holdfast_checkpoint_commits_total{tier=shared}"] == 4
+    assert found["holdfast_checkpoint_bytes_total{tier=shared}"] == 8388608
+    assert found["holdfast_checkpoint_write_seconds_total{tier=shared}"] == 1.25
+    assert found["holdfast_restores_total{origin=survivor}"] == 2
+    assert found["holdfast_restores_total{origin=shared}"] == 1
+    assert found["holdfast_checkpoint_fallbacks_total"] == 1
     assert found["holdfast_upload_commits_total"] == 3
     assert found["holdfast_upload_bytes_total"] == 3072
     assert found["holdfast_upload_seconds_total"] == 4.5

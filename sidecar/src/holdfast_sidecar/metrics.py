@@ -142,6 +142,8 @@ def _launcher(status: Document, now: datetime) -> Iterator[Metric]:
     yield from _world(status.get("world"))
     yield from _checkpoints(status.get("checkpoints"), now)
     yield from _failed_checkpoints(status.get("checkpointFailures"))
+    yield from _written(status.get("checkpointWrites"))
+    yield from _restores(status)
     yield from _uploads(status.get("uploads"))
     yield from _refused(status.get("refusedPeers"))
     yield from accounting.metrics(status.get("accounting"))
@@ -205,6 +207,39 @@ def _failed_checkpoints(failures: object) -> Iterator[Metric]:
         if _number(count):
             family.add_metric([_label(tier)], count)
     yield family
+
+
+def _written(writes: object) -> Iterator[Metric]:
+    """Commits of which ranks here wrote a part, by tier."""
+    if not isinstance(writes, dict):
+        return
+    texts = {
+        "commits": ("holdfast_checkpoint_commits", "Commits that are durable, by tier"),
+        "bytes": ("holdfast_checkpoint_bytes", "Bytes of them that ranks here wrote, by tier"),
+        "seconds": ("holdfast_checkpoint_write_seconds", "Seconds from their beginning to their end, by tier"),
+    }
+    for field, (name, text) in texts.items():
+        family = CounterMetricFamily(name, text, labels=["tier"])
+        for tier, written in writes.items():
+            if isinstance(written, dict) and _number(written.get(field)):
+                family.add_metric([_label(tier)], written[field])
+        yield family
+
+
+def _restores(status: Document) -> Iterator[Metric]:
+    """Every byte of a checkpoint that is restored is verified: what failed is a fallback."""
+    found = status.get("restores")
+    if isinstance(found, dict):
+        family = CounterMetricFamily(
+            "holdfast_restores", "Attempts whose state was there, by origin", labels=["origin"]
+        )
+        for origin, count in found.items():
+            if _number(count):
+                family.add_metric([_label(origin)], count)
+        yield family
+    if _number(status.get("fallbacks")):
+        text = "Commits, or copies of them, that restores found damaged and passed by"
+        yield CounterMetricFamily("holdfast_checkpoint_fallbacks", text, value=status["fallbacks"])
 
 
 def _refused(count: object) -> Iterator[Metric]:

@@ -34,6 +34,7 @@ from holdfast.launch.membership import Membership
 from holdfast.launch.messages import Failure, Master, Priority, World
 from holdfast.launch.rank import Rank
 from holdfast.launch.supervisor import Supervisor
+from holdfast.launch.tallies import Tallies
 from holdfast.launch.touchfile import TouchFile
 from holdfast.worlds import Claim, Pair
 
@@ -54,6 +55,7 @@ class Progress:
     gradient_norm: float | None = None
     checkpoints: dict[str, dict[str, Any]] = field(default_factory=dict)
     checkpoint_failures: dict[str, int] = field(default_factory=dict)
+    tallies: Tallies = field(default_factory=Tallies)
     claims: dict[Pair, Claim] = field(default_factory=dict)
     quarantined: list[dict[str, str]] = field(default_factory=list)
 
@@ -216,6 +218,7 @@ class LocalRanks:
                 self._greet(rank)
             case "restored":
                 self._restored, self._origin = int(body["step"]), _origin(body)
+                self.progress.tallies.restored(pair, body)
                 self.progress.quarantined = [_set_aside(bad, body) for bad in body["quarantined"]]
                 self._tell_step(pair)
                 self._tell_held()
@@ -303,6 +306,7 @@ class LocalRanks:
                 **pair.to_json(),
                 "time": self._now(),
             }
+            self.progress.tallies.committed(pair, body)
             self._measure(body)
         else:
             _log.error("checkpoint of step %s failed: %s", body["step"], body["message"])

@@ -114,6 +114,7 @@ def _progress(progress: Progress) -> dict[str, Any]:
             tier: {**commit, "time": _time(commit["time"])} for tier, commit in progress.checkpoints.items()
         },
         "checkpointFailures": dict(progress.checkpoint_failures),
+        **progress.tallies.to_json(),
         "quarantined": list(progress.quarantined),
         "loss": progress.loss,
         "throughput": None if progress.throughput is None else round(progress.throughput, 3),

@@ -1,0 +1,52 @@
+"""What ranks wrote and read back, counted once though each of them tells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.launch.tallies import Tallies
+from holdfast.worlds import Pair
+
+ONE, TWO = Pair(1, 1), Pair(1, 2)
+
+
+def commit(step: int, tier: str = "shared", **more: Any) -> dict[str, Any]:
+    return {"step": step, "tier": tier, "seconds": 2.0, "bytes": 100, **more}
+
+
+def test_a_commit_of_two_ranks_is_one_with_the_bytes_of_both() -> None:
+    tallies = Tallies()
+    for step in (10, 20):
+        for _ in range(2):
+            tallies.committed(ONE, commit(step))
+    assert tallies.to_json()["checkpointWrites"] == {"shared": {"commits": 2, "bytes": 400, "seconds": 4.0}}
+
+
+def test_what_another_node_got_of_a_commit_in_memory_is_the_peers() -> None:
+    tallies = Tallies()
+    tallies.committed(ONE, commit(1, "memory", copying=0.5))
+    assert tallies.to_json()["checkpointWrites"] == {
+        "memory": {"commits": 1, "bytes": 100, "seconds": 1.5},
+        "peer": {"commits": 1, "bytes": 100, "seconds": 0.5},
+    }
+
+
+def test_a_restore_counts_once_for_each_attempt_by_where_the_state_was() -> None:
+    tallies = Tallies()
+    for pair, told in (
+        (ONE, {"source": "none"}),
+        (TWO, {"source": "memory"}),
+        (Pair(2, 1), {"source": "checkpoint", "tiers": ["shared", "object"]}),
+    ):
+        for _ in range(2):
+            tallies.restored(pair, told)
+    assert tallies.to_json()["restores"] == {"none": 1, "survivor": 1, "shared": 1, "object": 1}
+
+
+def test_a_damaged_commit_counts_once_for_each_restore_that_passed_it_by() -> None:
+    tallies = Tallies()
+    bad = {"source": "checkpoint", "tiers": ["shared"], "quarantined": [{"path": "a"}], "lost": [{"path": "a"}]}
+    for pair in (ONE, TWO):
+        tallies.restored(pair, bad)
+        tallies.restored(pair, {**bad, "lost": [{"path": "b"}]})
+    assert tallies.to_json()["fallbacks"] == 4
