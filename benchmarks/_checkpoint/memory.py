@@ -1,4 +1,5 @@
-"""The memory tier: restore from it against a copy in memory; copies to a neighbour and back against raw TCP.
+"""The memory tier: restore from it against a copy in memory; copies to a neighbour and back against raw TCP; the
+same state from there against the shared tier.
 
 `memory.py far BYTES ROUNDS` measures the neighbour, best on a link of its own (`unshare --net`), which it shapes;
 `memory.py neighbour FOLDER` is the neighbour: it serves a memory and, beside it, raw bytes.
@@ -24,6 +25,8 @@ sys.path.insert(0, str(HERE.parent.parent))
 
 import _bench as bench  # noqa: E402
 
+from _checkpoint.contenders import workplace  # noqa: E402
+from _checkpoint.restore import when_cold  # noqa: E402
 from holdfast.checkpoint.exchange import Alone  # noqa: E402
 from holdfast.checkpoint.fencing import Resume  # noqa: E402
 from holdfast.checkpoint.manifest import CHUNK_BYTES, FileRecord  # noqa: E402
@@ -33,6 +36,7 @@ from holdfast.checkpoint.reader import Restored, restore  # noqa: E402
 from holdfast.checkpoint.reading import Copies, extent, read_into, whole_file  # noqa: E402
 from holdfast.checkpoint.shard import TensorSpec  # noqa: E402
 from holdfast.checkpoint.stores import Store  # noqa: E402
+from holdfast.checkpoint.stores.folder import FolderStore  # noqa: E402
 from holdfast.checkpoint.stores.memory import MemoryStore  # noqa: E402
 from holdfast.checkpoint.stores.peer import (  # noqa: E402
     Copy,
@@ -44,7 +48,7 @@ from holdfast.checkpoint.stores.peer import (  # noqa: E402
 )
 from holdfast.checkpoint.stores.peer_server import PeerServer  # noqa: E402
 from holdfast.checkpoint.stores.slots import SlotSet, SlotWriter  # noqa: E402
-from holdfast.checkpoint.writer import Snapshot  # noqa: E402
+from holdfast.checkpoint.writer import Snapshot, save  # noqa: E402
 from holdfast.worlds import Pair  # noqa: E402
 
 KEY = b"k" * 32
@@ -109,6 +113,19 @@ def far_rows(what: str, nbytes: int, rounds: int) -> list[bench.Row]:
     values, link = told["values"], told["link"]
     return [
         bench.row(
+            "",
+            f"a lost rank's state from a neighbour's memory, {link}, over the same from the shared tier: {what}",
+            bench.ratios(values["restore"], values["shared"]),
+            "x shared tier",
+        ),
+        *copies(what, values, link),
+    ]
+
+
+def copies(what: str, values: Values, link: str) -> list[bench.Row]:
+    """Against raw TCP."""
+    return [
+        bench.row(
             "checkpoint-peer",
             f"verified {name} a neighbour's memory of {what}, {link}",
             bench.ratios(values[whose], values[limit]),
@@ -123,14 +140,20 @@ def far_rows(what: str, nbytes: int, rounds: int) -> list[bench.Row]:
 def far(nbytes: int, rounds: int) -> None:
     """Seconds with a neighbour, as JSON."""
     link = shaped()
-    with tempfile.TemporaryDirectory(dir=MEMORY) as work, neighbour(Path(work) / "there") as (port, raw):
+    with (
+        workplace(bench.OUT / "checkpoint.far") as shared,
+        tempfile.TemporaryDirectory(dir=MEMORY) as work,
+        neighbour(Path(work) / "there") as (port, raw),
+    ):
         here = Path(work) / "here"
         here.mkdir()
         state = State(here, nbytes, port)
         state.save()
+        save(shared, state.snapshot(), Alone())
         contestants = {
             "give": state.give,
             "restore": state.restore_from_peer,
+            "shared": when_cold(shared, lambda: None, lambda act: act(), lambda: state.restore_from(shared)),
             "send": lambda: sent(raw, state.data, b"s"),
             "receive": lambda: sent(raw, state.data, b"r"),
         }
@@ -194,10 +217,9 @@ class State:
         """A plain copy of all tensors, to memory that is there."""
         return timed(lambda: self._room.__setitem__(slice(None), self.data))
 
-    def save(self) -> None:
-        """A commit, with a copy if there is a neighbour."""
-        self._step += 1
-        snapshot = Snapshot(
+    def snapshot(self) -> Snapshot:
+        """The state at the step."""
+        return Snapshot(
             name=CommitName(step=self._step, pair=PAIR),
             specs=self._specs,
             read=lambda piece: self._parts[piece.spec.name],
@@ -206,7 +228,11 @@ class State:
             alone={},
             numerics={},
         )
-        if not self._tier.save(snapshot, Terms(claims=(), job_uid="", resume=Resume.ALWAYS)).committed:
+
+    def save(self) -> None:
+        """A commit, with a copy if there is a neighbour."""
+        self._step += 1
+        if not self._tier.save(self.snapshot(), Terms(claims=(), job_uid="", resume=Resume.ALWAYS)).committed:
             raise AssertionError("it was not committed")
 
     def restore(self) -> float:
@@ -226,6 +252,10 @@ class State:
     def restore_from_peer(self) -> float:
         """The newest from the other."""
         return self._restore(PeerStore(self._peer))
+
+    def restore_from(self, folder: Path) -> float:
+        """The newest of the shared tier."""
+        return self._restore(FolderStore(folder))
 
     def give(self) -> float:
         """What lies in a slot here, to the other's."""

@@ -154,7 +154,7 @@ def costs(
 
 
 def when_cold(
-    folder: Path, before: Callable[[], None], measure: Measure, act: Callable[[], None]
+    folder: Path, before: Callable[[], None], measure: Callable[[Callable[[], Any]], float], act: Callable[[], Any]
 ) -> Callable[[], float]:
     """Measure this when nothing in the folder is in the page cache."""
 
