@@ -82,6 +82,7 @@ def test_ls_names_every_commit_the_newest_first(holdfast: Commands, folder: Path
         ("step-10.g1.a1", "readable", 4),
     ]
     assert holdfast("ls", f"file://{folder}") == 0
+    assert holdfast("ls", f"file://localhost{folder}") == 0
     assert "step-20.g1.a1" in holdfast.out
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import mmap
 import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,6 +88,32 @@ def test_any_rows_of_what_any_number_of_ranks_wrote_come_out_as_they_were(
         for name, data in tensors.items():
             begin, end = rows.get(name, (0, len(data)))
             assert loaded.tensors[name] == data[begin:end], name
+
+
+FEW_FILES = """
+import resource, sys
+from pathlib import Path
+from holdfast.checkpoint.exchange import Alone
+from holdfast.checkpoint.reader import restore
+from holdfast.checkpoints.main import main
+resource.setrlimit(resource.RLIMIT_NOFILE, (24, int(sys.argv[2])))
+print(main(["verify", sys.argv[1]]), restore(Path(sys.argv[1]), Alone()).loaded is not None)
+"""
+
+
+@pytest.mark.parametrize(("allowed", "said"), [(512, "0 True"), (24, "Too many open files")])
+def test_a_commit_of_more_ranks_than_files_may_be_open_is_read_as_far_as_the_limit_can_be_raised(
+    tmp_path: Path,
+    world: Callable[..., Any],
+    commit_by: Callable[..., Any],
+    allowed: int,
+    said: str,
+) -> None:
+    world(40, lambda exchange: commit_by(exchange, tmp_path, 1, {"a": b"x" * 1000}))
+    command = [sys.executable, "-c", FEW_FILES, str(tmp_path), str(allowed)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert said in ran.stdout + ran.stderr
+    assert not (tmp_path / "quarantine").exists()
 
 
 class Counted(FolderStore):

@@ -6,6 +6,7 @@ import errno
 import json
 import mmap
 import os
+import resource
 import stat
 from collections.abc import Iterable
 from pathlib import Path
@@ -134,7 +135,7 @@ def open_regular(path: Path) -> int:
     if path.parent.is_symlink():
         raise DamagedError(f"{path.parent.name} is a symbolic link, and no commit's folder is one")
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = open_one_more(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):
             raise DamagedError(f"{path.name} is a symbolic link or a pipe, and no commit has one") from error
@@ -143,3 +144,18 @@ def open_regular(path: Path) -> int:
         os.close(fd)
         raise DamagedError(f"{path.name} is no regular file")
     return fd
+
+
+def open_one_more(path: Path, flags: int) -> int:
+    """Open a file, also beyond the number that the process was begun with, up to the one that it is allowed.
+
+    A restore holds every file of a commit open, which are two for each rank that wrote it.
+    """
+    try:
+        return os.open(path, flags)
+    except OSError as error:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if error.errno != errno.EMFILE or soft == hard:
+            raise
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return os.open(path, flags)

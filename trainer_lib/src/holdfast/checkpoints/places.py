@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from holdfast.checkpoint import fencing
 from holdfast.checkpoint.manifest import Manifest
@@ -30,7 +30,7 @@ def find(where: str, *, fresh: bool = False) -> Place:
     """A folder or URL of commits, or of one of them; `fresh`: it may be made."""
     root, name = _parted(where)
     if root.startswith(_FILE):
-        _check_folder(Path(unquote(root.removeprefix(_FILE))), where, name, fresh=fresh)
+        _check_folder(Path(unquote(urlsplit(root).path)), where, name, fresh=fresh)
     elif "://" not in root:
         _check_folder(Path(root), where, name, fresh=fresh)
     return Place(store=open_store(root), name=name)

@@ -11,7 +11,7 @@ from typing import Final, Self
 
 from holdfast.checkpoint import commit, tier
 from holdfast.checkpoint.claims import list_claims, write_claim
-from holdfast.checkpoint.files import Buffer, open_regular, write_file
+from holdfast.checkpoint.files import Buffer, open_one_more, open_regular, write_file
 from holdfast.checkpoint.manifest import FileRecord, Manifest
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.reading import PAGE, address
@@ -92,7 +92,7 @@ class FolderSource:
 def _open_direct(path: Path) -> int:
     """-1 where the filesystem has no such thing."""
     try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECT)
+        return open_one_more(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECT)
     except OSError:
         return -1
 
