@@ -170,6 +170,24 @@ def test_what_would_run_code_is_refused_by_name_and_runs_nothing(
     assert not (tmp_path / "ckpt").exists()
 
 
+def test_a_flipped_bit_in_a_file_of_torch_save_is_damage_where_it_has_checksums(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    marked = torch.full((1000,), 7.0)
+    for name, sums in (("with", True), ("without", False)):
+        torch.serialization.set_crc32_options(sums)
+        torch.save({"w": marked}, tmp_path / f"{name}.pt")
+    torch.serialization.set_crc32_options(True)
+    assert run("convert", tmp_path / "without.pt", tmp_path / "ckpt", "--step", 1) == 0
+
+    path = tmp_path / "with.pt"
+    data = bytearray(path.read_bytes())
+    data[data.index(marked[:2].numpy().tobytes())] ^= 1
+    path.write_bytes(data)
+    assert run("convert", path, tmp_path / "ckpt", "--step", 2) == 1
+    assert "its checksum differs" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("word", ["size", "chunks", "properties"])
 def test_records_of_dcp_that_lack_what_such_records_have_are_damage(tmp_path: Path, word: str) -> None:
     from torch.distributed import checkpoint as dcp

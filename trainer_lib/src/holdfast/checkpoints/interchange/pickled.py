@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import zipfile
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ _GLOBAL: Final = re.compile(r"GLOBAL ([\w.]+)")
 def read_pickled(path: Path) -> Any:
     """What is in the file. What would have to run code is refused by its name."""
     try:
+        _check(path)
         return _load(path)
     except pickle.UnpicklingError as error:
         named = _GLOBAL.search(str(error))
@@ -25,8 +27,19 @@ def read_pickled(path: Path) -> Any:
         raise UnknownFormatError(
             f"{path} holds more than weights ({named[1]}): load it where you trust it and save its state_dict() alone"
         ) from error
-    except (RuntimeError, EOFError, ValueError, KeyError) as error:
+    except (RuntimeError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise DamagedError(f"{path} is not a file of torch.save, or is damaged: {error}") from error
+
+
+def _check(path: Path) -> None:
+    """torch does not look at the checksums that it wrote. The format of before 1.6 has none, nor has a file that was
+    saved without (`torch.serialization.set_crc32_options`)."""
+    if not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as members:
+        bad = members.testzip() if any(member.CRC for member in members.infolist()) else None
+    if bad is not None:
+        raise DamagedError(f"{path}: {bad} is not what torch.save wrote: its checksum differs")
 
 
 def _load(path: Path) -> Any:
