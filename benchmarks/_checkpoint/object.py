@@ -21,12 +21,13 @@ from _bench import Row, absent, interleaved, ratios, row
 
 from holdfast.checkpoint.exchange import Alone
 from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.pace import Pace
 from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.shard import TensorSpec
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.objects import ObjectStore
 from holdfast.checkpoint.stores.s3 import S3Bucket, S3Settings
-from holdfast.checkpoint.upload import Pace, Uploader, UploadSettings
+from holdfast.checkpoint.upload import Uploader, UploadSettings
 from holdfast.checkpoint.writer import Snapshot, save
 from holdfast.worlds import Pair
 from holdfast_testbed.errors import TestbedError

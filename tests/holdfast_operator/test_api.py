@@ -72,6 +72,21 @@ def test_retention_is_said_in_the_words_that_launchers_read() -> None:
         parse_spec({**SMALLEST, "checkpoint": {"object": {"url": "s3://b", "retention": {"keepDaily": -1}}}})
 
 
+def test_each_tier_has_a_limit_of_bandwidth_of_its_own() -> None:
+    asked = {
+        "bandwidthLimit": "1Gi",
+        "memory": {"sizeLimit": "1Gi"},
+        "peer": {"bandwidthLimit": "2k"},
+        "local": {"sizeLimit": "1Gi", "bandwidthLimit": "3M"},
+    }
+    spec = parse_spec({**SMALLEST, "checkpoint": asked})
+    assert manifests.settings(spec)["checkpoint"]["bytesPerSecond"] == 1 << 30
+    assert "bytesPerSecond" not in manifests.settings(parse_spec(SMALLEST))["checkpoint"]
+    assert (spec.checkpoint.peer_bytes_per_second, spec.checkpoint.local_bytes_per_second) == (2000, 3_000_000)
+    with pytest.raises(UnreadableError, match=r"spec\.checkpoint\.local\.bandwidthLimit"):
+        parse_spec({**SMALLEST, "checkpoint": {"local": {"sizeLimit": "1Gi", "bandwidthLimit": "fast"}}})
+
+
 def test_a_memory_tier_has_its_intervals_in_steps() -> None:
     asked = parse_spec({**SMALLEST, "checkpoint": {"memory": {"sizeLimit": "16Gi"}, "peer": {}}}).checkpoint
     assert (asked.memory, asked.memory_interval, asked.peer_interval) == ("16Gi", 1, 1)

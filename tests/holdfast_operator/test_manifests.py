@@ -298,7 +298,9 @@ def test_the_object_store_reaches_the_trainer_alone(observed: Observed) -> None:
 def test_the_local_tier_is_a_volume_on_the_nodes_disk_with_its_limit(observed: Observed) -> None:
     spec = observed.job.spec
     assert spec is not None
-    asked = replace(spec, checkpoint=replace(spec.checkpoint, local="40Gi", local_interval=25))
+    asked = replace(
+        spec, checkpoint=replace(spec.checkpoint, local="40Gi", local_interval=25, local_bytes_per_second=3000)
+    )
     manifest = pod(observed.job, asked, WORKER, observed.platform)
     volumes = {volume["name"]: volume for volume in manifest["spec"]["volumes"]}
     assert volumes["holdfast-local"]["emptyDir"] == {"sizeLimit": "40Gi"}, "of no medium: on disk"
@@ -306,6 +308,7 @@ def test_the_local_tier_is_a_volume_on_the_nodes_disk_with_its_limit(observed: O
     assert mounts["holdfast-local"] == "/var/run/holdfast-local"
     given = {entry["name"]: entry.get("value") for entry in trainer(manifest)["env"]}
     assert given["HOLDFAST_LOCAL_TIER"] == "/var/run/holdfast-local:40Gi"
+    assert given["HOLDFAST_LOCAL_BYTES_PER_SECOND"] == "3000"
     assert given["HOLDFAST_LOCAL_INTERVAL"] == "25"
     without = json.dumps(pod(observed.job, spec, WORKER, observed.platform))
     assert "holdfast-local" not in without
@@ -315,11 +318,17 @@ def test_the_local_tier_is_a_volume_on_the_nodes_disk_with_its_limit(observed: O
 def test_the_memory_tier_is_a_volume_of_its_own_with_its_limit(observed: Observed) -> None:
     spec = observed.job.spec
     assert spec is not None
-    asked = replace(spec, checkpoint=replace(spec.checkpoint, memory="4Gi", memory_interval=2, peer_interval=4))
+    asked = replace(
+        spec,
+        checkpoint=replace(
+            spec.checkpoint, memory="4Gi", memory_interval=2, peer_interval=4, peer_bytes_per_second=2000
+        ),
+    )
     manifest = pod(observed.job, asked, WORKER, observed.platform)
     volumes = {volume["name"]: volume for volume in manifest["spec"]["volumes"]}
     assert volumes["holdfast-memory"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "4Gi"}
     given = {entry["name"]: entry.get("value") for entry in trainer(manifest)["env"]}
     assert given["HOLDFAST_MEMORY_TIER"] == "/var/run/holdfast-memory:4Gi"
     assert (given["HOLDFAST_MEMORY_INTERVAL"], given["HOLDFAST_PEER_INTERVAL"]) == ("2", "4")
+    assert given["HOLDFAST_PEER_BYTES_PER_SECOND"] == "2000"
     assert "holdfast-memory" not in json.dumps(pod(observed.job, spec, WORKER, observed.platform))

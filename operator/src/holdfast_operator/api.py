@@ -131,6 +131,10 @@ class CheckpointSpec:
     peer_interval: int | None = None
     local: str = ""  # the size of the volume on each node's disk; none without
     local_interval: int = 10
+    # Most bytes a second: of all ranks together to the volume, of each to another node and to its own node's disk.
+    bytes_per_second: int | None = None
+    peer_bytes_per_second: int | None = None
+    local_bytes_per_second: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -400,7 +404,15 @@ def _checkpoint(value: Json) -> CheckpointSpec:
         peer_interval=None if peer is None else _peer_interval(peer),
         local=str(local.get("sizeLimit", "")),
         local_interval=_integer(local, "interval", "spec.checkpoint.local", 10, minimum=1),
+        bytes_per_second=_bandwidth(value, "spec.checkpoint"),
+        peer_bytes_per_second=None if peer is None else _bandwidth(peer, "spec.checkpoint.peer"),
+        local_bytes_per_second=_bandwidth(local, "spec.checkpoint.local"),
     )
+
+
+def _bandwidth(value: Json, path: str) -> int | None:
+    limit = value.get("bandwidthLimit")
+    return None if limit is None else _bytes(str(limit), f"{path}.bandwidthLimit")
 
 
 def _rules(retention: Json, path: str) -> str:
@@ -418,14 +430,13 @@ def _object_store(given: Any) -> ObjectSpec:
     value = _mapping(given, path)
     secret = _mapping(value.get("secretRef", {}), f"{path}.secretRef").get("name")
     retention = _mapping(value.get("retention", {}), f"{path}.retention")
-    limit = value.get("bandwidthLimit")
     return ObjectSpec(
         url=str(value.get("url", "")).rstrip("/"),
         secret_name=str(secret) if secret else None,
         interval_seconds=_seconds(value.get("interval", "0s"), f"{path}.interval"),
         keep_last=_integer(retention, "keepLast", f"{path}.retention", 3, minimum=1),
         retention=_rules(retention, f"{path}.retention"),
-        bytes_per_second=None if limit is None else _bytes(str(limit), f"{path}.bandwidthLimit"),
+        bytes_per_second=_bandwidth(value, path),
     )
 
 

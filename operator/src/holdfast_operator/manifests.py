@@ -358,6 +358,8 @@ def _memory_env(spec: JobSpec) -> list[Manifest]:
     ]
     if asked.peer_interval is not None:
         env.append(_value("HOLDFAST_PEER_INTERVAL", str(asked.peer_interval)))
+    if asked.peer_bytes_per_second is not None:
+        env.append(_value("HOLDFAST_PEER_BYTES_PER_SECOND", str(asked.peer_bytes_per_second)))
     return env
 
 
@@ -365,10 +367,13 @@ def _local_env(spec: JobSpec) -> list[Manifest]:
     asked = spec.checkpoint
     if not asked.local:
         return []
-    return [
+    env = [
         _value("HOLDFAST_LOCAL_TIER", f"{c.LOCAL_DIR}:{asked.local}"),
         _value("HOLDFAST_LOCAL_INTERVAL", str(asked.local_interval)),
     ]
+    if asked.local_bytes_per_second is not None:
+        env.append(_value("HOLDFAST_LOCAL_BYTES_PER_SECOND", str(asked.local_bytes_per_second)))
+    return env
 
 
 def _launcher_preflight_env(spec: JobSpec) -> list[Manifest]:
@@ -496,6 +501,7 @@ def settings(spec: JobSpec) -> Manifest:
             **({"fullEvery": spec.checkpoint.full_every} if spec.checkpoint.full_every > 1 else {}),
             **({"deltaThreshold": spec.checkpoint.delta_threshold} if spec.checkpoint.delta_threshold else {}),
             **({"retention": spec.checkpoint.retention} if spec.checkpoint.retention else {}),
+            **({"bytesPerSecond": spec.checkpoint.bytes_per_second} if spec.checkpoint.bytes_per_second else {}),
             "resume": spec.checkpoint.resume,
             "deadlineSeconds": float(spec.drain_seconds),
         },

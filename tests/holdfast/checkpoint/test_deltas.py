@@ -21,11 +21,12 @@ from holdfast.checkpoint.exchange import Alone, Exchange
 from holdfast.checkpoint.fencing import Resume
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.near import MemorySettings, announced
+from holdfast.checkpoint.pace import Pace
 from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.shard import TensorSpec
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.peer import Neighbour
-from holdfast.checkpoint.upload import Pace, Uploader, UploadSettings
+from holdfast.checkpoint.upload import Uploader, UploadSettings
 from holdfast.checkpoint.writer import Planner, SaveResult, Snapshot, stage
 from holdfast.checkpoints.copying import copy, lineage
 from holdfast.checkpoints.progress import progress

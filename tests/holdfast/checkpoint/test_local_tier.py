@@ -63,7 +63,9 @@ class Disks:
         self.servers: dict[str, PeerServer] = {}
         self.made.append(self)
         self._settings = {
-            node: LocalSettings(folder=root / node, limit=limit, interval=1, me=self._at(root, node), key=KEY)
+            node: LocalSettings(
+                folder=root / node, limit=limit, interval=1, per_second=None, me=self._at(root, node), key=KEY
+            )
             for node in ranks
         }
         for server in self.servers.values():

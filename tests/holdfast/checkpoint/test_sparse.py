@@ -27,10 +27,11 @@ from holdfast.checkpoint.exchange import Alone, Exchange
 from holdfast.checkpoint.fencing import Resume
 from holdfast.checkpoint.manifest import CHUNK_BYTES, Manifest, decode
 from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.pace import Pace
 from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.shard import TensorSpec
 from holdfast.checkpoint.stores.folder import FolderStore
-from holdfast.checkpoint.upload import Pace, Uploader, UploadSettings
+from holdfast.checkpoint.upload import Uploader, UploadSettings
 from holdfast.checkpoint.writer import Planner, SaveResult, Snapshot, stage
 from holdfast.checkpoints.content import Content
 from holdfast.checkpoints.copying import copy, lineage

@@ -17,13 +17,13 @@ from holdfast.checkpoint.engine import Attempt, Engine
 from holdfast.checkpoint.exchange import Alone
 from holdfast.checkpoint.fencing import Resume
 from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.pace import Pace
 from holdfast.checkpoint.stores import fallback
 from holdfast.checkpoint.stores.fallback import FallbackStore
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.open import open_store
 from holdfast.checkpoint.upload import (
     End,
-    Pace,
     Queue,
     Target,
     Upload,

@@ -147,6 +147,7 @@ def solo() -> Callable[..., Solo]:
         retention: str = "",
         full_every: int = 1,
         delta_threshold: float = 0.0,
+        bytes_per_second: int | None = None,
     ) -> Solo:
         launcher = Recorder(pair=pair)
         config = effective(
@@ -167,6 +168,7 @@ def solo() -> Callable[..., Solo]:
                 resume=config.resume,
                 full_every=full_every,
                 delta_threshold=delta_threshold,
+                bytes_per_second=bytes_per_second,
                 on_foreign=lambda claims: launcher.send("foreignClaims", claims=claims),
             )
         ledger = Ledger(time.monotonic)

@@ -23,6 +23,7 @@ BALLOTS = st.builds(
     bound=st.booleans(),
     near=st.booleans(),
     busy=st.booleans(),
+    urgent=st.booleans(),
     touched=st.lists(st.booleans(), min_size=4, max_size=4),
     loss=st.floats(-1e6, 1e6),
     weight=st.floats(0.01, 1),
@@ -42,6 +43,7 @@ def test_flags_are_ored_and_sums_are_exact(ballots: list[Ballot]) -> None:
     assert agreed.bound == any(ballot.bound for ballot in ballots)
     assert agreed.near == any(ballot.near for ballot in ballots)
     assert agreed.busy == any(ballot.busy for ballot in ballots)
+    assert agreed.urgent == any(ballot.urgent for ballot in ballots)
     assert agreed.touched == tuple(any(column) for column in zip(*(b.touched for b in ballots), strict=True))
     total = Audit()
     for ballot in ballots:
@@ -87,6 +89,7 @@ def test_arguments_win_over_the_environment_which_wins_over_defaults() -> None:
         "HOLDFAST_CHECKPOINT_FULL_EVERY": "4",
         "HOLDFAST_CHECKPOINT_DELTA_THRESHOLD": "1e-5",
         "HOLDFAST_CHECKPOINT_RETENTION": "daily=7",
+        "HOLDFAST_CHECKPOINT_BYTES_PER_SECOND": "1000",
     }
     config = effective(read_environment(environ), keep_last=2)
     assert config.described() == {
@@ -96,8 +99,14 @@ def test_arguments_win_over_the_environment_which_wins_over_defaults() -> None:
         "full_every": "4 (environment)",
         "delta_threshold": "1e-05 (environment)",
         "retention": "daily=7 (environment)",
+        "bytes_per_second": "1000 (environment)",
         "resume": "Always (default)",
     }
+
+
+def test_a_limit_of_no_bytes_is_refused_by_name() -> None:
+    with pytest.raises(UsageError, match="HOLDFAST_CHECKPOINT_BYTES_PER_SECOND is 0"):
+        read_environment({"HOLDFAST_CHECKPOINT_BYTES_PER_SECOND": "0"})
 
 
 @pytest.mark.parametrize(

@@ -57,9 +57,9 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 class Steps:
     """A job whose steps a test makes one by one."""
 
-    def __init__(self, job: Any) -> None:
+    def __init__(self, job: Any, width: int = 1) -> None:
         torch.manual_seed(0)
-        self.model = torch.nn.Linear(2, 1)
+        self.model = torch.nn.Linear(2, width)
         self.job = job
         job.manage(model=self.model, optimizer=torch.optim.AdamW(self.model.parameters()))
 
@@ -95,6 +95,20 @@ def test_steps_go_on_while_the_disk_writes_and_the_request_is_answered_when_it_i
     steps.make()
     assert run.job._lineage.saved_step == 1
     assert run.launcher.wanted.checkpoint == ()
+
+
+def test_a_commit_that_is_held_to_a_bandwidth_is_let_go_when_somebody_asks_for_another(
+    solo: Make, tmp_path: Path
+) -> None:
+    run = solo(tmp_path, interval="1", bytes_per_second=1)
+    steps = Steps(run.job, width=1 << 20)  # of several parts, of which the first may pass at once
+    steps.make()
+    time.sleep(1)
+    assert not run.job._committer._flight.saving.ended
+    run.launcher.wanted = Requests(checkpoint=("touch",))
+    steps.make()  # due as well: it waits for the first one, which nothing holds up any more
+    until(lambda: len(told(run)) == 2)
+    assert told(run) == [(1, "Committed", ("interval",)), (2, "Committed", ("interval", "touch"))]
 
 
 @pytest.mark.parametrize("how", ["interval", "save"])

@@ -13,7 +13,7 @@ from typing import Final
 
 from holdfast.data.audit import Audit
 
-_FLAGS: Final = 7
+_FLAGS: Final = 8
 _SLOT: Final = 5
 _NOTHING: Final = float("-inf")
 # Doubles hold 53 bits exactly, so a hash travels in halves.
@@ -26,7 +26,7 @@ class Ballot:
 
     `quiesce` ends the attempt after a commit, which with `near` is made in memory and on other nodes too; `pause`
     ends it without one, unless some rank says `bound`: it cannot take its state into another attempt. `busy`: a
-    commit is still on its way from this rank.
+    commit is still on its way from this rank. `urgent`: somebody waits for one, which no limit is to hold up.
     """
 
     checkpoint: bool
@@ -36,6 +36,7 @@ class Ballot:
     bound: bool = False
     near: bool = False
     busy: bool = False
+    urgent: bool = False
     touched: Sequence[bool]
     loss: float
     weight: float
@@ -53,6 +54,7 @@ class Agreed:
     bound: bool
     near: bool
     busy: bool
+    urgent: bool
     touched: tuple[bool, ...]
     loss: float
     weight: float
@@ -62,7 +64,7 @@ class Agreed:
 def encode(ballot: Ballot, *, rank: int, world_size: int) -> list[float]:
     """The numbers of which the ranks take the maximum."""
     own = [ballot.checkpoint, ballot.quiesce, ballot.non_finite, ballot.pause, ballot.bound, ballot.near, ballot.busy]
-    flags = [*own, *ballot.touched]
+    flags = [*own, ballot.urgent, *ballot.touched]
     slots = [_NOTHING] * (_SLOT * world_size)
     loss = 0.0 if ballot.non_finite else ballot.loss
     high, low = divmod(ballot.seen.hash, 1 << _HALF)
@@ -93,6 +95,7 @@ def decode(numbers: Sequence[float], *, world_size: int) -> Agreed:
         bound=flags[4],
         near=flags[5],
         busy=flags[6],
+        urgent=flags[7],
         touched=tuple(flags[_FLAGS:]),
         loss=sum(slot[0] for slot in slots) / weight if weight and not flags[2] else float("nan"),
         weight=weight,

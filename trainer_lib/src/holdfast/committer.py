@@ -46,6 +46,7 @@ class Committer:
         self._memory_trouble = ""
         self._local: _Flight | None = None
         self._local_due = False
+        self._urgent = False
 
     @property
     def has_folder(self) -> bool:
@@ -93,6 +94,12 @@ class Committer:
                 raise PeerLostError(flight.saving.lost)
         return bool(asked) or self._timed() or self._broken_off or self._failed >= FAILED_SAVES
 
+    def hurry(self) -> None:
+        """Somebody waits for a commit: neither the one on its way nor the next is held up by a limit of bandwidth."""
+        self._urgent = True
+        if self._engine is not None:
+            self._engine.hurry()
+
     def behind(self, step: int) -> bool:
         """Whether the last step is not durable yet."""
         return self.has_folder and self._lineage.saved_step != step
@@ -125,7 +132,8 @@ class Committer:
             if result.committed and self._coordinator:
                 _say(step, result, waited + result.stalled)
 
-        saving = self._engine.begin(taken, ended, spare=spare)
+        saving = self._engine.begin(taken, ended, spare=spare, urgent=self._urgent)
+        self._urgent = False
         self._flight = _Flight(step=step, asked=wanted.checkpoint, saving=saving, waited=waited)
         self._saved_at = time.monotonic()
 

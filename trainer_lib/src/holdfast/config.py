@@ -63,6 +63,7 @@ class JobConfig:
     full_every: int
     delta_threshold: float
     retention: Rules
+    bytes_per_second: int | None
     resume: Resume
     sources: Mapping[str, str]
 
@@ -75,6 +76,7 @@ class JobConfig:
             "full_every": self.full_every,
             "delta_threshold": self.delta_threshold,
             "retention": str(self.retention) or "none",
+            "bytes_per_second": self.bytes_per_second or "none",
             "resume": str(self.resume),
         }
         return {name: f"{value} ({self.sources[name]})" for name, value in values.items()}
@@ -117,6 +119,7 @@ def effective(
         full_every=full,
         delta_threshold=checked_threshold(float(threshold), full),
         retention=Rules.parse(str(pick("retention", retention, environment.checkpoint_retention, ""))),
+        bytes_per_second=pick("bytes_per_second", None, environment.checkpoint_bytes_per_second, None),
         resume=_resume(str(pick("resume", resume, environment.resume, Resume.ALWAYS))),
         sources=sources,
     )

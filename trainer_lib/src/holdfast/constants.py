@@ -57,6 +57,7 @@ ENV_MEMORY_INTERVAL: Final = "HOLDFAST_MEMORY_INTERVAL"
 ENV_PEER_INTERVAL: Final = "HOLDFAST_PEER_INTERVAL"
 ENV_PEER_BYTES: Final = "HOLDFAST_PEER_BYTES_PER_SECOND"
 # Commits on a disk of the node: PATH[:SIZE] of the volume, and steps between them.
+ENV_LOCAL_BYTES: Final = "HOLDFAST_LOCAL_BYTES_PER_SECOND"  # of each rank
 ENV_LOCAL_TIER: Final = "HOLDFAST_LOCAL_TIER"
 ENV_LOCAL_INTERVAL: Final = "HOLDFAST_LOCAL_INTERVAL"
 DEFAULT_LOCAL_INTERVAL: Final = 10  # steps
@@ -79,6 +80,7 @@ ENV_CHECKPOINT_DELTA_THRESHOLD: Final = "HOLDFAST_CHECKPOINT_DELTA_THRESHOLD"
 # By how much a restored weight may differ from the saved one. More is a slip of the pen, such as 1e4 for 1e-4.
 LARGEST_THRESHOLD: Final = 1.0
 ENV_CHECKPOINT_RETENTION: Final = "HOLDFAST_CHECKPOINT_RETENTION"  # rules beside the last ones: hours=6,daily=7
+ENV_CHECKPOINT_BANDWIDTH: Final = "HOLDFAST_CHECKPOINT_BYTES_PER_SECOND"  # of all ranks together
 ENV_RESUME: Final = "HOLDFAST_RESUME"
 ENV_CHAOS: Final = "HOLDFAST_CHAOS"  # the folder of a `holdfast chaos` that is at work
 

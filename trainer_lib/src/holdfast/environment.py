@@ -42,6 +42,7 @@ class Environment:
     preflight_seconds: float
     local_tier: str
     local_interval: int | None
+    local_bytes: int | None
     memory_tier: str
     memory_interval: int | None
     peer_interval: int | None
@@ -60,6 +61,7 @@ class Environment:
     checkpoint_full_every: int | None
     checkpoint_delta_threshold: float | None
     checkpoint_retention: str
+    checkpoint_bytes_per_second: int | None
     resume: str
     rank: int
     local_rank: int
@@ -120,10 +122,11 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         preflight_seconds=_float(source, c.ENV_PREFLIGHT_SECONDS, 60.0),
         local_tier=source.get(c.ENV_LOCAL_TIER, ""),
         local_interval=_optional_int(source, c.ENV_LOCAL_INTERVAL),
+        local_bytes=_positive(source, c.ENV_LOCAL_BYTES),
         memory_tier=source.get(c.ENV_MEMORY_TIER, ""),
         memory_interval=_optional_int(source, c.ENV_MEMORY_INTERVAL),
         peer_interval=_optional_int(source, c.ENV_PEER_INTERVAL),
-        peer_bytes=_optional_int(source, c.ENV_PEER_BYTES),
+        peer_bytes=_positive(source, c.ENV_PEER_BYTES),
         agent_socket=_path(source, c.ENV_AGENT_SOCKET),
         slot=_optional_int(source, c.ENV_SLOT),
         standby=bool(source.get(c.ENV_STANDBY)),
@@ -137,6 +140,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         checkpoint_full_every=_optional_int(source, c.ENV_CHECKPOINT_FULL_EVERY),
         checkpoint_delta_threshold=_optional_float(source, c.ENV_CHECKPOINT_DELTA_THRESHOLD),
         checkpoint_retention=source.get(c.ENV_CHECKPOINT_RETENTION, ""),
+        checkpoint_bytes_per_second=_positive(source, c.ENV_CHECKPOINT_BANDWIDTH),
         resume=source.get(c.ENV_RESUME, ""),
         rank=_optional_int(source, "RANK") or 0,
         local_rank=_optional_int(source, "LOCAL_RANK") or 0,
@@ -180,6 +184,13 @@ def _optional_int(source: Mapping[str, str], name: str) -> int | None:
         return int(value)
     except ValueError:
         raise UsageError(f"{name} is {value!r}, which is not a whole number: correct or unset it") from None
+
+
+def _positive(source: Mapping[str, str], name: str) -> int | None:
+    value = _optional_int(source, name)
+    if value is not None and value < 1:
+        raise UsageError(f"{name} is {value}: give bytes a second, 1 or more, or unset it for no limit")
+    return value
 
 
 def _optional_float(source: Mapping[str, str], name: str) -> float | None:

@@ -511,6 +511,8 @@ class Job:
     def _commit_if_due(self, agreed: Agreed) -> None:
         """A commit that failed is tried again after the next step: the request stays. Without a folder there is
         nothing to wait for."""
+        if agreed.urgent:
+            self._committer.hurry()
         asked = agreed.quiesce and agreed.near
         if self._committer.memory_due_at(self.committed_step, asked=asked):
             self._commit_in_memory(asked=asked)

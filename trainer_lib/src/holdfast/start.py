@@ -130,6 +130,7 @@ def _engine(config: JobConfig, agent: Agent, copies: str) -> Engine | None:
         keep_last=config.keep_last,
         full_every=config.full_every,
         delta_threshold=config.delta_threshold,
+        bytes_per_second=config.bytes_per_second,
         rules=config.retention,
         resume=config.resume,
         on_foreign=report,

@@ -223,6 +223,7 @@ class Stepper:
             pause=bool(wanted.pause),
             near=bool(wanted.near),
             busy=self._busy(),
+            urgent=bool(wanted.checkpoint or wanted.quiesce),
             bound=not self._agent.parting().keep,
             non_finite=not math.isfinite(self._batch.loss),
             touched=touched,

@@ -21,6 +21,7 @@ from holdfast.checkpoint.files import create_durably, sync_folder, write_file, w
 from holdfast.checkpoint.filling import Filling
 from holdfast.checkpoint.manifest import LARGEST, Chunk, FileRecord, Manifest, Patch, encode
 from holdfast.checkpoint.names import LATEST, MANIFEST, CommitName, rank_file, slices_file, tensors_file
+from holdfast.checkpoint.pace import UNHINDERED, Pace
 from holdfast.checkpoint.shard import ShardPlan
 from holdfast.checkpoint.slices import LEAST_BYTES, Slicer
 from holdfast.errors import CheckpointError
@@ -68,6 +69,7 @@ def write_shard(
     *,
     filling: Filling | None = None,
     check: Callable[[], None] = lambda: None,
+    pace: Pace = UNHINDERED,
 ) -> dict[str, FileRecord]:
     """Write one rank's files: what is its alone, and its share of the tensors (`image` as the plan lays it out).
 
@@ -76,7 +78,9 @@ def write_shard(
     own, tensors, slicer = rank_file(rank), tensors_file(rank), Slicer(plan.nbytes)
     files = {
         own: write_json(folder / own, alone),
-        tensors: write_image(folder / tensors, image, plan.nbytes, filling=filling, check=check, seen=slicer.update),
+        tensors: write_image(
+            folder / tensors, image, plan.nbytes, filling=filling, check=check, seen=slicer.update, pace=pace
+        ),
     }
     if plan.nbytes >= LEAST_BYTES:
         write_file(folder / slices_file(tensors), [slicer.encode(files[tensors])])

@@ -23,6 +23,7 @@ import xxhash
 
 from holdfast.checkpoint.filling import Filling
 from holdfast.checkpoint.manifest import CHUNK_BYTES, FileRecord
+from holdfast.checkpoint.pace import UNHINDERED, Pace
 from holdfast.checkpoint.pool import Pool
 from holdfast.errors import CheckpointError
 
@@ -57,14 +58,15 @@ def write_image(
     filling: Filling | None = None,
     check: Callable[[], None] = lambda: None,
     seen: Callable[[memoryview], None] = lambda _: None,
+    pace: Pace = UNHINDERED,
 ) -> FileRecord:
     """Write the first `nbytes` of `image`, which begins at a page and is whole pages long, to a new file.
 
     Each byte is touched once `filling` has reached it. OSError names the file; CheckpointError if it will never be
     filled. `check` is called now and then, and may raise to give the file up; `seen` gets all of it, part by part,
-    while it is digested.
+    while it is digested. It is written at `pace`.
     """
-    writer = _Writer(path, image, nbytes, filling=filling or Filling.complete(), check=check, seen=seen)
+    writer = _Writer(path, image, nbytes, filling=filling or Filling.complete(), check=check, seen=seen, pace=pace)
     try:
         return writer.run()
     finally:
@@ -81,6 +83,7 @@ class _Writer:
         filling: Filling,
         check: Callable[[], None],
         seen: Callable[[memoryview], None],
+        pace: Pace,
     ) -> None:
         self._path = path
         self._image = image
@@ -88,6 +91,7 @@ class _Writer:
         self._filling = filling
         self._check = check
         self._seen = seen
+        self._pace = pace
         self._stopped = False
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
         self._direct = self._past_the_cache(True)
@@ -148,6 +152,7 @@ class _Writer:
 
     def _write(self, begin: int) -> None:
         end = begin + aligned(self._filled(begin).nbytes)
+        self._pace.take(end - begin, self._leave)
         while begin < end and not self._stopped:
             self._check()
             begin += self._named(partial(self._write_some, begin, end))

@@ -26,6 +26,7 @@ from holdfast.checkpoint.exchange import Alone, Exchange, lead
 from holdfast.checkpoint.local import LocalSettings, LocalTier
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.near import MemorySettings, MemoryTier, Terms, tier_of
+from holdfast.checkpoint.pace import UNHINDERED, Pace
 from holdfast.checkpoint.planning import Planner
 from holdfast.checkpoint.reader import Restored, Select, newest, restore
 from holdfast.checkpoint.saving import Saving
@@ -137,6 +138,7 @@ class Engine:
         copies: str = "",
         full_every: int = 1,
         delta_threshold: float = 0.0,
+        bytes_per_second: int | None = None,
     ) -> None:
         self._root = root
         shared = FolderStore(root)
@@ -158,6 +160,7 @@ class Engine:
         self._aside: Callable[[int], Exchange] | None = None
         self._check = _nothing
         self._full_every, self._delta_threshold = full_every, delta_threshold
+        self._bytes_per_second, self._pace = bytes_per_second, UNHINDERED
         self._chain: Chain | None = None  # of the attempt: an older one's save may still be on its way
         self._memory: MemoryTier | None = None
         self._local: LocalTier | None = None
@@ -232,7 +235,7 @@ class Engine:
         if local is None:
             raise CheckpointError("there is no local tier")
         called = time.monotonic()
-        staged, exchange = self._staged(snapshot)
+        staged, exchange = self._staged(snapshot, local.bytes_per_second)
         terms, check = self._terms(), self._check
         saves = _Save(staged, lambda: local.commit(staged, exchange, terms, check=check), told, called=called)
         self._saving = Saving(saves.commit)
@@ -347,21 +350,34 @@ class Engine:
         return saves.commit()
 
     def begin(
-        self, snapshot: Snapshot, told: Callable[[SaveResult], None] = _untold, *, spare: bool = False
+        self,
+        snapshot: Snapshot,
+        told: Callable[[SaveResult], None] = _untold,
+        *,
+        spare: bool = False,
+        urgent: bool = False,
     ) -> Saving:
         """Copy what is to be committed; it is written meanwhile and beside the caller afterwards, and `told` hears
         there how it ended.
 
-        One at a time: it waits for the last one. `spare`: nothing older is let go for it.
+        One at a time: it waits for the last one. `spare`: nothing older is let go for it. `urgent`: as fast as the
+        disk takes it.
         """
         saves = self._planned(snapshot, told, spare=spare)
+        if urgent:
+            self.hurry()
         self._saving = Saving(saves.commit)
         saves.copy()
         return self._saving
 
+    def hurry(self) -> None:
+        """Let the save that is on its way go as fast as the disk takes it: somebody waits for the next one."""
+        self._pace.lift()
+
     def _planned(self, snapshot: Snapshot, told: Callable[[SaveResult], None], *, spare: bool = False) -> _Save:
         called = time.monotonic()
-        staged, exchange = self._staged(snapshot)
+        total = self._bytes_per_second
+        staged, exchange = self._staged(snapshot, total and total / self._exchange.size)
         owned = staged.snapshot
         chain, attempt, check = self._chain, self._attempt, self._check
 
@@ -380,14 +396,16 @@ class Engine:
 
         return _Save(staged, commits, ended, called=called)
 
-    def _staged(self, snapshot: Snapshot) -> tuple[Staged, Exchange]:
+    def _staged(self, snapshot: Snapshot, bytes_per_second: float | None) -> tuple[Staged, Exchange]:
         """Room for this rank's share, once the last save has left it, and over what ranks exchange for this one."""
         if self._saving is not None:
             self._saving.settle(self._check)
         owned = replace(self._owned(snapshot), created=datetime.now(UTC))
         self._saves += 1
         exchange = self._exchange if self._aside is None else self._aside(self._saves)
-        return plan(owned, self._arena, self._planner, rank=exchange.rank, size=exchange.size), exchange
+        staged = plan(owned, self._arena, self._planner, rank=exchange.rank, size=exchange.size)
+        self._pace = Pace(bytes_per_second)
+        return replace(staged, pace=self._pace), exchange
 
     def _owned(self, snapshot: Snapshot) -> Snapshot:
         return replace(

@@ -53,6 +53,7 @@ class LocalSettings:
     folder: Path
     limit: int | None
     interval: int
+    per_second: int | None
     me: Neighbour
     key: bytes
 
@@ -62,6 +63,7 @@ class LocalSettings:
             "folder": str(self.folder),
             "limit": self.limit,
             "interval": self.interval,
+            "perSecond": self.per_second,
             "me": self.me.to_json(),
             "key": self.key.hex(),
         }
@@ -76,6 +78,7 @@ class LocalSettings:
                 folder=Path(value["folder"]),
                 limit=value["limit"],
                 interval=int(value["interval"]),
+                per_second=value["perSecond"],
                 me=Neighbour.from_json(value["me"]),
                 key=bytes.fromhex(value["key"]),
             )
@@ -197,6 +200,11 @@ class LocalTier:
         self._peers = [Peer(one, settings.key, check) for one in sorted(members - {settings.me})]
         self._local_rank = local_rank
         self._known: dict[Path, Held] = {}
+
+    @property
+    def bytes_per_second(self) -> int | None:
+        """The most that this rank may write."""
+        return self._settings.per_second
 
     def due_at(self, step: int) -> bool:
         """Whether every rank is to commit this step here, or the first one after it that it can."""

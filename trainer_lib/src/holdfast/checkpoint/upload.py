@@ -18,6 +18,7 @@ from typing import Final, Protocol
 from holdfast.checkpoint import retention
 from holdfast.checkpoint.aging import Ages
 from holdfast.checkpoint.names import CommitName, parse_commit, slices_file
+from holdfast.checkpoint.pace import Pace
 from holdfast.checkpoint.reading import read_slices
 from holdfast.checkpoint.slices import decode
 from holdfast.checkpoint.stores import Source, Store
@@ -111,32 +112,6 @@ def decide(queue: Queue, settings: UploadSettings, now: float) -> Upload | Wait 
 
 
 # Doing it.
-
-
-class Pace:
-    """No more than so many bytes a second."""
-
-    def __init__(
-        self,
-        bytes_per_second: float | None,
-        *,
-        now: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._rate = bytes_per_second
-        self._now = now
-        self._sleep = sleep
-        self._free_at = now()
-
-    def take(self, nbytes: int) -> None:
-        """Wait until so many bytes may pass."""
-        if self._rate is None:
-            return
-        now = self._now()
-        self._free_at = max(self._free_at, now)
-        if self._free_at > now:
-            self._sleep(self._free_at - now)
-        self._free_at += nbytes / self._rate
 
 
 @dataclass(frozen=True, kw_only=True)

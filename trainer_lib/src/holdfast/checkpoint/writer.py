@@ -23,6 +23,7 @@ from holdfast.checkpoint.files import Buffer, sync_folder
 from holdfast.checkpoint.filling import Filling
 from holdfast.checkpoint.manifest import Chunk, FileRecord, Manifest, Records, check
 from holdfast.checkpoint.names import CommitName, inherited
+from holdfast.checkpoint.pace import UNHINDERED, Pace
 from holdfast.checkpoint.planning import Layouts, Planner, record_of
 from holdfast.checkpoint.shard import Holding, Piece, ShardPlan, Shares, TensorSpec
 from holdfast.checkpoint.sparse import patched
@@ -100,6 +101,7 @@ class Staged:
     image: memoryview
     error: str = ""
     filling: Filling = field(default_factory=Filling)
+    pace: Pace = UNHINDERED
 
     def copy(self) -> None:
         """Fill the image; who writes it may follow. This is all for which training waits."""
@@ -221,7 +223,9 @@ def write_share(
     try:
         if links is not None:
             return _write_links(folder, staged, rank, check, links).to_json()
-        files = write_shard(folder, rank, own, staged.image, alone, filling=staged.filling, check=check)
+        files = write_shard(
+            folder, rank, own, staged.image, alone, filling=staged.filling, check=check, pace=staged.pace
+        )
     except MemoryError:
         return {"error": f"rank {rank}: no memory for what changed since {links and links.parent}"}
     except (OSError, CheckpointError) as error:
@@ -236,7 +240,7 @@ def _write_links(folder: Path, staged: Staged, rank: int, check: Callable[[], No
     staged.filling.wait(staged.plan.nbytes, check)
     snapshot, alone = staged.snapshot, links.parent is None
     share = links.chain.share(snapshot.name, rank, staged.plan, staged.image, alone=alone, inexact=snapshot.inexact)
-    written = write_shard(folder, rank, share.plan, share.image, snapshot.alone, check=check)
+    written = write_shard(folder, rank, share.plan, share.image, snapshot.alone, check=check, pace=staged.pace)
     return links.chain.record(snapshot.name, share, written)
 
 

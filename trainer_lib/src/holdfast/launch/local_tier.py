@@ -33,7 +33,12 @@ class LocalHost(TierHost):
         me, key = served
         options = self._options
         return LocalSettings(
-            folder=self._folder, limit=options.limit, interval=options.interval, me=me, key=key
+            folder=self._folder,
+            limit=options.limit,
+            interval=options.interval,
+            per_second=options.per_second,
+            me=me,
+            key=key,
         ).to_json()
 
     def _serve(self, folder: Path, host: str | None) -> PeerServer:

@@ -18,6 +18,8 @@ class TierOptions:
     root: Path
     limit: int | None = None
     interval: int = 1
+    per_second: int | None = None
+    """Most bytes that each rank writes there, or sends on from there."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -33,7 +35,6 @@ class MemoryOptions(TierOptions):
     """The same in memory, and what goes on to another node from there."""
 
     peer_interval: int | None = None
-    per_second: int | None = None
 
 
 def read_size(text: str) -> int:

@@ -172,7 +172,8 @@ def _local(options: RunOptions, environment: Environment) -> TierOptions | None:
         parsed = TierOptions.parse(given)
     except ValueError as error:
         raise UsageError(f"{ENV_LOCAL_TIER}: {error}") from error
-    return replace(parsed, interval=options.local_interval or environment.local_interval or DEFAULT_LOCAL_INTERVAL)
+    interval = options.local_interval or environment.local_interval or DEFAULT_LOCAL_INTERVAL
+    return replace(parsed, interval=interval, per_second=environment.local_bytes)
 
 
 def _temporary_dir() -> Path:

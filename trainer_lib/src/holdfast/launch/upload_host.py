@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from holdfast.checkpoint.names import parse_commit
+from holdfast.checkpoint.pace import Pace
 from holdfast.checkpoint.stores.open import open_store
 from holdfast.checkpoint.upload import (
     End,
     Outcome,
-    Pace,
     Queue,
     Upload,
     Uploader,

@@ -1,0 +1,127 @@
+"""Writers that are held to a bandwidth, and let go when somebody is in a hurry."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from holdfast.checkpoint.direct import write_image
+from holdfast.checkpoint.engine import Engine
+from holdfast.checkpoint.fencing import Resume
+from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.pace import Pace
+from holdfast.checkpoint.saving import Saving
+from holdfast.checkpoint.shard import TensorSpec
+from holdfast.checkpoint.stores.folder import FolderStore
+from holdfast.checkpoint.writer import Snapshot
+from holdfast.errors import PeerLostError
+from holdfast.worlds import Pair
+
+MIB = 1 << 20
+# So slow that a test which waited for it would never end.
+STANDSTILL = 0.001
+
+
+class Clock:
+    """Time that passes by sleeping."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@given(sizes=some.lists(some.integers(1, 1000), min_size=1, max_size=20), rate=some.floats(1, 1000))
+def test_what_has_passed_never_exceeds_the_rate_but_for_one_piece(sizes: list[int], rate: float) -> None:
+    clock, passed = Clock(), 0
+    pace = Pace(rate, now=lambda: clock.now, sleep=clock.sleep)
+    for size in sizes:
+        pace.take(size)
+        assert passed <= rate * clock.now + 1e-6
+        passed += size
+
+
+def test_whoever_waits_goes_on_when_it_is_lifted_and_so_do_all_after_it() -> None:
+    pace = Pace(STANDSTILL)
+    pace.take(1)
+    waiter = threading.Thread(target=pace.take, args=(1,), daemon=True)
+    waiter.start()
+    pace.lift()
+    waiter.join(30)
+    assert not waiter.is_alive()
+    pace.take(10**9)
+
+
+def test_a_wait_may_be_given_up() -> None:
+    def over() -> None:
+        raise PeerLostError("the attempt is over")
+
+    pace = Pace(STANDSTILL)
+    pace.take(1)
+    with pytest.raises(PeerLostError):
+        pace.take(1, over)
+
+
+def test_a_file_that_is_held_back_is_written_whole_once_it_is_let_go(tmp_path: Path) -> None:
+    image = memoryview(bytearray(range(256)) * (20 * MIB // 256))
+    pace, begun = Pace(STANDSTILL), threading.Event()
+    writing = threading.Thread(
+        target=write_image, args=(tmp_path / "f", image, image.nbytes), kwargs={"pace": pace, "check": begun.set}
+    )
+    writing.start()
+    assert begun.wait(30)
+    assert (tmp_path / "f").stat().st_size < image.nbytes
+    pace.lift()
+    writing.join(30)
+    assert (tmp_path / "f").read_bytes() == image
+
+
+def test_a_save_is_held_back_until_somebody_is_in_a_hurry(tmp_path: Path) -> None:
+    engine = engine_of(tmp_path)
+    saving = engine.begin(snapshot(1))
+    assert stands_still(saving)
+    engine.hurry()
+    saving.settle(lambda: None)
+    assert saving.result.committed
+    assert [name.step for name in FolderStore(tmp_path).commits()] == [1]
+
+
+def test_an_urgent_save_is_not_held_back_and_the_next_one_is(tmp_path: Path) -> None:
+    engine = engine_of(tmp_path)
+    urgent = engine.begin(snapshot(1), urgent=True)
+    urgent.settle(lambda: None)
+    assert urgent.result.committed
+    held = engine.begin(snapshot(2))
+    assert stands_still(held)
+    engine.hurry()
+    held.settle(lambda: None)
+    assert held.result.committed
+
+
+def stands_still(saving: Saving) -> bool:
+    """Whether it does not end in a time in which it would, if nothing held it back."""
+    time.sleep(1)
+    return not saving.ended
+
+
+def snapshot(step: int) -> Snapshot:
+    data = memoryview(bytearray(20 * MIB))
+    return Snapshot(
+        name=CommitName(step=step, pair=Pair(0, 0)),
+        specs=[TensorSpec(name="w", dtype="U8", shape=(data.nbytes,))],
+        read=lambda piece: data[piece.start[0] : piece.start[0] + piece.shape[0]],
+        state={"objects": {}},
+        data=None,
+        alone={},
+        numerics={},
+    )
+
+
+def engine_of(root: Path) -> Engine:
+    return Engine(root, keep_last=3, resume=Resume.ALWAYS, on_foreign=lambda _: None, bytes_per_second=1)
