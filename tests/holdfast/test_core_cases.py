@@ -99,6 +99,25 @@ def test_growth_loses_no_step() -> None:
     assert after.base == before.steps
 
 
+def test_nobody_stops_for_a_newcomer_before_all_have_heard_of_its_generation() -> None:
+    sim = training()
+    sim.crash("w2")
+    assert sim.run(5, lambda: sim.trains_with("w0", "w1"))
+    sim.prove(sim.pods["w2"])
+    sim.cut_from_operator |= {"w1"}
+    sim.withheld |= {("w0", "share"), ("w3", "share")}
+    sim.replenish()
+
+    before = sim.committed()
+    assert not sim.run(5, lambda: not sim.trains_with("w0", "w1"))
+    assert sim.committed() > before
+
+    sim.withheld.clear()
+    assert sim.run(20, lambda: sim.trains_with("w0", "w1", "w3")), "the others tell them"
+    for uid in ("w0", "w1"):
+        assert [i.pair for i in sim.pods[uid].state.incidents] == [Pair(1, 1)]
+
+
 def test_a_lost_pod_is_one_incident_on_every_launcher() -> None:
     sim = training()
     sim.crash("w2")

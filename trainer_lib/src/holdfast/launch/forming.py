@@ -104,7 +104,7 @@ def _grow(turn: Turn, membership: Membership, running: World) -> Waiting:
     if not newcomers or turn.now < turn.state.retry_at or _worth_waiting(turn, membership, together):
         return waiting
     chosen = _in_steps(membership, keep, newcomers)
-    if len(chosen) <= len(keep):
+    if len(chosen) <= len(keep) or not all(_has_heard(turn, membership, member) for member in chosen):
         return waiting
     refused = _try(turn, membership, chosen, None, turn.rules.checkpoint_deadline)
     return refused or (Phase.FORMING, f"grows from {len(keep)} to {len(chosen)} workers")
@@ -195,6 +195,14 @@ def _worth_waiting(turn: Turn, membership: Membership, usable: tuple[Member, ...
 def _seen_and_lost(turn: Turn, uid: str) -> bool:
     peer = turn.state.peers.get(uid)
     return peer is not None and ((peer.met and not peer.up) or peer.muted_until > turn.now)
+
+
+def _has_heard(turn: Turn, membership: Membership, member: Member) -> bool:
+    """Whether it knows the generation: who does not refuses its worlds, and the others would have stopped for it."""
+    hello = turn.hello(member.pod_uid)
+    return member.pod_uid == turn.state.me or (
+        hello is not None and (hello.generation, hello.publication) == (membership.generation, membership.publication)
+    )
 
 
 def _settled(turn: Turn, member: Member) -> bool:
