@@ -1,4 +1,4 @@
-"""A worker joins while others train, and news reach each launcher in an order of their own: nobody fails by that."""
+"""Workers join, and news reach each launcher in an order of their own: nobody fails by that."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import random
 
 import pytest
 from simulation import Simulation
+
+from holdfast.worlds import Pair
 
 TURNS = 30_000
 
@@ -37,6 +39,32 @@ def deliver_one(sim: Simulation, dice: random.Random) -> None:
         chosen = dice.choice(sim.mail)
         links = [(letter.sender, letter.to) for letter in sim.mail]
         sim.deliver(links.index((chosen.sender, chosen.to)))
+
+
+def play(sim: Simulation, dice: random.Random) -> None:
+    """Until a world of three trains in a later generation."""
+    for turn in range(TURNS):
+        if turn % 500 == 0:
+            sim.replenish()
+        world = sim.trainings[-1].world
+        if len(world.members) == 3 and world.pair.generation > 1 and sim.trains_with(*world.uids):
+            return
+        disorder(sim, dice)
+    raise AssertionError("it never trains with three again")
+
+
+@pytest.mark.parametrize("seed", [11, *range(30, 50)])
+def test_a_world_that_is_overtaken_before_its_first_step_is_nobodys_failure(seed: int) -> None:
+    sim, dice = Simulation(), random.Random(seed)
+    assert sim.run(20, lambda: sim.trains_with("w0", "w1", "w2") and sim.committed() >= 2)
+    sim.crash("w2")
+    assert sim.run(5, lambda: sim.trains_with("w0", "w1"))
+    sim.crash("w1")
+    for uid in ("w1", "w2"):
+        sim.prove(sim.pods[uid])
+    play(sim, dice)
+    counted = {incident.pair for pod in sim.alive() for incident in pod.state.incidents}
+    assert counted == {Pair(1, 1), Pair(1, 2)}
 
 
 @pytest.mark.parametrize("lost", ["w0", "w2"])

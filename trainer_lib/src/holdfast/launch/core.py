@@ -378,7 +378,7 @@ def _moved_on(members: tuple[Member, ...], sender: str) -> Failure:
     member = next(m for m in members if m.pod_uid == sender)
     return Failure(
         cause=Cause.INFRASTRUCTURE,
-        reason="MemberMovedOn",
+        reason=ending.MOVED_ON,
         message=f"{member.pod or sender} is in this attempt no more",
         priority=Priority.PEER_LOST,
         pod=member.pod,

@@ -35,6 +35,7 @@ from .turn import DRAINED, Turn
 
 LINGER = 2.0
 REMEMBERED = 1000
+MOVED_ON = "MemberMovedOn"
 FOREIGN = "there are claims that the membership does not know"
 _AGREED = "all ranks agreed to end the attempt"
 _SENT_AWAY = "a worker of the attempt was told to leave"
@@ -59,8 +60,17 @@ def settle_failures(turn: Turn) -> None:
     root = root_cause(turn, attempt)
     if root.priority is Priority.PEER_LOST and sent_away(turn, attempt.world):
         close_attempt(turn, _SENT_AWAY)
+    elif _overtaken(attempt, root):
+        _back_off(turn, attempt, root)
+        close_attempt(turn, root.message)
     else:
         _end(turn, attempt, turn.rules.restart.judged(root))
+
+
+def _overtaken(attempt: Attempt, root: Failure) -> bool:
+    """Whether a member accepted a higher world before this one made a step: nobody failed, and nothing is lost."""
+    moved_on = any(failure.reason == MOVED_ON for failure in attempt.failures)
+    return moved_on and attempt.step is None and root.priority is Priority.PEER_LOST
 
 
 def _not_entered(turn: Turn) -> Failure:
