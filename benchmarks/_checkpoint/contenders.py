@@ -128,7 +128,8 @@ class OnTheNode(Ours):
         """With a folder on the disk that is measured, of which the launcher told."""
         super().start()
         node = {"node": "a", "pod": "a", "host": "127.0.0.1", "port": 1}
-        said = {"folder": str(self.root / "node"), "limit": None, "interval": 1, "me": node, "key": "00" * 32}
+        said = {"folder": str(self.root / "node"), "limit": None, "interval": 1, "perSecond": None, "me": node}
+        said["key"] = "00" * 32
         self._engine.enter_local(said, [said], 0, lambda: None)
 
     def begin(self, told: Callable[[SaveResult], None] = lambda result: None) -> Saving:
