@@ -9,8 +9,6 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from holdfast.checkpoint.claims import write_claim
 from holdfast.checkpoint.engine import Attempt, Engine
@@ -65,19 +63,6 @@ def test_after_a_failure_it_waits_longer_and_longer_to_a_bound() -> None:
         waits.append(queue.retry_at - 100.0)
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
     assert queue.arrived(NEW).failures == 0
-
-
-@given(st.lists(st.integers(1, 1 << 24), min_size=1, max_size=20), st.floats(1e3, 1e9))
-def test_the_pace_is_never_faster_than_the_limit(pieces: list[int], rate: float) -> None:
-    clock = [0.0]
-
-    def sleep(seconds: float) -> None:
-        clock[0] += seconds
-
-    pace = Pace(rate, now=lambda: clock[0], sleep=sleep)
-    for nbytes in pieces:
-        pace.take(nbytes)
-    assert clock[0] == pytest.approx(sum(pieces[:-1]) / rate)
 
 
 @pytest.fixture
