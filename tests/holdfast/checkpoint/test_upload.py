@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from holdfast.checkpoint.exchange import Alone
 from holdfast.checkpoint.fencing import Resume
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.pace import Pace
+from holdfast.checkpoint.retention import Rules
 from holdfast.checkpoint.stores import fallback
 from holdfast.checkpoint.stores.fallback import FallbackStore
 from holdfast.checkpoint.stores.folder import FolderStore
@@ -63,6 +65,12 @@ def test_after_a_failure_it_waits_longer_and_longer_to_a_bound() -> None:
         waits.append(queue.retry_at - 100.0)
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
     assert queue.arrived(NEW).failures == 0
+
+
+def test_settings_travel_whole_with_their_rules() -> None:
+    rules = Rules.parse("hours=6,daily=7,best=loss:min:2")
+    asked = UploadSettings(url="s3://bucket", keep_last=5, rules=rules, bytes_per_second=10.0)
+    assert UploadSettings.from_json(json.loads(json.dumps(asked.to_json()))) == asked
 
 
 @pytest.fixture

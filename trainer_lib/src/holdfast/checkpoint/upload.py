@@ -8,12 +8,12 @@ No torch.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from holdfast.checkpoint import retention
 from holdfast.checkpoint.aging import Ages
@@ -56,6 +56,15 @@ class UploadSettings:
         standing = self.bytes_per_second is not None and self.bytes_per_second <= 0
         if self.interval_seconds < 0 or self.keep_last < 1 or standing:
             raise UsageError("an object store needs an interval of 0 s or more, 1 or more to keep, a limit above 0")
+
+    def to_json(self) -> dict[str, Any]:
+        """As it travels to the process that uploads."""
+        return {**vars(self), "rules": str(self.rules)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> UploadSettings:
+        """Read what travelled."""
+        return cls(**{**value, "rules": retention.Rules.parse(value["rules"])})
 
 
 # What to do next. Pure.

@@ -109,7 +109,7 @@ def main() -> int:
     connection = socket.socket(fileno=int(sys.argv[1]))
     line = connection.makefile("r", encoding="utf-8")
     order = json.loads(line.readline())
-    settings = UploadSettings(**order["settings"])
+    settings = UploadSettings.from_json(order["settings"])
     try:
         target = open_store(settings.url)
     except HoldfastError as error:

@@ -15,7 +15,7 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +117,7 @@ class Uploads:
         argv = [sys.executable, "-m", "holdfast.launch.upload_host", str(theirs.fileno())]
         with theirs:
             child = ChildProcess(argv=argv, environ=_environ(), on_exit=self._ended, pass_fds=(theirs.fileno(),))
-        order = {"settings": asdict(self._settings) if self._settings else {}, "folder": str(self._folder)}
+        order = {"settings": self._settings.to_json() if self._settings else {}, "folder": str(self._folder)}
         ours.sendall(json.dumps(order).encode() + b"\n")
         ours.setblocking(False)
         self._child, self._line, self._rest = child, ours, b""
