@@ -9,11 +9,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from holdfast.constants import MAX_TEXT, Cause
 from holdfast.errors import DocumentError
@@ -24,13 +27,14 @@ from holdfast.launch.files import read_json
 from holdfast.launch.local import Progress
 from holdfast.launch.membership import Membership
 from holdfast.launch.membership_file import MembershipFile
-from holdfast.launch.messages import Failure, Incident, Priority, Remedy
+from holdfast.launch.messages import Failure, Incident, Master, Priority, Remedy
 from holdfast.launch.oom import OomCounter
 from holdfast.launch.process import ChildProcess, ProcessExit
 from holdfast.launch.rules import missing_generation
 from holdfast.launch.standalone import GONE_SECONDS, Joined, Record, Roster, Terms
 from holdfast.launch.state import State
 from holdfast.launch.status_file import StatusFile
+from holdfast.launch.store import StoreHost
 from holdfast.launch.supervisor import _recorded as recorded
 from holdfast.launch.termination import Ending
 from holdfast.launch.touchfile import TouchFile
@@ -289,6 +293,47 @@ def test_the_status_is_written_only_when_it_changed(tmp_path: Path) -> None:
         assert (tmp_path / "status.json").stat().st_mtime > 0
 
     asyncio.run(play())
+
+
+def test_a_store_outlives_the_proposals_of_others_for_as_long_as_its_attempt_trains() -> None:
+    """Closed by the first of them, it would be missed by the commit that the attempt ends with."""
+
+    def connect(master: Master) -> Any:
+        return dist.TCPStore(
+            master.host, master.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=DEADLINE)
+        )
+
+    async def play() -> tuple[list[bytes], list[tuple[Pair, str]]]:
+        lost: list[tuple[Pair, str]] = []
+        host = StoreHost(lambda pair, message: lost.append((pair, message)))
+        trains = host.open(Pair(1, 2), "127.0.0.1")
+        held = await asyncio.to_thread(connect, trains)
+        for attempt in (1, 2):
+            host.open(Pair(2, attempt), "127.0.0.1", beside=Pair(1, 2))
+        held.set("said", "here")
+        again = await asyncio.to_thread(connect, trains)
+        heard = [await asyncio.to_thread(again.get, "said")]
+        last = host.open(Pair(2, 3), "127.0.0.1")
+        newest = await asyncio.to_thread(connect, last)
+        newest.set("said", "new")
+        with pytest.raises(RuntimeError):
+            await asyncio.to_thread(again.get, "said")
+        heard.append(newest.get("said"))
+        assert host.pid is not None
+        os.kill(host.pid, signal.SIGKILL)
+        await _until(lambda: bool(lost))
+        return heard, lost
+
+    heard, lost = asyncio.run(play())
+    assert heard == [b"here", b"new"]
+    assert [pair for pair, _ in lost] == [Pair(2, 3)]
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    end = asyncio.get_running_loop().time() + DEADLINE
+    while not condition():
+        assert asyncio.get_running_loop().time() < end
+        await asyncio.sleep(0.01)
 
 
 def test_a_child_is_heard_to_its_last_line() -> None:

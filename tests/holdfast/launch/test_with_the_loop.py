@@ -52,6 +52,24 @@ def test_three_shrink_to_two_and_grow_to_three_without_losing_a_step(cluster: An
     assert len(a.status["incidents"]) == 1
 
 
+def test_a_growth_leaves_those_who_train_their_store_until_they_have_stopped(cluster: Any, wait_for: Wait) -> None:
+    """Their commits go through it: who waited for the last one without it waited for the whole deadline."""
+    cluster.settings["checkpoint"]["interval"] = "1"
+    checkpoints = str(cluster.shared / "checkpoints")
+    a, b = cluster.start("a", "b", script="trains.py", HOLDFAST_CHECKPOINT_DIR=checkpoints)
+    cluster.publish(1, "a", "b")
+    first = cluster.await_world(1, "a", "b")
+    wait_for(lambda: a.status.get("checkpoints"), "a first commit")
+    (c,) = cluster.start("c", script="trains.py", HOLDFAST_CHECKPOINT_DIR=checkpoints)
+    previous = [{"generation": 1, "publication": "p1", "members": ["uid-a", "uid-b"]}]
+    active = {"generation": 1, "attempt": first[1]}
+    cluster.publish(2, "a", "b", "c", active=active, previous=previous)
+    third = cluster.await_world(2, "a", "b", "c")
+    wait_for(lambda: third in claims(cluster) and c.step > claims(cluster)[third], "three train")
+    assert a.status["incidents"] == b.status["incidents"] == [], cluster.tail()
+    assert f"step {claims(cluster)[third]} is durable" in a.log.read_text(), cluster.tail()
+
+
 def test_a_killed_rank_comes_back_from_a_warm_process(cluster: Any, wait_for: Wait) -> None:
     cluster.settings["budgets"] = []
     checkpoints = str(cluster.shared / "checkpoints")

@@ -539,8 +539,8 @@ class Agent:
         match action:
             case e.Send(to=to, message=message):
                 self._control.send(to, messages.to_json(message))
-            case e.OpenStore(pair=pair):
-                self._open_store(pair)
+            case e.OpenStore(pair=pair, beside=beside):
+                self._open_store(pair, beside)
             case e.StartRanks(world=world, master=master, trained=trained):
                 self._start_ranks(world, master, trained)
             case e.StopRanks(pair=pair, reason=reason, grace=grace):
@@ -556,9 +556,9 @@ class Agent:
             case e.Exit():
                 self._finish(_ending(action))
 
-    def _open_store(self, pair: Pair) -> None:
+    def _open_store(self, pair: Pair, beside: Pair | None) -> None:
         try:
-            master = self._store.open(pair, self._config.host)
+            master = self._store.open(pair, self._config.host, beside=beside)
         except StoreError as error:
             self.feed(e.StoreFailed(pair=pair, message=str(error)))
             return

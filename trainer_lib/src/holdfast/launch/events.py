@@ -233,9 +233,11 @@ class Send:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenStore:
-    """Open a fresh store for this attempt here; answer `StoreOpened` or `StoreFailed`. Close older ones."""
+    """Open a fresh store for this attempt here; answer `StoreOpened` or `StoreFailed`. Close the others, but not that
+    of the attempt `beside` it, which still trains."""
 
     pair: Pair
+    beside: Pair | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -273,7 +273,7 @@ def _try(
             until=turn.now + membership.rules.accept_deadline + patience,
         )
     )
-    turn.do(OpenStore(pair=world.pair))
+    turn.do(OpenStore(pair=world.pair, beside=turn.attempt.world.pair if turn.attempt is not None else None))
     _say(turn, world.uids)
     consider(turn, turn.state.me, Propose(world=world, started=turn.started(), incident=incident))
     return None

@@ -1,4 +1,4 @@
-"""The store behind MASTER_ADDR and MASTER_PORT: a fresh one for each attempt, served on this pod.
+"""The stores behind MASTER_ADDR and MASTER_PORT: a fresh one for each attempt, served on this pod.
 
 It runs in a child of the launcher that outlives every rank process: torch stays out of the launcher itself, which
 must answer heartbeats while half a gigabyte of libraries loads. The port listens at once, so ranks may connect
@@ -32,7 +32,7 @@ class StoreHost:
         self._on_lost = on_lost
         self._child: ChildProcess | None = None
         self._line: socket.socket | None = None
-        self._pair: Pair | None = None
+        self._pairs: tuple[Pair, ...] = ()
 
     @property
     def pid(self) -> int | None:
@@ -54,22 +54,25 @@ class StoreHost:
         asyncio.get_running_loop().add_reader(ours, self._heard, ours)
         return ours
 
-    def open(self, pair: Pair, host: str) -> Master:
-        """Listen on a free port of `host` and hand the socket to the child; older stores close."""
+    def open(self, pair: Pair, host: str, *, beside: Pair | None = None) -> Master:
+        """Listen on a free port of `host` and hand the socket to the child.
+
+        Other stores close, but not that of `beside`: its ranks still train and commit.
+        """
         try:
             line = self.warm()
             with socket.create_server((host, 0), family=_family(host), backlog=_BACKLOG) as listener:
                 port = int(listener.getsockname()[1])
-                order = json.dumps({"pair": pair.to_json(), "host": host, "port": port}).encode() + b"\n"
-                socket.send_fds(line, [order], [listener.fileno()])
+                order = {"pair": str(pair), "host": host, "port": port, "beside": str(beside)}
+                socket.send_fds(line, [json.dumps(order).encode() + b"\n"], [listener.fileno()])
         except OSError as error:
             raise StoreError(f"cannot open a store on {host}: {error.strerror}") from error
-        self._pair = pair
+        self._pairs = (*(kept for kept in self._pairs if kept == beside), pair)
         return Master(host=host, port=port)
 
     def close(self) -> None:
         """End the child and with it every store."""
-        self._pair = None
+        self._pairs = ()
         if self._child is not None:
             self._child.kill()
 
@@ -83,17 +86,18 @@ class StoreHost:
             self._problem(json.loads(answer))
 
     def _problem(self, answer: dict[str, object]) -> None:
-        if self._pair is not None and answer.get("pair") == self._pair.to_json() and answer.get("error"):
-            self._on_lost(self._pair, str(answer["error"]))
+        for pair in self._pairs:
+            if answer.get("pair") == str(pair) and answer.get("error"):
+                self._on_lost(pair, str(answer["error"]))
 
     def _ended(self, ended: ProcessExit) -> None:
         if self._line is not None:
             asyncio.get_running_loop().remove_reader(self._line)
             self._line.close()
         self._child = self._line = None
-        pair, self._pair = self._pair, None
-        if pair is not None:
-            tail = ended.stderr_tail[-1] if ended.stderr_tail else ""
+        pairs, self._pairs = self._pairs, ()
+        tail = ended.stderr_tail[-1] if ended.stderr_tail else ""
+        for pair in pairs:
             self._on_lost(pair, f"the store's process ended with {ended.exit_code} {tail}".rstrip())
 
 

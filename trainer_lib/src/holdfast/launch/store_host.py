@@ -1,6 +1,7 @@
 """The child of the launcher that serves the rendezvous stores: `python -m holdfast.launch.store_host FD`.
 
-It gets listening sockets over FD, one for each attempt, keeps a store on the newest, and ends with its launcher.
+It gets listening sockets over FD, one for each attempt, keeps a store on the newest and on the one that the order
+says is still in use, and ends with its launcher.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ def main() -> int:
     line = socket.socket(fileno=int(sys.argv[1]))
     import torch.distributed  # noqa: F401  (before the first order, while nobody waits)
 
-    store: object = None
+    stores: dict[str, object] = {}
     while True:
         data, descriptors, _, _ = socket.recv_fds(line, 65536, 16)
         if not data:
             return 0
         for text, descriptor in zip(data.splitlines(), descriptors, strict=True):
-            store = None  # closes the older one
-            store = _open(line, json.loads(text), descriptor) or store
+            order = json.loads(text)
+            stores = {pair: store for pair, store in stores.items() if pair == order["beside"]}  # closes the others
+            stores[order["pair"]] = _open(line, order, descriptor)
 
 
 def _open(line: socket.socket, order: dict[str, Any], descriptor: int) -> object:
