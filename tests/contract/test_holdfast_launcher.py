@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.checkpoint.retention import Best, Rules
 from holdfast.constants import Cause, Phase
 from holdfast.errors import DocumentError, VersionError
 from holdfast.launch.accounts import Accounts
@@ -188,6 +189,11 @@ def test_the_membership_is_read() -> None:
     assert (rule.name, rule.action, rule.cause, rule.exit_codes) == ("bug", "FailJob", Cause.APPLICATION, {2})
     assert known.rules.restart.elsewhere
     assert known.gone == {"uid-w2"}
+
+
+def test_the_rules_of_retention_are_read() -> None:
+    said = golden("membership.json")["settings"]["checkpoint"]["retention"]
+    assert Rules.parse(said) == Rules(every=10000, best=(Best(metric="val_loss", count=3),))
 
 
 def test_unknown_fields_are_ignored_and_unknown_versions_refused_by_name() -> None:

@@ -53,7 +53,11 @@ def golden_job() -> dict[str, Any]:
                     {"name": "gpu", "action": "ReplaceNode", "onGpuErrors": {"xids": [79]}},
                 ],
             },
-            "checkpoint": {"interval": 50, "retention": {"keepLast": 3}, "resume": "Always"},
+            "checkpoint": {
+                "interval": 50,
+                "retention": {"keepLast": 3, "keepEvery": 10000, "keepBest": [{"metric": "val_loss", "count": 3}]},
+                "resume": "Always",
+            },
             "startupDeadlineSeconds": 300,
             "interruption": {"checkpointDeadlineSeconds": 25},
         },

@@ -72,6 +72,31 @@ def test_retention_is_said_in_the_words_that_launchers_read() -> None:
         parse_spec({**SMALLEST, "checkpoint": {"object": {"url": "s3://b", "retention": {"keepDaily": -1}}}})
 
 
+def test_the_best_by_a_metric_are_said_in_the_words_that_launchers_read() -> None:
+    best = [{"metric": "val_loss", "count": 3}, {"metric": "eval/acc-1", "mode": "Max"}]
+    said = "every=10,best=val_loss:min:3,best=eval/acc-1:max:1"
+    asked = parse_spec({**SMALLEST, "checkpoint": {"retention": {"keepEvery": 10, "keepBest": best}}})
+    assert asked.checkpoint.retention == said
+    copies = parse_spec({**SMALLEST, "checkpoint": {"object": {"url": "s3://b", "retention": {"keepBest": best}}}})
+    assert copies.checkpoint.object_store is not None
+    assert copies.checkpoint.object_store.retention == said.removeprefix("every=10,")
+
+
+@pytest.mark.parametrize(
+    ("best", "says"),
+    [
+        ({"metric": "loss"}, r"retention\.keepBest is missing or no list"),
+        ([{"metric": "loss"}, {}], r"retention\.keepBest\[1\]\.metric must be a name"),
+        ([{"metric": "a,hours=9"}], r"retention\.keepBest\[0\]\.metric must be a name like val_loss"),
+        ([{"metric": "loss", "mode": "min"}], r"retention\.keepBest\[0\]\.mode"),
+        ([{"metric": "loss", "count": 0}], r"retention\.keepBest\[0\]\.count"),
+    ],
+)
+def test_a_rule_for_the_best_that_is_none_is_refused_by_name(best: object, says: str) -> None:
+    with pytest.raises(UnreadableError, match=says):
+        parse_spec({**SMALLEST, "checkpoint": {"retention": {"keepBest": best}}})
+
+
 def test_each_tier_has_a_limit_of_bandwidth_of_its_own() -> None:
     asked = {
         "bandwidthLimit": "1Gi",

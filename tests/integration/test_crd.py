@@ -332,6 +332,14 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
     ("volume without a claim", [("spec.checkpoint.volume", {})], "volume.claimName: Required value"),
     ("claim with a bad name", [("spec.checkpoint.volume.claimName", "My Claim")], "should match"),
     ("nothing kept", [("spec.checkpoint.retention.keepLast", 0)], "greater than or equal to 1"),
+    ("the best of what", [("spec.checkpoint.retention.keepBest", [{"mode": "Max"}])], "metric"),
+    ("a metric in words", [("spec.checkpoint.retention.keepBest", [{"metric": "val loss"}])], "should match"),
+    (
+        "a mode that is none",
+        [("spec.checkpoint.retention.keepBest", [{"metric": "a", "mode": "min"}])],
+        '"Min", "Max"',
+    ),
+    ("a metric twice", [("spec.checkpoint.retention.keepBest", [{"metric": "a"}] * 2)], "Duplicate value"),
     ("no day kept", [("spec.checkpoint.retention.keepDaily", 0)], "greater than or equal to 1"),
     ("hours beyond a year", [("spec.checkpoint.retention.keepHours", 8761)], "less than or equal to 8760"),
     (
@@ -612,6 +620,7 @@ def test_a_change_that_cannot_be_carried_out_is_refused(
         ("spec.checkpoint.interval", 10),
         ("spec.checkpoint.retention.keepLast", 9),
         ("spec.checkpoint.retention", {"keepHours": 6, "keepDaily": 7, "keepWeekly": 13, "keepEvery": 10000}),
+        ("spec.checkpoint.retention.keepBest", [{"metric": "val_loss", "mode": "Min", "count": 3}]),
         ("spec.startupDeadlineSeconds", 60),
     ],
     ids=lambda change: change[0],

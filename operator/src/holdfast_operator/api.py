@@ -28,6 +28,7 @@ Json = Mapping[str, Any]
 
 _DURATION = re.compile(r"^([1-9][0-9]{0,6})(s|m|h)$")
 _UNIT = {"s": 1, "m": 60, "h": 3600}
+_METRIC = re.compile(r"[A-Za-z_][\w./-]{0,63}", re.ASCII)
 _QUANTITY = re.compile(r"^([1-9][0-9]{0,8})(k|M|G|Ki|Mi|Gi)?$")
 _FACTOR = {None: 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
 
@@ -417,7 +418,19 @@ def _bandwidth(value: Json, path: str) -> int | None:
 
 def _rules(retention: Json, path: str) -> str:
     counts = {rule: _integer(retention, field, path, 0, minimum=0) for rule, field in c.RETENTION_RULES.items()}
-    return ",".join(f"{rule}={count}" for rule, count in counts.items() if count)
+    counted = [f"{rule}={count}" for rule, count in counts.items() if count]
+    best = _list(retention.get("keepBest", []), f"{path}.keepBest")
+    return ",".join([*counted, *(_best(one, f"{path}.keepBest[{index}]") for index, one in enumerate(best))])
+
+
+def _best(given: Any, path: str) -> str:
+    """`best=val_loss:min:3`, as launchers read it."""
+    value = _mapping(given, path)
+    metric = str(value.get("metric", ""))
+    if _METRIC.fullmatch(metric) is None:
+        raise UnreadableError(f"{path}.metric must be a name like val_loss or eval/loss, not {metric[:80]!r}")
+    mode = _choice(value, "mode", path, (c.BEST_MIN, c.BEST_MAX), c.BEST_MIN)
+    return f"best={metric}:{mode.lower()}:{_integer(value, 'count', path, 1, minimum=1)}"
 
 
 def _peer_interval(value: Any) -> int:

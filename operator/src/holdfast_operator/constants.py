@@ -264,6 +264,7 @@ WAIT = "Wait"
 RESUME_ALWAYS = "Always"
 # Rules of retention, in launchers' words, and the fields that ask for them.
 RETENTION_RULES = {"hours": "keepHours", "daily": "keepDaily", "weekly": "keepWeekly", "every": "keepEvery"}
+BEST_MIN, BEST_MAX = "Min", "Max"
 MEMORY_TIER = "memory"
 LOCAL_TIER = "local"
 AVOID_NODE = "AvoidNode"
