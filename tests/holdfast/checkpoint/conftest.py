@@ -6,6 +6,7 @@ import importlib.util
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError
 from types import ModuleType
@@ -46,8 +47,12 @@ def snapshot_of(step: int, pair: Pair, tensors: Tensors, *, rank: int = 0) -> Sn
 def commit() -> Callable[..., SaveResult]:
     """Write a commit of named byte strings."""
 
-    def write(root: Path, step: int, tensors: Tensors, pair: Pair | None = None, *, rank: int = 0) -> SaveResult:
-        return save(root, snapshot_of(step, pair or Pair(1, 1), tensors, rank=rank), Alone())
+    def write(
+        root: Path, step: int, tensors: Tensors, pair: Pair | None = None, *, rank: int = 0, metrics: Any = ()
+    ) -> SaveResult:
+        snapshot = snapshot_of(step, pair or Pair(1, 1), tensors, rank=rank)
+        told = {"metrics": [[measured, values] for measured, values in metrics]}
+        return save(root, replace(snapshot, state=snapshot.state | told), Alone())
 
     return write
 

@@ -117,6 +117,23 @@ def test_what_it_replaces_goes_only_after_as_many_arrived_as_are_kept(source: Fo
     assert held == [[1], [1, 2], [2, 3]]
 
 
+def test_the_best_by_a_metric_stay_also_if_they_were_measured_later(
+    tmp_path: Path, target: Target, commit: Callable[..., Any]
+) -> None:
+    measured: list[tuple[int, dict[str, float]]] = []
+    for step, loss in enumerate((3.0, 1.0, 2.0, 4.0), start=1):
+        commit(tmp_path / "measured", step, {"w": bytes([step])}, metrics=measured)
+        measured.append((step, {"val_loss": loss}))
+    source = FolderStore(tmp_path / "measured")
+    uploads = uploader(source, target, keep_last=1, rules=Rules.parse("best=val_loss:min:2"))
+    held = []
+    for step in (1, 2, 3, 4):
+        assert uploads.upload(name(step)).arrived
+        assert uploads.tidy(name(step)) == ""
+        held.append(sorted(found.step for found in target.commits()))
+    assert held == [[1], [1, 2], [1, 2, 3], [2, 3, 4]], "what step 4 measured is told by no commit yet"
+
+
 def test_the_second_process_deletes_nothing_that_it_has_not_replaced(source: FolderStore, target: Target) -> None:
     for step in (1, 2):
         uploader(source, target).upload(name(step))
