@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.manifest import Manifest, digest
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.stores import s3 as s3_module
 from holdfast.checkpoint.stores.folder import FolderStore
@@ -67,7 +67,7 @@ def through(s3_settings: S3Settings, proxy: Proxy) -> Callable[..., ObjectStore]
 
 
 def upload(made: Made, target: ObjectStore) -> None:
-    incoming = target.receive(made.name)
+    incoming = target.receive(made.name, digest(made.manifest))
     for file, record in made.manifest.files.items():
         assert incoming.write(file, [made.bytes[file]]) == record
     incoming.publish(made.manifest)
@@ -238,7 +238,7 @@ def test_without_awscrt_the_server_compares_sha256(
     made: Made, s3_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(s3_module, "_crc64nvme", lambda: None)
-    incoming = s3_store.receive(made.name)
+    incoming = s3_store.receive(made.name, digest(made.manifest))
     incoming.write("rank-0.safetensors", [made.bytes["rank-0.safetensors"]])
 
     upload(made, s3_store)
@@ -251,9 +251,46 @@ def test_of_two_writers_of_one_commit_one_wins_and_the_other_is_told(made: Made,
     upload(made, s3_store)
     upload(made, s3_store)
 
+    another = replace(made.manifest, run_id="another")
     with pytest.raises(CheckpointError, match="another manifest"):
-        s3_store.receive(made.name).publish(replace(made.manifest, run_id="another"))
+        s3_store.receive(made.name, digest(made.manifest)).publish(another)
+    with pytest.raises(CheckpointError, match=f"{made.name}/ is another {made.name}, which somebody else writes"):
+        s3_store.receive(made.name, digest(another))
 
+    assert is_whole(s3_store, made)
+
+
+@pytest.mark.integration
+def test_of_two_that_begin_to_write_other_commits_under_one_name_the_second_changes_nothing(
+    made: Made, s3_store: ObjectStore
+) -> None:
+    first = s3_store.receive(made.name, digest(made.manifest))
+    first.write("rank-0.json", [made.bytes["rank-0.json"]])
+
+    with pytest.raises(CheckpointError, match="give each job a prefix of its own, or delete that folder"):
+        s3_store.receive(made.name, "another")
+
+    first.write("rank-0.safetensors", [made.bytes["rank-0.safetensors"]])
+    first.publish(made.manifest)
+    assert is_whole(s3_store, made)
+    s3_store.delete(made.name)
+    s3_store.receive(made.name, "another").discard()
+
+
+@pytest.mark.integration
+def test_of_two_that_write_the_same_one_may_give_up_and_the_other_does_not_publish_what_went_with_it(
+    made: Made, s3_store: ObjectStore
+) -> None:
+    stays, goes = (s3_store.receive(made.name, digest(made.manifest)) for _ in range(2))
+    for file, data in made.bytes.items():
+        stays.write(file, [data])
+
+    goes.discard()
+
+    with pytest.raises(CheckpointError, match="given up by another writer: try again"):
+        stays.publish(made.manifest)
+    assert s3_store.commits() == ()
+    upload(made, s3_store)
     assert is_whole(s3_store, made)
 
 
@@ -297,8 +334,8 @@ def test_what_was_never_finished_is_swept_away_and_nothing_else(
     unfinished = CommitName(step=8, pair=made.name.pair)
     proxy.plan = lambda request: Reset() if "partNumber=2" in request.target else None
     with pytest.raises(UnavailableError):
-        through(attempts=1).receive(unfinished).write("rank-0.safetensors", [made.bytes["rank-0.safetensors"]])
-    s3_store.receive(unfinished).write("rank-0.json", [b"{}"])
+        through(attempts=1).receive(unfinished, "").write("rank-0.safetensors", [made.bytes["rank-0.safetensors"]])
+    s3_store.receive(unfinished, "").write("rank-0.json", [b"{}"])
     bucket = S3Bucket(s3_settings)
     assert len(bucket.unfinished("")) == 1
 

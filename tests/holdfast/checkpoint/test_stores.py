@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoint import save
-from holdfast.checkpoint.manifest import LARGEST
+from holdfast.checkpoint.manifest import LARGEST, digest
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.stores import Store
 from holdfast.checkpoint.stores.folder import FolderStore
@@ -55,7 +55,7 @@ def whole(store: Store, name: CommitName, file: str) -> bytes:
 
 def copy(source: Store, name: CommitName, target: Store) -> None:
     manifest = source.manifest(name)
-    incoming = target.receive(name)
+    incoming = target.receive(name, digest(manifest))
     for file, record in manifest.files.items():
         assert incoming.write(file, [whole(source, name, file)]) == record
     assert target.commits() == ()
@@ -75,7 +75,7 @@ def test_a_commit_arrives_whole_and_is_nobodys_before_its_manifest(
 
 
 def test_what_is_given_up_is_no_commit(store: Store, source: tuple[Store, CommitName]) -> None:
-    incoming = store.receive(source[1])
+    incoming = store.receive(source[1], "")
     incoming.write("rank-0.json", [b"{}"])
 
     incoming.discard()

@@ -308,6 +308,11 @@ def encode(manifest: Manifest) -> bytes:
     return _sealed(f"{{{body}}}".encode())
 
 
+def digest(manifest: Manifest) -> str:
+    """Of those bytes; it stands for all that the commit holds."""
+    return xxhash.xxh3_128_hexdigest(encode(manifest))
+
+
 def decode(raw: bytes) -> Manifest:
     """Read `MANIFEST.json`; DamagedError if it is not what was written, UnknownFormatError if others wrote it."""
     document = _parse(raw)

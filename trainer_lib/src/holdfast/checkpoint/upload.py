@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 
 from holdfast.checkpoint import retention
 from holdfast.checkpoint.aging import Ages
+from holdfast.checkpoint.manifest import digest
 from holdfast.checkpoint.names import CommitName, parse_commit, slices_file
 from holdfast.checkpoint.pace import Pace
 from holdfast.checkpoint.reading import read_slices
@@ -206,7 +207,7 @@ class Uploader:
             return 0
         below = sorted(filter(None, map(parse_commit, manifest.stands_on)), key=_age)
         before = sum(self._copy(one, there) for one in below)
-        incoming = self.target.receive(name)
+        incoming = self.target.receive(name, digest(manifest))
         for file, record in sorted(manifest.own.items()):
             with self.source.open(name, file) as opened:
                 written = incoming.write(file, self._pieces(opened))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.manifest import Manifest, digest
 from holdfast.checkpoint.names import CommitName, parse_commit, slices_file
 from holdfast.checkpoint.reading import read_slices
 from holdfast.checkpoint.slices import decode
@@ -48,7 +48,7 @@ def copy(source: Store, name: CommitName, target: Store, shown: Progress) -> Cop
             )
         shown.add(total)
         return Copied(name=name, nbytes=total, fresh=False)
-    incoming = target.receive(name)
+    incoming = target.receive(name, digest(manifest))
     try:
         _fill(source, name, manifest, incoming, shown)
         incoming.publish(manifest)

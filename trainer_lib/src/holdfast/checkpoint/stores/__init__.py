@@ -79,8 +79,9 @@ class Store(Protocol):
     def open(self, name: CommitName, file: str) -> Source:
         """One of its files; DamagedError if it is missing."""
 
-    def receive(self, name: CommitName) -> Incoming:
-        """Begin a commit of this name."""
+    def receive(self, name: CommitName, content: str) -> Incoming:
+        """Begin a commit of this name. `content` stands for all that it will hold: CheckpointError if another one is
+        begun here under the name, and the two would meet."""
 
     def quarantine(self, name: CommitName, reason: str) -> bool:
         """Move a bad commit aside, never delete it; False if it cannot be moved (it is then ignored where it is)."""

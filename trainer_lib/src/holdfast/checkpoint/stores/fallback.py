@@ -65,9 +65,9 @@ class FallbackStore:
         """One of its files."""
         return self._inner.open(name, file)
 
-    def receive(self, name: CommitName) -> Incoming:
+    def receive(self, name: CommitName, content: str) -> Incoming:
         """Begin a commit."""
-        return self._inner.receive(name)
+        return self._inner.receive(name, content)
 
     def quarantine(self, name: CommitName, reason: str) -> bool:
         """Move a bad commit aside."""

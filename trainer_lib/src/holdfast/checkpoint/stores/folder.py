@@ -175,8 +175,8 @@ class FolderStore:
         """One of its files."""
         return FolderSource(self._root / str(name) / file)
 
-    def receive(self, name: CommitName) -> FolderIncoming:
-        """Begin a commit."""
+    def receive(self, name: CommitName, content: str) -> FolderIncoming:
+        """Begin a commit, in a folder that nobody else writes."""
         return FolderIncoming(self._root, name)
 
     def quarantine(self, name: CommitName, reason: str) -> bool:

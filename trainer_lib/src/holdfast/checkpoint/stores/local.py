@@ -84,7 +84,7 @@ class LocalStore:
                 return FolderSource(folder / str(name) / file)
         raise DamagedError(f"{file} is missing in {self.url}")
 
-    def receive(self, name: CommitName) -> FolderIncoming:
+    def receive(self, name: CommitName, content: str) -> FolderIncoming:
         """Begin a commit that is copied here whole."""
         return FolderIncoming(own_folder(self._folder, "", 0), name)
 

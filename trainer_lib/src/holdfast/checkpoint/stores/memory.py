@@ -158,7 +158,7 @@ class MemoryStore:
             slot.close()
         raise DamagedError(f"{file} is missing in {self.url}")
 
-    def receive(self, name: CommitName) -> MemoryIncoming:
+    def receive(self, name: CommitName, content: str) -> MemoryIncoming:
         """Begin a commit that is copied here whole."""
         self._folder.mkdir(parents=True, exist_ok=True)
         return MemoryIncoming(self._folder, name)

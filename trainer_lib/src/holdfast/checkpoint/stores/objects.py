@@ -2,7 +2,8 @@
 
 The names are those of a folder tier. What stands in for its rename is the order of writes: every file of a commit is
 complete, and its checksum compared by the store where it does that, before the manifest is created; and the manifest
-is created once, by one writer. Files without a manifest are nobody's commit, whatever interrupted them.
+is created once, by one writer. Files without a manifest are nobody's commit, whatever interrupted them. Before them
+lies a word on what they will be, created once as well: who would write something else under the name changes nothing.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ _log = logging.getLogger("holdfast.checkpoint.objects")
 
 # Beside each commit's files, for whoever has no holdfast: `sha256sum --check` reads it.
 SHA256SUMS: Final = "SHA256SUMS"
+# Before them: what this commit will be.
+CONTENT: Final = "CONTENT"
 _LOOKS: Final = 8
 # Of what is digested several times, so that only the first time waits for the memory.
 _IN_CACHE: Final = 256 << 10
@@ -184,11 +187,16 @@ class ObjectSource:
 class ObjectIncoming:
     """Files under the commit's own name, which is nobody's until its manifest is there."""
 
-    def __init__(self, bucket: Bucket, prefix: str, name: CommitName) -> None:
+    def __init__(self, bucket: Bucket, prefix: str, name: CommitName, content: str) -> None:
         self._bucket = bucket
         self._folder = f"{prefix}{name}/"
         self._name = name
         self._sums: dict[str, str] = {}
+        if not bucket.create(self._folder + CONTENT, content.encode()):
+            raise CheckpointError(
+                f"{bucket.url}/{self._folder} is another {name}, which somebody else writes or never finished; "
+                "nothing was changed: give each job a prefix of its own, or delete that folder if nobody writes it"
+            )
 
     def write(self, file: str, parts: Iterable[Buffer]) -> FileRecord:
         """Upload one file."""
@@ -207,6 +215,9 @@ class ObjectIncoming:
 
     def publish(self, manifest: Manifest) -> None:
         """Create the manifest. That it is there already, the same to the byte, is what a lost answer leaves."""
+        here = {key.removeprefix(self._folder) for key in self._bucket.keys(self._folder)}
+        if not here.issuperset(self._sums):
+            raise CheckpointError(f"{self._bucket.url}/{self._folder} was given up by another writer: try again")
         sums = "".join(f"{digest}  {file}\n" for file, digest in sorted(self._sums.items()))
         self._bucket.put(self._folder + SHA256SUMS, sums.encode())
         if not self._bucket.create(self._folder + MANIFEST, encode(manifest)):
@@ -303,9 +314,9 @@ class ObjectStore:
         """One of its files."""
         return ObjectSource(self._bucket, self._key(name, file))
 
-    def receive(self, name: CommitName) -> ObjectIncoming:
-        """Begin a commit, or go on with one that was interrupted."""
-        return ObjectIncoming(self._bucket, self._prefix, name)
+    def receive(self, name: CommitName, content: str) -> ObjectIncoming:
+        """Begin a commit, or go on with one of the same content that was interrupted."""
+        return ObjectIncoming(self._bucket, self._prefix, name, content)
 
     def quarantine(self, name: CommitName, reason: str) -> bool:
         """Copy a bad commit below `quarantine/`, then take it away, its manifest first; not one that others need."""

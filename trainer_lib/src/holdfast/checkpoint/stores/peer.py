@@ -225,7 +225,7 @@ class PeerStore:
         """One of its files."""
         return PeerSource(self._peer, name, file, self._jobs)
 
-    def receive(self, name: CommitName) -> Incoming:
+    def receive(self, name: CommitName, content: str) -> Incoming:
         """Not by hand: a rank's slots are copied with `send`."""
         raise CheckpointError(f"{self.url} takes copies of slots only, as they are made")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
+from uuid import uuid4
 
 from holdfast.checkpoint.manifest import Chunk, Manifest, TensorRecord, check
 from holdfast.checkpoint.names import CommitName, step_number, tensors_file
@@ -48,7 +49,7 @@ def commit(store: Store, values: Mapping[str, Any], *, step: int, made: datetime
     name = CommitName(step=step, pair=Pair(0, 1 + max(older, default=0)))
     flat = flatten_values(values)
     plan = plan_shard(map(whole, flat.specs), metadata={"format": "pt", "commit": str(name), "rank": "0"})
-    incoming = store.receive(name)
+    incoming = store.receive(name, uuid4().hex)  # what it will hold is known once it is written
     try:
         record = incoming.write(tensors_file(0), _parts(plan, flat))
         manifest = Manifest(
