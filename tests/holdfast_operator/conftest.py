@@ -350,7 +350,8 @@ class Sim:
         labels = self.nodes[node]["metadata"].get("labels", {})
         selector = body["spec"].get("nodeSelector", {})
         return (
-            node not in _avoided(body)
+            not self.nodes[node]["spec"].get("unschedulable")
+            and node not in _avoided(body)
             and all(labels.get(key) == value for key, value in selector.items())
             and not any(labels.get(key) in values for key, values in _excluded(body))
             and not any(_foreign(body, other) for other in self._live_on(node))
@@ -538,6 +539,10 @@ class Sim:
     def freeze(self, name: str) -> None:
         """The launcher hangs; its sidecar goes on."""
         self.frozen[self.uid(name)] = self.now
+
+    def add_node(self, name: str, *, cpu: str = "2") -> None:
+        """A node joins the cluster."""
+        self.nodes[name], self.leases[name] = node_body(name, cpu=cpu), self.now
 
     def kill_node(self, name: str) -> None:
         """The node falls silent; the API server says so a little later."""

@@ -152,6 +152,46 @@ def test_a_cordon_moves_a_worker_only_if_another_node_has_room(make_sim: Make) -
     sim.run(30, until=lambda: sim.world_names() == ["gpt-w1", "gpt-w2"])
 
 
+def _cordoned_but_for_one_place(sim: Any, *cordoned: str) -> None:
+    sim.obeys = True
+    sim.add_node("spare", cpu="1")
+    for node in cordoned:
+        sim.nodes[node]["spec"]["unschedulable"] = True
+
+
+def test_as_many_leave_cordoned_nodes_as_find_room_and_the_others_train_on(make_sim: Make) -> None:
+    sim = make_sim(replicas=3, minimum=3, nodes=3)
+    for node in sim.nodes.values():
+        node["status"]["allocatable"]["cpu"] = "1"
+    sim.run(60, until=lambda: len(sim.world_names()) == 3)
+    _cordoned_but_for_one_place(sim, "node-1", "node-2", "node-3")
+    sim.run(60, until=lambda: "gpt-w3" in sim.world_names())
+    sim.run(60)
+    assert sim.world_names() == ["gpt-w1", "gpt-w2", "gpt-w3"]
+    assert sim.counted == ["Interruption"]
+
+
+def test_of_several_workers_on_one_cordoned_node_as_many_leave_as_find_room(make_sim: Make) -> None:
+    sim = make_sim(replicas=4, minimum=4, nodes=2)
+    sim.run(60, until=lambda: len(sim.world_names()) == 4)
+    _cordoned_but_for_one_place(sim, "node-1")
+    sim.run(60, until=lambda: "gpt-w4" in sim.world_names())
+    sim.run(60)
+    assert len(sim.world_names()) == 4
+    assert sim.counted == ["Interruption"]
+
+
+def test_who_must_go_takes_room_before_who_leaves_a_cordoned_node(make_sim: Make) -> None:
+    sim = make_sim(replicas=3, minimum=3, nodes=3)
+    for node in sim.nodes.values():
+        node["status"]["allocatable"]["cpu"] = "1"
+    sim.run(60, until=lambda: len(sim.world_names()) == 3)
+    _cordoned_but_for_one_place(sim, sim.node_of("gpt-w0"))
+    sim.notice("gpt-w2")
+    sim.run(60, until=lambda: sim.world_names() == ["gpt-w0", "gpt-w1", "gpt-w3"])
+    assert sim.node_of("gpt-w3") == "spare"
+
+
 def test_a_recommendation_takes_nobody_away_but_nothing_is_placed_there(trained: Any) -> None:
     node = trained.node_of("gpt-w1")
     trained.notice("gpt-w1")

@@ -1,6 +1,7 @@
 """Workers that will go: deleted, disrupted, noticed, or on a node that leaves. They drain; the replacement comes now.
 
-A cordon alone takes nothing away, so it moves a worker only if another node can hold it.
+A cordon alone takes nothing away, so it moves a worker only if other nodes can hold it beside all whose places are
+still to be found.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from holdfast_operator import constants as c
 from holdfast_operator.policies import causes
 from holdfast_operator.policies.avoid import avoiding
 from holdfast_operator.policies.draft import Draft
+from holdfast_operator.policies.replicas import planned
 from holdfast_operator.seen import Notice, PodView
 from holdfast_operator.status import Phase, Worker, reason_word, say
 
@@ -25,11 +27,13 @@ def apply(draft: Draft) -> Draft:
     """Move workers from Wanted to Leaving."""
     for node, notice in _recommendations(draft):
         draft = avoiding(draft, node, reason_word(notice.source + "Notice"), c.AVOID_NOTICED)
-    for worker in draft.status.in_phase(Phase.WANTED):
-        pod = draft.pod(worker)
-        going = _going(draft, worker, pod) if pod is not None and not pod.absent else None
-        if pod is not None and going is not None:
-            draft = _leave(draft, worker, pod, going)
+    # Who may leave comes after all who must: those take room first.
+    for judge in (_must_go, _may_go):
+        for worker in draft.status.in_phase(Phase.WANTED):
+            pod = draft.pod(worker)
+            going = judge(draft, worker, pod) if pod is not None and not pod.absent else None
+            if pod is not None and going is not None:
+                draft = _leave(draft, worker, pod, going)
     return draft
 
 
@@ -49,7 +53,7 @@ def _leave(draft: Draft, worker: Worker, pod: PodView, going: _Going) -> Draft:
     return draft
 
 
-def _going(draft: Draft, worker: Worker, pod: PodView) -> _Going | None:
+def _must_go(draft: Draft, worker: Worker, pod: PodView) -> _Going | None:
     node = draft.node(worker)
     if pod.leaving:
         return _Going(verdict=causes.of_departure(pod, node, draft.now), shun_node=False)
@@ -61,16 +65,29 @@ def _going(draft: Draft, worker: Worker, pod: PodView) -> _Going | None:
     if node is not None and node.announced:
         words = f"node {node.name} of {pod.name} is tainted {node.announced}: it will go"
         return _Going(verdict=_interrupted("NodeLeaving", words), shun_node=True)
-    ours = node is not None and node.mark is not None
-    if ours and draft.spec.remediation_opt_out:
-        return None
-    if node is not None and node.mark is not None and node.mark.drains:
-        words = f"node {node.name} of {pod.name} is taken out of service: {node.mark.message}"
+    mark = node.mark if node is not None and not draft.spec.remediation_opt_out else None
+    if mark is not None and mark.drains:
+        words = f"node {pod.node} of {pod.name} is taken out of service: {mark.message}"
         return _Going(verdict=_interrupted("NodeRemediation", words), shun_node=True)
-    if node is not None and node.unschedulable and draft.fits_without(pod.node, [worker]):
-        words = f"node {node.name} of {pod.name} is cordoned, another one has room"
-        return _Going(verdict=_interrupted("NodeCordoned", words), shun_node=False)
     return None
+
+
+def _may_go(draft: Draft, worker: Worker, pod: PodView) -> _Going | None:
+    node = draft.node(worker)
+    if node is None or not node.unschedulable or (node.mark is not None and draft.spec.remediation_opt_out):
+        return None
+    if not draft.fits_without(pod.node, (worker, *_unplaced(draft))):
+        return None
+    words = f"node {node.name} of {pod.name} is cordoned, another one has room"
+    return _Going(verdict=_interrupted("NodeCordoned", words), shun_node=False)
+
+
+def _unplaced(draft: Draft) -> tuple[Worker, ...]:
+    """Who has no node yet, and who is still to be asked for."""
+    wanted = draft.status.in_phase(Phase.WANTED)
+    total = draft.target + draft.spec.spares if draft.target else 0
+    lacking = max(0, total - len(wanted) - len(draft.finished))
+    return (*(worker for worker in wanted if not worker.node), *planned(draft, lacking))
 
 
 def _interrupted(reason: str, message: str) -> causes.Verdict:
