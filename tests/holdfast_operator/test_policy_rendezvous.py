@@ -174,7 +174,48 @@ def test_the_host_is_known_again_after_the_operators_restart(make_met: Make) -> 
     assert asked(sim, "gpt-w3")["RDZV_ENDPOINT"] == "10.96.0.7:29400"
 
 
+def send_away(sim: Any, name: str, code: int) -> None:
+    """Evicted; the script has its own answer to SIGTERM."""
+    sim.delete(sim.uid(name))
+    sim.pods[sim.uid(name)]["status"]["conditions"] = [
+        {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+    ]
+    sim.end(name, code)
+
+
+@pytest.mark.parametrize("seen", ["while it leaves", "once it has ended"])
+def test_a_torchrun_that_ends_well_because_it_is_told_to_end_completes_nothing(make_met: Make, seen: str) -> None:
+    sim = make_met("C10d")
+    if seen == "while it leaves":
+        sim.delete(sim.uid("gpt-w1"))
+        sim.settle()
+    send_away(sim, "gpt-w1", 0)
+    sim.run(60, until=lambda: "gpt-w3" in sim.running() and sim.status.holds("Ready"))
+    assert sim.counted == ["Interruption"]
+
+
+def test_a_surplus_torchrun_that_ends_well_completes_nothing(make_met: Make) -> None:
+    sim = make_met("C10d")
+    sim.body["spec"]["workers"]["replicas"] = 2
+    sim.settle()
+    sim.end("gpt-w2", 0)
+    sim.run(30)
+    assert sim.running() == ["gpt-w0", "gpt-w1"]
+    assert not sim.status.terminal
+
+
 # None
+
+
+def test_a_worker_that_ends_well_because_it_is_told_to_end_has_not_done_its_part(make_met: Make) -> None:
+    sim = make_met("None")
+    for name in sim.running():
+        send_away(sim, name, 0)
+    sim.run(60, until=lambda: sim.running() == ["gpt-w3", "gpt-w4", "gpt-w5"])
+    assert not sim.status.terminal
+    for name in sim.running():
+        sim.end(name, 0)
+    sim.run(5, until=lambda: sim.status.holds("Complete"))
 
 
 def test_workers_on_their_own_are_told_nothing(make_met: Make) -> None:
@@ -207,6 +248,31 @@ def test_a_done_part_stays_done_when_its_pod_is_removed(make_met: Make) -> None:
     sim.run(120)
     assert sim.created_names == ["gpt-w0", "gpt-w1", "gpt-w2"]
     assert not sim.status.terminal
+
+
+# Either
+
+
+@pytest.mark.parametrize("backend", ["C10d", "None"])
+@pytest.mark.parametrize("code", [70, 75])
+def test_codes_that_are_words_of_our_launcher_are_the_scripts_own_without_it(
+    make_met: Make, backend: str, code: int
+) -> None:
+    sim = make_met(backend, replicas=2)
+    for _ in range(200):
+        for name in sim.running():
+            sim.end(name, code)
+        sim.tick()
+    assert sim.status.status == "ApplicationBudgetSpent"
+    assert f"exit code {code}" in sim.status.condition("Failed").message
+
+
+@pytest.mark.parametrize("backend", ["C10d", "None"])
+def test_whatever_an_evicted_worker_ends_with_is_an_interruption(make_met: Make, backend: str) -> None:
+    sim = make_met(backend)
+    send_away(sim, "gpt-w1", 1)
+    sim.run(60, until=lambda: "gpt-w3" in sim.running() and sim.status.holds("Ready"))
+    assert sim.counted == ["Interruption"]
 
 
 # Whatever happens

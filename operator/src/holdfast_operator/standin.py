@@ -48,7 +48,7 @@ def _world(status: Status, pods: dict[str, PodView]) -> tuple[World | None, tupl
     """Who is left of the generation, and who is not. Members are only ever lost, so the attempt rises with them."""
     membership = status.membership
     wanted = {worker.pod_uid for worker in status.in_phase(Phase.WANTED, Phase.LEAVING)}
-    done = {worker.pod_uid for worker in status.in_phase(Phase.ENDED) if worker.exit_code == 0}
+    done = {worker.pod_uid for worker in status.in_phase(Phase.ENDED) if worker.done}
     uids = tuple(member.pod_uid for member in sorted(membership.members, key=lambda member: member.index))
     left = tuple(uid for uid in uids if uid in done or (uid in wanted and uid in pods and _lives(pods[uid])))
     lost = tuple(uid for uid in uids if uid not in left)
@@ -59,7 +59,7 @@ def _world(status: Status, pods: dict[str, PodView]) -> tuple[World | None, tupl
 
 
 def _lives(pod: PodView) -> bool:
-    return not pod.absent and (pod.exit is None or pod.exit.code == 0)
+    return not pod.absent and (pod.exit is None or (pod.exit.code == 0 and not pod.leaving))
 
 
 def _runs(pod: PodView) -> bool:

@@ -49,25 +49,33 @@ def of_departure(pod: PodView, node: NodeView | None, now: datetime) -> Verdict:
     )
 
 
-def of_exit(pod: PodView, node: NodeView | None, now: datetime) -> Verdict:
-    """The pod ended. Eviction and deletion count before what the container made of them."""
+def fails(code: int | None, *, launched: bool) -> bool:
+    """Whether this is the exit code of a failure. 75 is our launcher's word, and nobody else's."""
+    return code not in ((None, c.EXIT_COMPLETE, c.EXIT_LEFT) if launched else (None, c.EXIT_COMPLETE))
+
+
+def of_exit(pod: PodView, node: NodeView | None, now: datetime, *, launched: bool = True) -> Verdict:
+    """The pod ended. Eviction and deletion count before what the container made of them.
+
+    What runs without our launcher answers SIGTERM with a code of its own choice, also 0.
+    """
     ended = pod.exit
     if ended is not None and ended.reason == "OOMKilled":
         return Verdict(cause=c.CAUSE_OOM, reason="OOMKilled", message=f"{pod.name} ran out of its memory limit")
-    if pod.leaving and (ended is None or ended.code in (c.EXIT_LEFT, c.EXIT_SIGKILL, 143)):
+    if pod.leaving and (not launched or ended is None or ended.code in (c.EXIT_LEFT, c.EXIT_SIGKILL, 143)):
         return of_departure(pod, node, now)
     if ended is None:
         told = f": {pod.failure}" if pod.failure else ""
         message = f"{pod.name} failed without its trainer's end{told}"
         return Verdict(cause=c.CAUSE_INFRASTRUCTURE, reason=POD_FAILED, message=message)
-    if ended.code == c.EXIT_LEFT:
+    if launched and ended.code == c.EXIT_LEFT:
         return Verdict(
             cause=c.CAUSE_INTERRUPTION, reason="LeftOnRequest", message=f"{pod.name} left after an agreed commit"
         )
-    return _of_code(pod, ended)
+    return _of_code(pod, ended, launched=launched)
 
 
-def _of_code(pod: PodView, ended: Exit) -> Verdict:
+def _of_code(pod: PodView, ended: Exit, *, launched: bool) -> Verdict:
     words = ended.words()
     if ended.code == c.EXIT_COMPLETE:
         return Verdict(cause="", reason="Completed", message=f"{pod.name} has done its part")
@@ -80,7 +88,7 @@ def _of_code(pod: PodView, ended: Exit) -> Verdict:
     message = f"{pod.name} ended with {signal}" + (f": {words}" if words else "")
     if ended.code in (c.EXIT_SIGKILL, 143):
         return Verdict(cause=c.CAUSE_INFRASTRUCTURE, reason="Killed", message=message)
-    if ended.code == 70:
+    if launched and ended.code == c.EXIT_LAUNCHER:
         return Verdict(cause=c.CAUSE_INFRASTRUCTURE, reason="LauncherFailed", message=message)
     return Verdict(cause=c.CAUSE_APPLICATION, reason="ExitCode", message=message)
 

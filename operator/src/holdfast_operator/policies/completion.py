@@ -9,6 +9,7 @@ from holdfast_operator import constants as c
 from holdfast_operator.policies.draft import Draft
 from holdfast_operator.policies.progress import newest_progress
 from holdfast_operator.policies.terminal import finish
+from holdfast_operator.status import Worker
 
 
 def apply(draft: Draft) -> Draft:
@@ -24,7 +25,13 @@ def apply(draft: Draft) -> Draft:
 def _complete(draft: Draft) -> bool:
     if draft.spec.rendezvous == c.NO_RENDEZVOUS:
         return 0 < draft.target <= len(draft.finished)
-    uids = {worker.pod_uid for worker in draft.status.workers if worker.known}
+    uids = {worker.pod_uid for worker in draft.status.workers if worker.known and _speaks_for_all(draft, worker)}
     exits = [pod.exit for pod in draft.seen.pods if pod.uid in uids]
     exits += [report.exit for report in draft.seen.reports if report.pod_uid in uids]
     return any(ended is not None and ended.code == c.EXIT_COMPLETE for ended in exits)
+
+
+def _speaks_for_all(draft: Draft, worker: Worker) -> bool:
+    """A launcher ends with 0 only when all agreed; a ``torchrun`` also when it is told to end."""
+    pod = draft.pod(worker)
+    return draft.spec.launched or (worker.left_alone and not (pod is not None and pod.leaving))

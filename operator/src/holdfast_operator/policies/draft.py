@@ -66,7 +66,7 @@ class Draft:
         """Those that have done their part where each does its own: they are not replaced."""
         if self.spec.rendezvous != c.NO_RENDEZVOUS:
             return ()
-        return tuple(worker for worker in self.status.in_phase(Phase.ENDED) if worker.exit_code == c.EXIT_COMPLETE)
+        return tuple(worker for worker in self.status.in_phase(Phase.ENDED) if worker.done)
 
     @property
     def spares(self) -> tuple[Worker, ...]:

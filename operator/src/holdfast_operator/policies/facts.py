@@ -7,6 +7,7 @@ from datetime import datetime
 
 from holdfast_operator import constants as c
 from holdfast_operator.api import pod_name
+from holdfast_operator.policies import causes
 from holdfast_operator.policies.draft import Draft
 from holdfast_operator.seen import GpuError, Told
 from holdfast_operator.status import Worker
@@ -39,7 +40,7 @@ def of_incident(draft: Draft, worker: Worker | None, told: Told | None, detected
     """All that is known of a failure: its process's own end before its container's."""
     reason = told.reason if told is not None else ""
     return Facts(
-        exit_code=_exit_code(worker, told),
+        exit_code=_exit_code(draft, worker, told),
         oom=_oom(worker, reason),
         hung=reason == HUNG,
         conditions=_conditions(draft, worker),
@@ -70,11 +71,11 @@ def of_running(draft: Draft, worker: Worker) -> Facts:
     return Facts(conditions=_conditions(draft, worker), gpu_errors=gpu_errors(draft, worker))
 
 
-def _exit_code(worker: Worker | None, told: Told | None) -> int | None:
+def _exit_code(draft: Draft, worker: Worker | None, told: Told | None) -> int | None:
     if told is not None and told.exit_code is not None and told.reason not in COLLATERAL:
         return told.exit_code
     code = worker.exit_code if worker is not None else None
-    return None if code in (None, c.EXIT_COMPLETE, c.EXIT_LEFT) else code
+    return code if causes.fails(code, launched=draft.spec.launched) else None
 
 
 def _oom(worker: Worker | None, reason: str) -> str:

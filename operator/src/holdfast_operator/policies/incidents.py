@@ -219,7 +219,8 @@ def _at_startup(draft: Draft, worker: Worker) -> Draft:
         # A kubelet that rejects a pod rejects the next one as fast: without a wait, each pass would make one.
         draft = draft.changed_worker(worker, counted=True).but(backoff_until=draft.now + c.TEMPLATE_RETRY)
         return draft.tell(worker.reason, worker.message, warning=True)
-    crashed = worker.exit_code not in (None, c.EXIT_COMPLETE, c.EXIT_LEFT) and worker.cause != c.CAUSE_INTERRUPTION
+    failed = causes.fails(worker.exit_code, launched=draft.spec.launched)
+    crashed = failed and worker.cause != c.CAUSE_INTERRUPTION
     if not crashed or worker.batch <= draft.status.counted_batch:
         return draft.changed_worker(worker, counted=True)
     if worker.cause not in c.CAUSES_WITH_BACKOFF:

@@ -49,7 +49,7 @@ def _judge(draft: Draft, worker: Worker, pod: PodView | None) -> Draft:
 
 def _ended(draft: Draft, worker: Worker, pod: PodView) -> Worker:
     """Proved by the kubelet. Who was on the way out keeps the cause of that, unless memory ran out meanwhile."""
-    verdict = causes.of_exit(pod, draft.node(worker), draft.now)
+    verdict = causes.of_exit(pod, draft.node(worker), draft.now, launched=draft.spec.launched)
     keeps = worker.phase in (Phase.LEAVING, Phase.LOST) and (worker.ordered or verdict.cause != c.CAUSE_OOM)
     worker = worker if keeps else _blamed(worker, verdict)
     return replace(

@@ -64,6 +64,16 @@ class Worker:
         """Whether it hosts the store by which workers without Holdfast's launcher find each other."""
         return self.host == self.incarnation
 
+    @property
+    def left_alone(self) -> bool:
+        """Nobody sent it away and nothing befell it, so how it ends is its own word."""
+        return not self.ordered and not self.cause
+
+    @property
+    def done(self) -> bool:
+        """It ended well, and by itself: a script may end with 0 on SIGTERM too."""
+        return self.left_alone and self.exit_code == 0
+
     def to_json(self) -> dict[str, Any]:
         """Sparse: what has its default value is left out."""
         return _sparse(
