@@ -525,6 +525,12 @@ class Sim:
         body["metadata"]["deletionTimestamp"] = format_seconds(self.now)
         return True
 
+    def evict(self, name: str, reason: str = "EvictionByEvictionAPI") -> None:
+        """Its deletion, with the condition that says why."""
+        body = self.pods[self.uid(name)]
+        body["status"]["conditions"] = [{"type": "DisruptionTarget", "status": "True", "reason": reason}]
+        self.delete(self.uid(name))
+
     def end(self, name: str, code: int, *, reason: str = "Error", message: str = "") -> None:
         """The trainer's container ends."""
         self._end(self.pods[self.uid(name)], code, reason=reason, message=message)

@@ -176,10 +176,7 @@ def test_the_host_is_known_again_after_the_operators_restart(make_met: Make) -> 
 
 def send_away(sim: Any, name: str, code: int) -> None:
     """Evicted; the script has its own answer to SIGTERM."""
-    sim.delete(sim.uid(name))
-    sim.pods[sim.uid(name)]["status"]["conditions"] = [
-        {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
-    ]
+    sim.evict(name)
     sim.end(name, code)
 
 

@@ -432,6 +432,22 @@ def test_an_eviction_is_an_interruption_whose_rule_may_shun_the_node(make_sim: M
     assert [entry.node for entry in sim.status.avoided] == [node]
 
 
+@pytest.mark.parametrize("backend", ["Holdfast", "C10d"])
+@pytest.mark.parametrize("asked", [{"onExitCodes": {"operator": "NotIn", "values": [2]}}, {"onSignals": ["SIGKILL"]}])
+def test_no_rule_blames_the_script_for_the_code_of_a_pod_that_was_sent_away(
+    make_sim: Make, backend: str, asked: dict[str, Any]
+) -> None:
+    recovery = {"rules": [rule("FailJob", cause="Application", **asked)]}
+    sim = make_sim(rendezvous={"backend": backend}, recovery=recovery)
+    sim.run(60, until=lambda: sim.status.status == "Training")
+    sim.evict("gpt-w1")
+    sim.settle()
+    sim.end("gpt-w1", 137)
+    sim.run(60, until=lambda: "gpt-w3" in sim.running() and sim.status.holds("Ready"))
+    assert decided(sim) == ["RecreatePodByDefault"]
+    assert sim.counted == ["Interruption"]
+
+
 # Escalation
 
 
