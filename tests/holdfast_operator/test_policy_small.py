@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from holdfast_operator import constants as c
 from holdfast_operator.policies import avoid, causes, fence
 from holdfast_operator.policies.draft import Draft
 from holdfast_operator.seen import Exit, NodeView, PodView
@@ -21,6 +22,11 @@ GOOD = NodeView(name="n", boot_id="b1", lease_renewed=NOW)
 
 def pod(**changes: Any) -> PodView:
     return replace(PodView(name="gpt-w0", uid="u", incarnation=0, node="n", phase="Failed"), **changes)
+
+
+def tainted(key: str) -> NodeView:
+    """A node that is heard of, with a taint that ends pods."""
+    return replace(GOOD, taints=((key, "", "NoExecute"),))
 
 
 @pytest.mark.parametrize(
@@ -38,7 +44,11 @@ def pod(**changes: Any) -> PodView:
         (pod(exit=Exit(code=75), deleted_at=NOW), GOOD, "Interruption", "PodDeleted"),
         (pod(exit=Exit(code=137), disruption="EvictionByEvictionAPI"), GOOD, "Interruption", "EvictionByEvictionAPI"),
         (pod(disruption="PreemptionByScheduler"), GOOD, "Interruption", "PreemptionByScheduler"),
-        (pod(disruption="DeletionByTaintManager"), GOOD, "Infrastructure", "NodeLost"),
+        (pod(disruption="DeletionByTaintManager"), replace(GOOD, ready=False), "Infrastructure", "NodeLost"),
+        (pod(disruption="DeletionByTaintManager"), None, "Infrastructure", "NodeLost"),
+        (pod(disruption="DeletionByTaintManager"), tainted(c.TAINT_UNREACHABLE), "Infrastructure", "NodeLost"),
+        (pod(disruption="DeletionByTaintManager"), tainted(c.TAINT_NOT_READY), "Infrastructure", "NodeLost"),
+        (pod(disruption="DeletionByTaintManager"), tainted("maintenance"), "Interruption", "DeletionByTaintManager"),
         (
             pod(exit=Exit(code=1, cause="Application", reason="Exception"), deleted_at=NOW),
             GOOD,
@@ -49,7 +59,7 @@ def pod(**changes: Any) -> PodView:
         (pod(), GOOD, "Infrastructure", "PodFailed"),
     ],
 )
-def test_causes_are_those_of_the_contract(view: PodView, node: NodeView, cause: str, reason: str) -> None:
+def test_causes_are_those_of_the_contract(view: PodView, node: NodeView | None, cause: str, reason: str) -> None:
     verdict = causes.of_exit(view, node, NOW)
     assert (verdict.cause, verdict.reason) == (cause, reason)
     assert verdict.message
@@ -254,6 +264,15 @@ def test_a_worker_on_a_node_that_any_cloud_takes_away_drains(trained: Any, actio
     trained.pods["uid-gpt-w1"]["notices"][0]["action"] = action
     trained.tick()
     assert trained.document["directives"]["drain"] == ["uid-gpt-w1"]
+
+
+def test_a_taint_that_ends_pods_on_a_node_that_is_well_is_an_interruption(trained: Any) -> None:
+    trained.obeys = True
+    trained.nodes[trained.node_of("gpt-w1")]["spec"]["taints"] = [{"key": "maintenance", "effect": "NoExecute"}]
+    trained.evict("gpt-w1", "DeletionByTaintManager")
+    trained.run(60, until=lambda: "gpt-w3" in trained.world_names())
+    assert trained.counted == ["Interruption"]
+    assert "not heard of" not in str(trained.events)
 
 
 def test_a_worker_that_does_not_leave_in_time_is_deleted(trained: Any) -> None:

@@ -127,6 +127,11 @@ class NodeView:
         return any(key == c.TAINT_OUT_OF_SERVICE for key, _, _ in self.taints)
 
     @property
+    def tainted_silent(self) -> bool:
+        """The node controller has not heard of it, or had not a moment ago."""
+        return any(key in (c.TAINT_NOT_READY, c.TAINT_UNREACHABLE) for key, _, _ in self.taints)
+
+    @property
     def announced(self) -> str:
         """The taint that says it will go, or empty."""
         return next((key for key, _, _ in self.taints if key in c.TAINTS_LEAVING), "")

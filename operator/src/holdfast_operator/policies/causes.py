@@ -32,9 +32,14 @@ def node_dead(node: NodeView | None, now: datetime) -> bool:
     return node is None or node.dead(now)
 
 
+def _cut_off(pod: PodView, node: NodeView | None) -> bool:
+    """The taint manager acts on any NoExecute taint: only that of a silent node tells of a lost one."""
+    return pod.disruption == TAINT_MANAGER and node is not None and node.tainted_silent
+
+
 def of_departure(pod: PodView, node: NodeView | None, now: datetime) -> Verdict:
     """Somebody deletes the pod, or its object is gone, and it was not us."""
-    if pod.disruption == TAINT_MANAGER or (pod.bound and node_dead(node, now)):
+    if pod.bound and (node_dead(node, now) or _cut_off(pod, node)):
         return Verdict(
             cause=c.CAUSE_INFRASTRUCTURE,
             reason="NodeLost",
