@@ -247,6 +247,57 @@ def test_a_job_that_trained_just_now_never_fails_because_no_world_is_reported(ma
     assert len(sim.running()) == 2
 
 
+def lacks_room(sim: Any) -> None:
+    """The scheduler's word on whatever has no node."""
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes"}
+    for body in sim.pods.values():
+        if not body["spec"].get("nodeName"):
+            body["status"]["conditions"] = [condition]
+
+
+def test_a_job_that_has_trained_waits_for_room_past_the_startup_deadline(make_sim: Make) -> None:
+    sim = make_sim(minimum=3, startupDeadlineSeconds=30)
+    sim.run(60, until=lambda: len(sim.world_names()) == 3)
+    sim.unplaceable = True
+    sim.end("gpt-w1", 137)
+    for _ in range(120):
+        sim.tick()
+        lacks_room(sim)
+    assert sim.status.status == "Unschedulable"
+    assert not sim.status.terminal
+    sim.unplaceable = False
+    sim.run(60, until=lambda: "gpt-w3" in sim.world_names())
+
+
+def test_a_quota_that_others_took_meanwhile_is_waited_for_as_room_is(trained: Any) -> None:
+    trained.body["spec"]["startupDeadlineSeconds"] = 30
+    for name in trained.running():
+        trained.end(name, 137)
+    trained.run(10)
+    trained.refusal = Refusal(reason="QuotaExceeded", message="exceeded quota: pods")
+    for _ in range(120):
+        trained.heard = {}  # of the pods that were refused
+        trained.now += timedelta(seconds=1)
+        trained.apply(trained.plan(), actions=0)
+    assert trained.status.status == "QuotaExceeded"
+    assert not trained.status.terminal
+
+
+def test_the_wait_for_room_counts_nothing_against_what_comes_after_it(make_sim: Make) -> None:
+    sim = make_sim(minimum=3, startupDeadlineSeconds=30)
+    sim.run(60, until=lambda: len(sim.world_names()) == 3)
+    sim.unplaceable = True
+    sim.end("gpt-w1", 137)
+    for _ in range(120):
+        sim.tick()
+        lacks_room(sim)
+    waiting(sim, "ErrImagePull", "gone")
+    sim.run(20)
+    assert sim.status.status == "ImagePullFailed"
+    assert not sim.status.terminal
+    sim.run(60, until=lambda: sim.status.holds("Failed"))
+
+
 def test_pods_that_a_kubelet_rejects_are_replaced_slowly_with_its_words(sim: Any) -> None:
     def reject() -> None:
         for body in sim.pods.values():

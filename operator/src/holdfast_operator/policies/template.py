@@ -1,7 +1,7 @@
 """Workers that cannot start: said at once, with the mend; Failed only when the startup deadline has passed.
 
 Later tries may well succeed (an image is pushed, a quota raised, a claim made), so none of this ends a job early,
-and nothing of it ends a job that trains.
+and nothing of it ends a job that trains, nor one that has trained and only lacks room.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ _PULL = frozenset(
 _CONFIG = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 _NAMED = 5
 _NOT_HEARD = "LauncherNotHeard"
+_ROOM = frozenset({"Unschedulable", "QuotaExceeded"})
 _VOLUME_EVENTS = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
 
 
@@ -39,7 +40,7 @@ def apply(draft: Draft) -> Draft:
         return draft if known is None or not _over(draft) else draft.but(trouble=None)
     reason, message = reason_word(found.reason), say(found.message)
     if known is None or known.reason != reason:
-        since = known.since if known is not None else draft.now
+        since = draft.now if known is None or _waits_for_room(draft, known) else known.since
         draft = draft.but(trouble=Trouble(reason=reason, message=message, since=since))
     elif known.message != message:
         draft = draft.but(trouble=replace(known, message=message))
@@ -65,6 +66,8 @@ def _overdue(draft: Draft) -> Draft:
     trouble = draft.status.trouble
     if trouble is None or newest_report(draft) is not None:
         return draft
+    if _waits_for_room(draft, trouble):
+        return draft.look_again()
     if not draft.seen.warmed_up(draft.now):
         # Just started: the report of a world that trains may be on its way.
         return draft.look_again()
@@ -77,6 +80,11 @@ def _overdue(draft: Draft) -> Draft:
         return draft.wake_at(deadline).look_again()
     limit = draft.spec.startup_deadline_seconds
     return finish(draft, c.FAILED, trouble.reason, f"{trouble.message} (for {limit} s, startupDeadlineSeconds)")
+
+
+def _waits_for_room(draft: Draft, trouble: Trouble) -> bool:
+    """Its template has proved good, and room comes and goes: activeDeadlineSeconds says for how long."""
+    return draft.status.membership.active is not None and trouble.reason in _ROOM
 
 
 def _over(draft: Draft) -> bool:
