@@ -502,6 +502,53 @@ def test_a_pause_is_never_longer_than_without_jitter_nor_shorter_than_it_allows(
     assert pause(backoff, count, key).total_seconds() == seconds
 
 
+@pytest.fixture
+def paused(make_sim: Make) -> Any:
+    """A job that trains, and whose script failed so often that the pause is minutes long."""
+    sim = training(make_sim, nodes=6, budgets=[], backoff={"initialSeconds": 200, "maxSeconds": 300})
+    fail(sim)
+    sim.run(5, until=lambda: sim.world is not None)
+    assert sim.status.backoff_until > sim.now + timedelta(seconds=100)
+    return sim
+
+
+def test_who_is_interrupted_during_a_pause_is_replaced_at_once(paused: Any) -> None:
+    paused.notice("gpt-w1")
+    paused.tick()
+    assert "gpt-w3" in paused.names()
+
+
+def test_a_node_that_dies_during_a_pause_costs_no_more_than_at_another_time(paused: Any) -> None:
+    node = paused.node_of("gpt-w1")
+    paused.kill_node(node)
+    paused.node_unready(node)
+    paused.run(30, until=lambda: "gpt-w3" in paused.world_names())
+
+
+def test_a_job_that_is_made_larger_during_a_pause_grows_at_once(paused: Any) -> None:
+    paused.body["spec"]["workers"]["replicas"] = 4
+    paused.run(30, until=lambda: len(paused.world_names()) == 4)
+
+
+def test_what_fails_by_itself_waits_for_the_pause_while_others_are_replaced(paused: Any) -> None:
+    paused.end("gpt-w1", 1)
+    paused.tick()
+    paused.notice("gpt-w2")
+    paused.run(100)
+    assert paused.created_names[3:] == ["gpt-w3"]
+    assert paused.status.held_back == 1
+    paused.run(120, until=lambda: len(paused.world_names()) == 3)
+    assert paused.status.held_back == 0
+
+
+def test_an_operator_that_starts_anew_during_a_pause_holds_back_the_same(paused: Any) -> None:
+    paused.end("gpt-w1", 1)
+    paused.tick()
+    paused.restart_operator(grace=True)
+    paused.run(60)
+    assert "gpt-w3" not in paused.created_names
+
+
 def test_jobs_that_one_fault_hit_do_not_come_back_in_step() -> None:
     shares = sorted(share(f"job-{number}/1") for number in range(200))
     assert all(0 <= value < 1 for value in shares)

@@ -26,17 +26,37 @@ def apply(draft: Draft) -> Draft:
 
 def _filled(draft: Draft) -> Draft:
     surplus = len(draft.status.in_phase(Phase.WANTED)) + len(draft.finished) - _total(draft)
+    waited_for = _waited_for(draft)
+    missing = max(0, -surplus - len(waited_for))
+    draft = _held_back(draft, missing)
     if surplus > 0 or len(_holders(draft)) > draft.target:
         return _fewer(draft, surplus)
-    waited_for = _waited_for(draft)
-    if surplus + len(waited_for) >= 0:
-        return _waits(draft, waited_for[: -surplus or None]) if surplus else draft
-    surplus += len(waited_for)
-    if draft.status.backoff_until is not None:
-        if draft.now < draft.status.backoff_until:
-            return draft.wake_at(draft.status.backoff_until)
-        draft = draft.but(backoff_until=None)
-    return _more(draft, -surplus)
+    if surplus and not missing:
+        return _waits(draft, waited_for[:-surplus])
+    missing -= draft.status.held_back
+    return _more(draft, missing) if missing else draft
+
+
+def _held_back(draft: Draft, missing: int) -> Draft:
+    """The pause is for those that may fail as fast again: no other replacement waits for it, nor a larger job."""
+    until = draft.status.backoff_until
+    if until is None or draft.now >= until:
+        return draft.but(backoff_until=None, held_back=0)
+    wanted = {worker.incarnation for worker in draft.seen.status.in_phase(Phase.WANTED)}
+    gone = [w for w in draft.status.workers if w.phase is not Phase.WANTED and w.incarnation in wanted]
+    together = any(worker.ordered and worker.reason.startswith(c.RESTART_GANG) for worker in gone)
+    failed = len(gone) if together else sum(map(_failed, gone))
+    held = min(missing, draft.status.held_back + failed)
+    draft = draft.but(held_back=held)
+    return draft.wake_at(until) if held else draft
+
+
+def _failed(worker: Worker) -> bool:
+    """By itself, or so that it was decided to make it anew."""
+    if worker.ordered:
+        return worker.reason.startswith((c.RECREATE_POD, c.REPLACE_NODE, c.RESTART_GANG))
+    at_startup = worker.cause == c.CAUSE_INFRASTRUCTURE and worker.pair is None
+    return at_startup or worker.cause not in (c.CAUSE_INTERRUPTION, c.CAUSE_INFRASTRUCTURE)
 
 
 def _total(draft: Draft) -> int:

@@ -51,6 +51,7 @@ class Status:
     grown_at: datetime | None = None
     trouble: Trouble | None = None
     backoff_until: datetime | None = None
+    held_back: int = 0  # replacements that wait for that
     stalled_since: datetime | None = None
     counted_batch: int = -1
     tallies: tuple[Tally, ...] = ()
@@ -114,6 +115,7 @@ class Status:
                 "grownAt": time_or_none(self.grown_at),
                 "trouble": self.trouble.to_json() if self.trouble else None,
                 "backoffUntil": time_or_none(self.backoff_until),
+                "heldBack": self.held_back,
                 "stalledSince": time_or_none(self.stalled_since),
                 "countedBatch": self.counted_batch,
                 "forgotten": self.forgotten.to_json(),
@@ -156,6 +158,7 @@ class Status:
             grown_at=parse_time(placement.get("grownAt")),
             trouble=optional(placement.get("trouble"), Trouble.from_json),
             backoff_until=parse_time(placement.get("backoffUntil")),
+            held_back=max(0, number(placement.get("heldBack"))),
             stalled_since=parse_time(placement.get("stalledSince")),
             counted_batch=number(placement.get("countedBatch"), -1),
             tallies=each(placement.get("tallies"), Tally.from_json),
