@@ -579,6 +579,33 @@ def test_a_node_that_fails_the_job_twice_is_avoided_until_its_failures_fade(make
     assert bad not in [known.node for known in sim.status.avoided if known.reason == "RepeatOffender"]
 
 
+def test_a_node_that_falls_silent_and_comes_back_is_avoided_for_what_it_did_before(make_sim: Make) -> None:
+    sim = training(make_sim, avoidRepeatOffenders=1)
+    bad = sim.node_of("gpt-w0")
+    sim.kill_node(bad)
+    sim.run(6)
+    assert [entry.reason for entry in sim.status.avoided] == ["RepeatOffender"], "its peers missed the worker there"
+    sim.node_unready(bad)
+    sim.run(20)
+    assert {entry.reason for entry in sim.status.avoided} == {"NodeLost", "RepeatOffender"}
+    sim.heal_node(bad, rebooted=False)
+    sim.run(30)
+    assert [(entry.node, entry.reason) for entry in sim.status.avoided] == [(bad, "RepeatOffender")]
+
+
+def test_a_node_that_is_lost_again_and_again_is_avoided_when_it_is_back(make_sim: Make) -> None:
+    rules = [rule("RecreatePod", onPodConditions=[{"type": "DisruptionTarget"}])]
+    sim = training(make_sim, avoidRepeatOffenders=1, rules=rules)
+    bad = sim.node_of("gpt-w0")
+    sim.evict("gpt-w0", "DeletionByTaintManager")
+    sim.kill_node(bad)
+    sim.node_unready(bad)
+    sim.run(30, until=lambda: "gpt-w3" in sim.running())
+    sim.heal_node(bad, rebooted=False)
+    sim.run(30)
+    assert [(entry.node, entry.reason) for entry in sim.status.avoided] == [(bad, "RepeatOffender")]
+
+
 def test_a_reboot_clears_a_node(make_sim: Make) -> None:
     sim = training(make_sim, avoidRepeatOffenders=2, budgets=[])
     node = sim.node_of("gpt-w0")

@@ -243,7 +243,7 @@ def test_a_node_that_is_tainted_to_go_is_left_after_a_commit_and_not_used_again(
     trained.run(60, until=lambda: "gpt-w3" in trained.world_names())
     trained.run(30)
     assert trained.node_of("gpt-w3") != node
-    assert [entry.node for entry in trained.status.avoided] == [node]
+    assert {entry.node for entry in trained.status.avoided} == {node}
     assert trained.counted == ["Interruption"]
     (incident,) = trained.status.incidents
     assert incident.reason == "NodeLeaving"

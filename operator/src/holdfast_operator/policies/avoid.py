@@ -1,4 +1,7 @@
-"""Nodes on which no new worker of a job is placed for now: dead, noticed, about to go."""
+"""Nodes on which no new worker of a job is placed for now: dead, noticed, about to go.
+
+Invariant: each reason to avoid a node lasts on its own, whichever others come and go.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,18 @@ _LASTING = frozenset({"NodeLost"})
 
 def avoiding(draft: Draft, node: str, reason: str, span: timedelta, message: str = "") -> Draft:
     """Avoid a node from now on, for a while."""
-    known = next((entry for entry in draft.status.avoided if entry.node == node), None)
-    if known is not None and known.reason == reason:
+    if any((entry.node, entry.reason) == (node, reason) for entry in draft.status.avoided):
         return draft
-    others = tuple(entry for entry in draft.status.avoided if entry.node != node)
     view = draft.seen.node(node)
     boot_id = view.boot_id if view is not None else ""
     entry = AvoidedNode(node=node, reason=reason, until=draft.now + span, boot_id=boot_id, message=message)
-    return draft.but(avoided=tuple(sorted((*others, entry), key=lambda item: item.node)))
+    return draft.but(avoided=tuple(sorted((*draft.status.avoided, entry), key=lambda item: (item.node, item.reason))))
+
+
+def avoided_already(draft: Draft, node: str, reason: str, span: timedelta) -> bool:
+    """For this reason, or as long for another one that does not pass when the node is heard of again."""
+    here = (entry for entry in draft.status.avoided if entry.node == node and entry.reason not in _LASTING)
+    return any(entry.reason == reason or entry.until >= draft.now + span for entry in here)
 
 
 def apply(draft: Draft) -> Draft:

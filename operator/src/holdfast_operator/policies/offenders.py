@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from holdfast_operator import constants as c
 from holdfast_operator.actions import Decided
-from holdfast_operator.policies.avoid import avoiding
+from holdfast_operator.policies.avoid import avoided_already, avoiding
 from holdfast_operator.policies.draft import Draft
 from holdfast_operator.status import Incident, Worker
 from holdfast_operator.tally import Offender
@@ -32,9 +32,10 @@ def offended(draft: Draft, incident: Incident, worker: Worker | None) -> Draft:
     newest = sorted([*others, offender], key=lambda entry: (entry.times[-1], entry.node))
     draft = draft.but(offenders=tuple(newest[-c.OFFENDERS_KEPT :]))
     weight = offender.weight(draft.now)
-    if weight < limit - _MARGIN or any(entry.node == node for entry in draft.status.avoided):
+    span = until_below(weight, limit)
+    if weight < limit - _MARGIN or avoided_already(draft, node, REASON, span):
         return draft
-    return _avoid(draft, offender, worker or draft.some_worker(), until_below(weight, limit))
+    return _avoid(draft, offender, worker or draft.some_worker(), span)
 
 
 def until_below(weight: float, limit: int) -> timedelta:

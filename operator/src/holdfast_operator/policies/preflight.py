@@ -233,7 +233,7 @@ def _of_network(draft: Draft) -> _Blame:
     """Who reaches whom tells more once all have tried; what several nodes could not mend is none of theirs."""
     if any(result == "Running" for _, result in _results(draft, NETWORK)):
         return _Blame.UNKNOWN
-    left = sum(1 for entry in draft.status.avoided if _names(entry, NETWORK))
+    left = len({entry.node for entry in draft.status.avoided if _names(entry, NETWORK)})
     return _Blame.SHARED if left >= c.UNREACHED_NODES else _Blame.NODE
 
 

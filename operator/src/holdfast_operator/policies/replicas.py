@@ -147,8 +147,9 @@ def _domain(draft: Draft, wanted: tuple[Worker, ...]) -> str:
 
 def _to_avoid(draft: Draft) -> tuple[str, ...]:
     """The nodes that stay bad for longest; the status could not hold all of them for each of many workers."""
-    longest = sorted(draft.status.avoided, key=lambda entry: entry.until, reverse=True)[: c.AVOIDED_BY_A_WORKER]
-    return tuple(sorted(entry.node for entry in longest))
+    longest = sorted(draft.status.avoided, key=lambda entry: entry.until, reverse=True)
+    nodes = dict.fromkeys(entry.node for entry in longest)
+    return tuple(sorted(list(nodes)[: c.AVOIDED_BY_A_WORKER]))
 
 
 def _fewer(draft: Draft, surplus: int) -> Draft:
