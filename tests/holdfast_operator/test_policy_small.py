@@ -17,6 +17,7 @@ from holdfast_operator.status import AvoidedNode, Phase, Worker
 
 Make = Callable[..., Any]
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
 GOOD = NodeView(name="n", boot_id="b1", lease_renewed=NOW)
 
 
@@ -78,9 +79,13 @@ LOST = Worker(
         (LOST, None, True),
         (LOST, replace(GOOD, boot_id="b2"), True),
         (LOST, replace(GOOD, taints=(("node.kubernetes.io/out-of-service", "x", "NoExecute"),)), True),
-        (replace(LOST, absent_since=NOW), replace(GOOD, lease_renewed=NOW + timedelta(seconds=60)), False),
-        (replace(LOST, absent_since=NOW), replace(GOOD, lease_renewed=NOW + timedelta(seconds=61)), True),
+        (replace(LOST, absent_since=NOW), GOOD, False),
+        (replace(LOST, absent_since=NOW), replace(GOOD, lease_renewed=NOW + timedelta(hours=9)), False),
         (replace(LOST, absent_since=NOW), replace(GOOD, lease_renewed=None), False),
+        (replace(LOST, absent_since=NOW, lease_seen=NOW), GOOD, False),
+        (replace(LOST, absent_since=NOW, lease_seen=NOW), replace(GOOD, lease_renewed=None), False),
+        (replace(LOST, absent_since=NOW, lease_seen=NOW), replace(GOOD, lease_renewed=NOW + SECOND), True),
+        (replace(LOST, absent_since=NOW, lease_seen=NOW), replace(GOOD, lease_renewed=NOW - SECOND), True),
         (replace(LOST, node="", absent_since=NOW), GOOD, True),
         (replace(LOST, node=""), GOOD, False),
     ],
@@ -90,6 +95,26 @@ def test_a_silent_node_proves_nothing(observed: Any, worker: Worker, node: NodeV
     seen = replace(observed, nodes=(node,) if node else (), status=status)
     draft = fence.apply(Draft(seen=seen, now=NOW + timedelta(minutes=9), status=status))
     assert (fence.proved_gone(draft) == {"u"}) is proved
+
+
+def seconds_until_proved_gone(sim: Any, name: str, *, skew: int) -> float:
+    """Its object vanishes; the clock of its node is ahead by so many seconds, and its kubelet renews every ten."""
+    node, uid = sim.node_of(name), sim.uid(name)
+    sim.force_gone(name)
+    began, renewed = sim.now, sim.now
+    for _ in range(200):
+        sim.tick()
+        if sim.now - renewed >= timedelta(seconds=10):
+            renewed = sim.now
+        sim.leases[node] = renewed + timedelta(seconds=skew)
+        if uid not in {worker.pod_uid for worker in sim.status.in_phase(Phase.WANTED, Phase.LEAVING, Phase.LOST)}:
+            return float((sim.now - began).total_seconds())
+    raise AssertionError("never proved gone")
+
+
+@pytest.mark.parametrize("skew", [0, -15, 90, 3600])
+def test_no_nodes_clock_proves_a_worker_gone_early_or_late(trained: Any, skew: int) -> None:
+    assert 60 < seconds_until_proved_gone(trained, "gpt-w1", skew=skew) <= 85
 
 
 def test_avoided_nodes_are_forgotten_in_time_when_gone_and_when_alive_again(observed: Any) -> None:

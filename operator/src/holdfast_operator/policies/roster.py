@@ -58,7 +58,7 @@ def _facts(draft: Draft, worker: Worker) -> Worker:
     if pod is None or pod.absent:
         worker = _absent(draft, worker)
         return _seen_in(draft, worker if pod is None else _placed(draft, worker, pod))
-    return _seen_in(draft, _placed(draft, _with(worker, pod_uid=pod.uid, absent_since=None), pod))
+    return _seen_in(draft, _placed(draft, _with(worker, pod_uid=pod.uid, absent_since=None, lease_seen=None), pod))
 
 
 def _its_pod(draft: Draft, worker: Worker) -> PodView | None:

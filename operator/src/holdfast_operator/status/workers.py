@@ -43,6 +43,7 @@ class Worker:
     bound_at: datetime | None = None
     ready_at: datetime | None = None
     absent_since: datetime | None = None
+    lease_seen: datetime | None = None  # its node's, by that node's clock, when its pod must have ended
     cause: str = ""
     reason: str = ""
     message: str = ""
@@ -95,6 +96,7 @@ class Worker:
                 "boundAt": time_or_none(self.bound_at),
                 "readyAt": time_or_none(self.ready_at),
                 "absentSince": time_or_none(self.absent_since),
+                "leaseSeen": time_or_none(self.lease_seen),
                 "cause": self.cause,
                 "reason": self.reason,
                 "message": self.message,
@@ -129,6 +131,7 @@ class Worker:
             bound_at=parse_time(value.get("boundAt")),
             ready_at=parse_time(value.get("readyAt")),
             absent_since=parse_time(value.get("absentSince")),
+            lease_seen=parse_time(value.get("leaseSeen")),
             cause=str(value.get("cause") or ""),
             reason=str(value.get("reason") or ""),
             message=str(value.get("message") or ""),
