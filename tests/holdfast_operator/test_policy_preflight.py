@@ -385,3 +385,18 @@ def test_rubbish_in_a_report_is_read_as_far_as_it_goes(sent: Any) -> None:
     report = parse_report({"version": 1, "pod": {"uid": "u"}, "preflight": sent}, noon)
     assert report is not None
     assert report.preflight is None or all(isinstance(check.name, str) for check in report.preflight.checks)
+
+
+def test_a_spares_node_that_fails_is_left_where_a_workers_would_fail_the_job(asked: Callable[..., Any]) -> None:
+    sim = asked(bad={"node-3": {"GPU": "Failed"}}, replicas=2, minimum=2, onFailure="Fail")
+    sim.body["spec"]["workers"]["spares"] = 1
+    for node in sim.nodes.values():
+        node["status"]["allocatable"]["cpu"] = "1"
+    for node in ("node-1", "node-2"):  # the workers' own checks take longer
+        sim.preflights[node] = {**WELL, "GPU": "Running"}
+    sim.run(20)
+    assert not sim.status.terminal
+    assert [entry.node for entry in sim.status.avoided] == ["node-3"]
+    for node in ("node-1", "node-2"):
+        sim.preflights[node] = WELL
+    sim.run(30, until=trains(sim))

@@ -65,8 +65,9 @@ def apply(draft: Draft) -> Draft:
         for unfit in _failing(draft, joined=True):
             draft = _ignore(draft, unfit)
         return draft
+    spares = {worker.incarnation for worker in draft.spares}
     for unfit in _all_unfit(draft):
-        if answer == c.FAIL:
+        if answer == c.FAIL and unfit.worker.incarnation not in spares:
             return _fail(draft, unfit)
         draft = _leave(draft, unfit)
     return _named(draft)
