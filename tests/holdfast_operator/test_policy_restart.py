@@ -666,6 +666,17 @@ def test_a_longer_window_never_counts_less(ages: list[int], window: int, more: i
     assert len(count.within(NOW + timedelta(seconds=more), window)) <= len(inner)
 
 
+@pytest.mark.parametrize("budget", [999, 1000, 10_000])
+def test_a_budget_of_any_size_ends_the_job_when_it_is_spent(trained: Any, budget: int) -> None:
+    trained.body["spec"]["recovery"] = {"budgets": [{"cause": "Infrastructure", "maxRestarts": budget}]}
+    spent = Count(cause="Infrastructure", times=(trained.now,) * budget, total=budget)
+    trained.body["status"]["restarts"] = [spent.to_json()]
+    trained.run(10)
+    assert not trained.status.terminal
+    trained.end("gpt-w1", 137)
+    trained.run(60, until=lambda: trained.status.status == "InfrastructureBudgetSpent")
+
+
 # Always
 
 

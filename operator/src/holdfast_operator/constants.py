@@ -174,7 +174,7 @@ POLL_OPEN = timedelta(seconds=1)
 STALL = timedelta(seconds=5)
 
 MAX_INCIDENTS = 10
-# Times kept of each cause; budgets above this are counted by it.
+# Times kept of each cause, and as many more as its budget needs.
 COUNTED_TIMES = 1000
 KEEP_ENDED_PODS = 3
 MAX_MESSAGE = 1024

@@ -58,7 +58,9 @@ def _counted(draft: Draft, incident: Incident) -> Draft:
     status = draft.status
     counts = {count.cause: count for count in status.restarts}
     count = counts.get(incident.cause, Count(cause=incident.cause))
-    times = (*count.times, draft.now)[-c.COUNTED_TIMES :]
+    budget = draft.spec.budget(incident.cause)
+    kept = max(c.COUNTED_TIMES, budget.max_restarts + 1 if budget is not None else 0)
+    times = (*count.times, draft.now)[-kept:]
     counts[incident.cause] = replace(count, total=count.total + 1, times=times)
     restarts = tuple(counts[cause] for cause in sorted(counts))
     draft = draft.but(restarts=restarts, restart_count=status.restart_count + 1)
