@@ -26,6 +26,7 @@ from holdfast.checkpoint.engine import Attempt, Engine
 from holdfast.checkpoint.exchange import Alone
 from holdfast.checkpoint.fencing import Resume
 from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.pages import fault_in, fresh
 from holdfast.checkpoint.saving import Saving
 from holdfast.checkpoint.state import flatten
 from holdfast.checkpoint.writer import SaveResult, Snapshot
@@ -135,6 +136,12 @@ class OnTheNode(Ours):
     def begin(self, told: Callable[[SaveResult], None] = lambda result: None) -> Saving:
         """All for which training waits."""
         return self._engine.begin_local(self._snapshot(), told)
+
+
+def at_hand(nbytes: int) -> None:
+    """Have the system give so much fresh memory at once: where a virtual machine's host takes free memory back, what
+    was let go of just now is still there."""
+    fault_in(fresh(nbytes + nbytes // 8))
 
 
 def idle() -> None:

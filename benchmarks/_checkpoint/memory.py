@@ -25,7 +25,7 @@ sys.path.insert(0, str(HERE.parent.parent))
 
 import _bench as bench  # noqa: E402
 
-from _checkpoint.contenders import workplace  # noqa: E402
+from _checkpoint.contenders import at_hand, workplace  # noqa: E402
 from _checkpoint.restore import when_cold  # noqa: E402
 from holdfast.checkpoint.exchange import Alone  # noqa: E402
 from holdfast.checkpoint.fencing import Resume  # noqa: E402
@@ -280,6 +280,7 @@ class State:
 
     def _restore(self, store: Store) -> float:
         self._found = None  # what was restored before is let go of first
+        at_hand(self.data.nbytes)
 
         def act() -> None:
             self._found = restore([store], Alone())

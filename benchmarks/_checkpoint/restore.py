@@ -6,8 +6,10 @@ import mmap
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,12 @@ import _bench as bench
 import torch
 import torch.distributed.checkpoint as dcp
 
-from _checkpoint.contenders import cpu_seconds, extra_bytes, seconds
+from _checkpoint.contenders import at_hand, cpu_seconds, extra_bytes, seconds
 from holdfast import checkpoint
 from holdfast.checkpoint.dcp import StorageReader, StorageWriter
 from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.pages import fresh
 from holdfast.checkpoint.reader import restore
-from holdfast.checkpoint.reading import contiguous
 from holdfast.checkpoint.shard import Holding, Piece, TensorSpec
 from holdfast.checkpoint.shard import rows as rows_of
 from holdfast.checkpoint.stores.folder import FolderSource, FolderStore
@@ -32,6 +34,8 @@ LARGE, SMALL, WIDTH = 157, 471, 1024
 RESHARDS = ((2, 4), (4, 2), (2, 3))
 Acts = dict[str, Callable[[], None]]
 Measure = Callable[[Callable[[], object]], float]
+TAKEN = "ours, memory taken back"
+TAKEN_SECONDS = 4.0  # a host that takes free memory back waits for two
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -53,7 +57,21 @@ class State:
         return self.tensors
 
     def load_state_dict(self, state: Any, /) -> None:
-        """Keep what is given, as an optimizer does."""
+        """Nothing is loaded here."""
+
+
+class Empty:
+    """What has no state before it is given one, and keeps that, as an optimizer does."""
+
+    def __init__(self) -> None:
+        self.tensors: Mapping[str, torch.Tensor] = {}
+
+    def state_dict(self) -> Mapping[str, torch.Tensor]:
+        """What it was given."""
+        return self.tensors
+
+    def load_state_dict(self, state: Any, /) -> None:
+        """Keep it."""
         self.tensors = state
 
 
@@ -64,7 +82,7 @@ def rows(folder: Path, nbytes: int, rounds: int) -> list[bench.Row]:
 
 
 def cold(folder: Path, nbytes: int, rounds: int, name: str) -> list[bench.Row]:
-    """Restores of what is not in the page cache."""
+    """Restores of what is not in the page cache. Fresh memory is at hand unless it says otherwise."""
     state = State(nbytes, fill=True, dtype=DTYPES[name])
     checkpoint.save(folder / "ours", step=1, state=state)
     dcp.save(dict(state.tensors), checkpoint_id=folder / "dcp", no_dist=True)
@@ -73,10 +91,10 @@ def cold(folder: Path, nbytes: int, rounds: int, name: str) -> list[bench.Row]:
     target = State(nbytes, fill=False, dtype=DTYPES[name])
     for tensor in target.tensors.values():
         tensor.zero_()  # its pages are there
-    kept: list[State] = []  # to let go of a gigabyte takes time that is no restore's
+    kept: list[Empty] = []  # to let go of a gigabyte takes time that is no restore's
 
     def ours() -> None:
-        kept.append(State(0, fill=False))
+        kept.append(Empty())
         found = checkpoint.load(folder / "ours", state=kept[0])
         if found is None or found.quarantined:
             raise SystemExit("the commit was not restored")
@@ -87,16 +105,26 @@ def cold(folder: Path, nbytes: int, rounds: int, name: str) -> list[bench.Row]:
     def through() -> None:
         dcp.load(dict(target.tensors), storage_reader=StorageReader(folder / "through"), no_dist=True)
 
-    buffers = [contiguous(CHUNK) for _ in range(2)]
+    buffers = [fresh(CHUNK) for _ in range(2)]
     files = {whose: list((folder / whose).glob("*/*.safetensors")) for whose in ("ours", "through")}
     limits: Acts = {
         "limit": lambda: read_all(files["ours"], buffers),
         "limit of through": lambda: read_all(files["through"], buffers),
+        TAKEN: ours,
     }
     loads: Acts = {"ours": ours, "through": through, "dcp": theirs}
 
+    def ready(who: str) -> None:
+        kept.clear()
+        if who == TAKEN:
+            time.sleep(TAKEN_SECONDS)
+        else:
+            at_hand(nbytes)
+
     def measured(measure: Measure, acts: Acts) -> dict[str, list[float]]:
-        return bench.interleaved({who: when_cold(folder, kept.clear, measure, acts[who]) for who in acts}, rounds)
+        return bench.interleaved(
+            {who: when_cold(folder, partial(ready, who), measure, acts[who]) for who in acts}, rounds
+        )
 
     walls, cpu, grown = measured(seconds, loads | limits), measured(cpu_seconds, loads), measured(extra_bytes, loads)
     for whose in loads:
@@ -105,6 +133,12 @@ def cold(folder: Path, nbytes: int, rounds: int, name: str) -> list[bench.Row]:
     there = "into tensors that are there (dcp.load with our StorageReader)"
     return [
         *against(walls, "ours", "limit", f"{what}, into fresh memory"),
+        bench.row(
+            "",
+            f"{what}, into fresh memory that this machine's host had taken back",
+            bench.ratios(walls[TAKEN], walls["limit"]),
+            "x read limit",
+        ),
         *against(walls, "through", "limit of through", f"{what}, {there}"),
         *costs(cpu, grown, nbytes, f"{nbytes / 1e9:.2g} GB of {name}"),
     ]

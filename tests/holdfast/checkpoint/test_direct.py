@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 import xxhash
 
-from holdfast.checkpoint.arena import address_of, anonymous
+from holdfast.checkpoint.arena import anonymous
 from holdfast.checkpoint.direct import aligned, write_image
 from holdfast.checkpoint.filling import Filling
 from holdfast.checkpoint.manifest import CHUNK_BYTES, FileRecord
+from holdfast.checkpoint.pages import address_of
 from holdfast.errors import CheckpointError, PeerLostError
 
 LENGTHS = [1, 4096, 4097, CHUNK_BYTES, 2 * CHUNK_BYTES + 3]

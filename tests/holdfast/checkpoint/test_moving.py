@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.checkpoint import moving
-from holdfast.checkpoint.arena import address_of
 from holdfast.checkpoint.moving import Move, move
+from holdfast.checkpoint.pages import address_of
 from holdfast.checkpoint.shard import whole
 from holdfast.checkpoint.state import flatten_values
 

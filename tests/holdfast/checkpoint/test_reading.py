@@ -18,8 +18,9 @@ from hypothesis import strategies as some
 from holdfast.checkpoint.exchange import Alone, Exchange
 from holdfast.checkpoint.manifest import CHUNK_BYTES
 from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.pages import PAGE
 from holdfast.checkpoint.reader import restore
-from holdfast.checkpoint.reading import PAGE, Extent, segments
+from holdfast.checkpoint.reading import Extent, segments
 from holdfast.checkpoint.stores.folder import FolderSource, FolderStore
 
 SPACE = memoryview(mmap.mmap(-1, 2 * CHUNK_BYTES))

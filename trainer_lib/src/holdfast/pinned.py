@@ -6,7 +6,8 @@ import logging
 
 import torch
 
-from holdfast.checkpoint.arena import address_of, anonymous
+from holdfast.checkpoint.arena import anonymous
+from holdfast.checkpoint.pages import address_of
 
 _log = logging.getLogger("holdfast.checkpoint")
 

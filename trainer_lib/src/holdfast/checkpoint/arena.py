@@ -7,49 +7,25 @@ it outlives this process, or is known to a device.
 
 from __future__ import annotations
 
-import ctypes
 import logging
-import mmap
 import threading
 from collections.abc import Callable
-from typing import Final
 
-from holdfast.checkpoint.direct import ALIGNMENT, aligned, step_back
+from holdfast.checkpoint.direct import aligned, step_back
+from holdfast.checkpoint.pages import fault_in, fresh
 
 _log = logging.getLogger("holdfast.checkpoint.arena")
 
 # Of at least so many bytes, beginning at a page.
 Provide = Callable[[int], memoryview]
 
-_POPULATE_WRITE: Final = 23  # madvise(2), Linux 5.14; the mmap module does not name it
-_STRIDE: Final = 64 << 20
-_libc: Final = ctypes.CDLL(None, use_errno=True)
-
 
 def anonymous(nbytes: int) -> memoryview:
-    """Private memory, all there. Not of large pages: on a machine that is up for long, finding them took 25 times as
-    long as all other pages, and to fill them was no faster."""
-    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    # A data loader's forked workers would otherwise share the pages, and the next save would have to fault in others.
-    memory.madvise(mmap.MADV_DONTFORK)
-    view = memoryview(memory)
+    """Private memory, all there. Forked workers of a data loader do not share it: the next save would have to fetch
+    other pages."""
+    view = fresh(nbytes, inherited=False)
     fault_in(view)
     return view
-
-
-def fault_in(view: memoryview) -> None:
-    """Have every page of writable memory there. Not by Python's madvise, which holds the interpreter meanwhile."""
-    within = address_of(view) % ALIGNMENT
-    address, nbytes = address_of(view) - within, view.nbytes + within
-    for begin in range(0, nbytes, _STRIDE):
-        length = min(_STRIDE, nbytes - begin)
-        if _libc.madvise(ctypes.c_void_p(address + begin), ctypes.c_size_t(length), _POPULATE_WRITE):
-            return  # an older system: the first save does it
-
-
-def address_of(view: memoryview) -> int:
-    """Where it begins."""
-    return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
 class Arena:

@@ -303,9 +303,7 @@ class Manifest:
 def encode(manifest: Manifest) -> bytes:
     """The bytes of `MANIFEST.json`."""
     tensors = manifest.tensors if isinstance(manifest.tensors, Records) else Records(manifest.tensors)
-    texts = {name: _text_of(value) for name, value in manifest.head().items()} | {_TENSORS: tensors.text}
-    body = ",".join(f"{_text_of(name)}:{text}" for name, text in sorted(texts.items()))
-    return _sealed(f"{{{body}}}".encode())
+    return _sealed({name: _text_of(value) for name, value in manifest.head().items()} | {_TENSORS: tensors.text})
 
 
 def digest(manifest: Manifest) -> str:
@@ -319,7 +317,8 @@ def decode(raw: bytes) -> Manifest:
     seal = document.pop(_SEAL, None)
     if document.get("format") != FORMAT and seal is None:
         raise UnknownFormatError("MANIFEST.json was written by another program")
-    if _resealed(document) != raw:
+    texts = _texts(document)
+    if _sealed(texts) != raw:
         raise DamagedError("MANIFEST.json: its own digest differs")
     version, digest = document.get("version"), document.get("digest")
     known = type(version) is int and version in _KNOWN
@@ -329,7 +328,7 @@ def decode(raw: bytes) -> Manifest:
             f"this release reads {FORMAT!r}, versions {VERSION} to {BOXED_VERSION}, "
             f"digest {_digest_in_use()!r}: use a newer holdfast"
         )
-    manifest = _read(document)
+    manifest = _read(document, texts)
     check(manifest)
     if manifest.version != version:
         raise DamagedError(f"MANIFEST.json is of version {version}, and says what version {manifest.version} is for")
@@ -344,13 +343,14 @@ def _text_of(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def _sealed(body: bytes) -> bytes:
-    return body[:-1] + f',"{_SEAL}":"{xxhash.xxh3_128_hexdigest(body)}"}}\n'.encode()
+def _sealed(texts: Mapping[str, str]) -> bytes:
+    body = ("{" + ",".join(f"{_text_of(name)}:{text}" for name, text in sorted(texts.items()))).encode()
+    return body + f',"{_SEAL}":"{xxhash.xxh3_128_hexdigest(body + b"}")}"}}\n'.encode()
 
 
-def _resealed(document: Mapping[str, Any]) -> bytes:
+def _texts(document: Mapping[str, Any]) -> dict[str, str]:
     try:
-        return _sealed(_text_of(document).encode())
+        return {name: _text_of(value) for name, value in document.items()}
     except (ValueError, RecursionError) as error:
         raise DamagedError(f"MANIFEST.json holds what no manifest does: {error}") from error
 
@@ -365,8 +365,10 @@ def _parse(raw: bytes) -> dict[str, Any]:
     return document
 
 
-def _read(document: Mapping[str, Any]) -> Manifest:
+def _read(document: Mapping[str, Any], texts: Mapping[str, str]) -> Manifest:
     try:
+        tensors = Records((name, TensorRecord.from_json(value)) for name, value in document[_TENSORS].items())
+        tensors.text = texts[_TENSORS]
         return Manifest(
             step=whole_number(document["step"]),
             pair=Pair(whole_number(document["generation"]), whole_number(document["attempt"])),
@@ -376,7 +378,7 @@ def _read(document: Mapping[str, Any]) -> Manifest:
             created=_text(document["created"]),
             world_size=whole_number(document["world"]["size"]),
             mesh={_text(name): whole_number(size) for name, size in document["world"]["mesh"].items()},
-            tensors={name: TensorRecord.from_json(value) for name, value in document["tensors"].items()},
+            tensors=tensors,
             files={name: FileRecord.from_json(value) for name, value in document["files"].items()},
             state=_with_objects(document["state"]),
             data=document["data"],

@@ -18,7 +18,7 @@ PROCESSORS: Final = len(os.sched_getaffinity(0))
 # More are taken only where the script lets torch have more.
 _COPIERS: Final = 2
 # Taken at a time, so that both end together.
-_BLOCK_BYTES: Final = 1 << 20
+_BLOCK_BYTES: Final = 4 << 20
 # Less than this is copied before another thread has begun.
 _LEAST_SHARED: Final = 4 << 20
 

@@ -1,39 +1,36 @@
 """Reading a commit's tensors: several threads, each chunk checked against its digest, few copies. No torch.
 
 What is wanted is laid out in memory first, in runs that mirror the files, so that whole pages of a file can be read
-straight to where they stay; the rest of a chunk, and all that comes from a disk, goes through a buffer of its thread,
-which is of huge pages: a disk fills those in few pieces. Where a commit has several copies, each chunk comes from the
-first copy that verifies. Every byte that is read is covered by the digest of its chunk, and those stand in the sealed
-manifest: the digest of the whole file would say nothing more. Of a chunk of which only a part is wanted, only the
-slices in which it lies are read, if their digests are known (`slices`).
+straight to where they stay; the rest of a chunk, and all that a disk would have to put into small pages, goes through
+a buffer of its thread, which is of large ones: a disk fills those in few pieces. Where a commit has several copies,
+each chunk comes from the first copy that verifies. Every byte that is read is covered by the digest of its chunk, and
+those stand in the sealed manifest: the digest of the whole file would say nothing more. Of a chunk of which only a
+part is wanted, only the slices in which it lies are read, if their digests are known (`slices`).
 """
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import os
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Final, Protocol
 
 import xxhash
 
-from holdfast.checkpoint.arena import fault_in
 from holdfast.checkpoint.manifest import CHUNK_BYTES, FileRecord, Manifest, TensorRecord
 from holdfast.checkpoint.names import slices_file
+from holdfast.checkpoint.pages import Ahead, address_of, fault_in, fresh
 from holdfast.checkpoint.pool import Pool
 from holdfast.checkpoint.slices import LARGEST, Slicer, Slices, decode, file_bytes, slice_bytes
 from holdfast.checkpoint.stores import Source
 from holdfast.errors import CheckpointError, DamagedError
 
-# One more than there are CPUs: it waits for the disk while the others verify and copy.
-READERS: Final = 1 + max(2, min(8, len(os.sched_getaffinity(0))))
-PAGE: Final = 4096
-_HUGE_PAGE: Final = 2 << 20
+# Two more than there are CPUs: they wait for the disk while the others verify and copy.
+READERS: Final = 2 + max(2, min(8, len(os.sched_getaffinity(0))))
 # Runs are cut here, so that memory of which nothing is used any more can go while a neighbour stays.
 _RUN_BYTES: Final = 64 << 20
 _LEAST_MAPPED: Final = 1 << 20
@@ -162,33 +159,14 @@ def _owner(part: _Part) -> str:
 
 def _memory(nbytes: int, offset: int) -> memoryview:
     """Fresh memory whose address is to its page as `offset` is to the file's: it can be read into without a copy."""
-    if nbytes == 0:
-        return memoryview(b"")
     if nbytes < _LEAST_MAPPED:
         return memoryview(bytearray(nbytes + offset % 16))[offset % 16 :]
-    pad = offset % PAGE
-    mapped = mmap.mmap(-1, pad + nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return memoryview(mapped)[pad : pad + nbytes]
-
-
-def contiguous(nbytes: int) -> memoryview:
-    """Fresh memory of huge pages, if the system has them: a disk fills it in a few pieces."""
-    mapped = mmap.mmap(-1, nbytes + _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        mapped.madvise(mmap.MADV_HUGEPAGE)
-    view = memoryview(mapped)
-    pad = -address(view) % _HUGE_PAGE
-    return view[pad : pad + nbytes]
+    return fresh(nbytes, offset=offset)
 
 
 def extent(offset: int, target: memoryview) -> Extent:
     """Fill this from here on."""
-    return Extent(offset=offset, target=target, address=address(target))
-
-
-def address(view: memoryview) -> int:
-    """Where a writable view's bytes lie."""
-    return ctypes.addressof(ctypes.c_char.from_buffer(view)) if view.nbytes else 0
+    return Extent(offset=offset, target=target, address=address_of(target))
 
 
 # Reading
@@ -244,11 +222,6 @@ class Copies:
             failed.append(source)
         reasons = "; ".join(dict.fromkeys(fault.reason for fault in failed)) or f"{file}: no store in reach has it"
         raise DamagedError(reasons) if all(fault.lost for fault in failed) else CheckpointError(reasons)
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether all files that are open lie in memory."""
-        return all(map(_in_memory, self._ever))
 
     def slices(self, file: str) -> Slices | None:
         """The digests of its slices, from any copy that has good ones."""
@@ -322,41 +295,21 @@ def read_into(
     """Fill all extents, from verified bytes only; what is in `also` is verified whoever wants it.
 
     DamagedError if no copy of some of it is good. Memory beside the extents: a chunk for each thread. `fresh`: the
-    extents' own was never touched.
+    extents' own is of `pages.fresh`, and was never touched.
     """
-    reader = _Reader(copies, extents, fresh=fresh)
+    large = (one.target for file in sorted(extents) for one in extents[file] if one.target.nbytes >= _LEAST_MAPPED)
+    ahead = Ahead(large) if fresh else None
+    reader = _Reader(copies, extents, ahead)
     ranges = _ranges(extents, also)
     spans = [span for file in sorted(ranges) for span in _spans(copies, file, ranges[file])]
     if len(spans) == 1 or threads == 1:
         for span in spans:
             reader.read(span)
         return
-    with _ready(extents if fresh and not copies.in_memory else {}), Pool(threads, "holdfast-read") as pool:
+    with ahead or nullcontext(), Pool(threads, "holdfast-read") as pool:
         tasks = [pool.submit(reader.read, span) for span in spans]
         for task in tasks:
             task.result()
-
-
-@contextmanager
-def _ready(extents: Mapping[str, Sequence[Extent]]) -> Iterator[None]:
-    """Meanwhile a thread fetches the memory that is to be filled, in the order in which it will be: a read that finds
-    its pages missing holds the disk up."""
-    over = threading.Event()
-
-    def fetch() -> None:
-        for one in (one for file in sorted(extents) for one in extents[file]):
-            for begin in range(0, one.target.nbytes, CHUNK_BYTES):
-                if over.is_set():
-                    return
-                fault_in(one.target[begin : begin + CHUNK_BYTES])
-
-    thread = threading.Thread(target=fetch, name="holdfast-ready", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def spare(copies: Copies, beside: Collection[int]) -> bool:
@@ -464,10 +417,11 @@ def _in_memory(source: Source) -> bool:
 class _Reader:
     """Reads spans, with a buffer for each thread."""
 
-    def __init__(self, copies: Copies, extents: Mapping[str, Sequence[Extent]], *, fresh: bool = False) -> None:
+    def __init__(self, copies: Copies, extents: Mapping[str, Sequence[Extent]], ahead: Ahead | None = None) -> None:
         self._copies = copies
         self._extents = extents
-        self._fresh = fresh
+        self._ends = {file: [one.end for one in many] for file, many in extents.items()}
+        self._ahead = ahead
         self._local = threading.local()
 
     def read(self, span: Span, beside: Collection[int] = ()) -> None:
@@ -478,11 +432,9 @@ class _Reader:
     def _read(self, source: Source, span: Span) -> None:
         if span.begin == span.end:
             return
-        here = [one for one in self._extents.get(span.file, ()) if one.offset < span.end and one.end > span.begin]
+        here = list(self._here(span))
         buffer = self._buffer()
-        staged = getattr(source, "staged", False)
-        extents = () if staged else here
-        plan = segments(span.begin, span.end, extents, getattr(source, "grain", 0))
+        plan = segments(span.begin, span.end, here if self._straight(source) else (), getattr(source, "grain", 0))
         parts = [
             buffer[one.begin - span.begin : one.end - span.begin] if one.target is None else one.target
             for one in plan
@@ -495,13 +447,22 @@ class _Reader:
             if segment.target is None:
                 _spread(segment, part, here)
 
+    def _here(self, span: Span) -> Iterator[Extent]:
+        """What goes where of a span."""
+        extents = self._extents.get(span.file, ())
+        for one in extents[bisect_right(self._ends.get(span.file, ()), span.begin) :]:
+            if one.offset >= span.end:
+                return
+            yield one
+
+    def _straight(self, source: Source) -> bool:
+        """Whether it comes as fast to where it stays as to a buffer."""
+        return not getattr(source, "staged", False) or (self._ahead is not None and self._ahead.large)
+
     def _fill(self, source: Source, segment: Segment, part: memoryview, check: _Check) -> None:
-        apart = _in_memory(source)
-        step = _BLOCK_BYTES if apart else part.nbytes
+        step = _BLOCK_BYTES if _in_memory(source) else part.nbytes
         for at in range(0, part.nbytes, step):
             block = part[at : at + step]
-            if apart and self._fresh and segment.target is not None:
-                fault_in(block)
             source.read_into(segment.begin + at, block)
             check.update(block)
 
@@ -512,7 +473,8 @@ class _Reader:
 
     def _buffer(self) -> memoryview:
         if not hasattr(self._local, "buffer"):
-            self._local.buffer = contiguous(CHUNK_BYTES)
+            self._local.buffer = fresh(CHUNK_BYTES)
+            fault_in(self._local.buffer)
         return self._local.buffer  # type: ignore[no-any-return]
 
 

@@ -17,12 +17,12 @@ from typing import Any, Final, Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from holdfast.checkpoint.arena import address_of
 from holdfast.checkpoint.files import Buffer
 from holdfast.checkpoint.manifest import TensorRecord
 from holdfast.checkpoint.moving import Move, copiers, move
 from holdfast.checkpoint.naming import parameter_names, saved_names, saved_state
 from holdfast.checkpoint.optimizers import labelled, rehearse
+from holdfast.checkpoint.pages import address_of
 from holdfast.checkpoint.shard import ITEM_BYTES, Piece, TensorSpec
 from holdfast.errors import StateError
 from holdfast.parts import is_sharded, is_whole, local

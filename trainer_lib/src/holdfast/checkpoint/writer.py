@@ -30,7 +30,7 @@ from holdfast.checkpoint.sparse import patched
 from holdfast.errors import CheckpointError, PeerLostError
 
 # So often at most is told how far an image is filled, and not for less than this.
-_PARTS: Final = 32
+_PARTS: Final = 8
 _PART_BYTES: Final = 32 << 20
 
 Fill = Callable[[Sequence[tuple[Piece, memoryview]]], None]

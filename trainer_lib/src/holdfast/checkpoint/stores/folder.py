@@ -14,7 +14,7 @@ from holdfast.checkpoint.claims import list_claims, write_claim
 from holdfast.checkpoint.files import Buffer, open_one_more, open_regular, write_file
 from holdfast.checkpoint.manifest import FileRecord, Manifest
 from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.reading import PAGE, address
+from holdfast.checkpoint.pages import PAGE, address_of
 from holdfast.checkpoint.stores import needed_by
 from holdfast.checkpoint.stores.slots import Place
 from holdfast.errors import DamagedError
@@ -65,7 +65,7 @@ class FolderSource:
     def read_into(self, offset: int, target: memoryview) -> None:
         """Fill all of `target`."""
         with tier.reading(self._path):
-            if self._direct >= 0 and offset % PAGE == 0 and address(target) % PAGE == 0:
+            if self._direct >= 0 and offset % PAGE == 0 and address_of(target) % PAGE == 0:
                 pages = target.nbytes // PAGE * PAGE
                 done = _read_direct(self._direct, offset, target[:pages])
                 offset, target = offset + done, target[done:]
