@@ -23,6 +23,7 @@ from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.tier import read_manifest
+from holdfast.checkpoints.verifying import verify
 from holdfast.errors import CheckpointError, StateError
 from holdfast.worlds import Pair
 
@@ -31,7 +32,7 @@ SCRIPT = Path(__file__).resolve().parent / "scripts" / "dcp_world.py"
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory, together: Callable[..., list[str]]) -> Path:
-    """Two ranks' FSDP2 model, its optimizer, a tensor cut by columns, plain values: step 1, and 2 by async_save.
+    """Two ranks' FSDP2 model and optimizer, tensors cut by columns and of one row, values: step 1, then 2 by async.
 
     Three ranks and one have loaded it and found each bit the same.
     """
@@ -71,6 +72,16 @@ def test_a_commit_of_an_earlier_release_whose_boxes_are_tensors_of_their_own_is_
     into = state()
     dcp.load(into, storage_reader=StorageReader(tmp_path), no_dist=True)
     assert torch.equal(into["w"], state(4.0)["w"])
+
+
+def test_what_ranks_without_a_row_wrote_is_whole(saved: Path) -> None:
+    assert verify(FolderStore(saved), CommitName(step=2, pair=Pair(0, 1))).reason == ""
+
+
+def test_tensors_without_elements_are_whole(tmp_path: Path) -> None:
+    hollow = {"a": torch.empty(0), "b": torch.empty(3, 0), "w": torch.ones(2)}
+    dcp.save(hollow, storage_writer=StorageWriter(tmp_path, step=1), no_dist=True)
+    assert verify(FolderStore(tmp_path), CommitName(step=1, pair=Pair(0, 1))).reason == ""
 
 
 def test_damage_is_an_error_that_names_the_file(tmp_path: Path) -> None:
