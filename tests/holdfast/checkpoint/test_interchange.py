@@ -117,6 +117,15 @@ def test_tied_weights_of_a_pt_file_lie_in_the_commit_once(model: Net, tmp_path: 
     assert len(store.manifest(store.commits()[0]).tensors) == len(model.state_dict()) - 1
 
 
+def test_conjugated_tensors_of_a_pt_file_are_taken(tmp_path: Path) -> None:
+    conj = torch.tensor([1 + 2j, 3 - 4j]).conj()
+    torch.save({"conj": conj}, tmp_path / "in.pt")
+    assert run("convert", tmp_path / "in.pt", tmp_path / "ckpt") == 0
+    module = torch.nn.ParameterDict({"conj": torch.nn.Parameter(torch.zeros_like(conj))})
+    checkpoint.load(tmp_path / "ckpt", model=module)
+    assert torch.equal(module["conj"], conj)
+
+
 def test_parts_of_a_file_become_objects_of_their_own(model: Net, tmp_path: Path) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.25)
     model.norm(model.body[0](model.embed(torch.tensor([1]))).bfloat16()).float().sum().backward()

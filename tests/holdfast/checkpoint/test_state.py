@@ -208,6 +208,15 @@ def test_tied_weights_are_saved_once_and_stay_tied(tmp_path: Path) -> None:
     assert torch.equal(other.head.weight, model.embed.weight)
 
 
+def test_what_is_conjugated_or_negated_when_it_is_read_is_saved_with_its_own_numbers(tmp_path: Path) -> None:
+    base = torch.tensor([1 + 2j, 3 - 4j])
+    views = {"base": base, "conj": base.conj(), "imag": base.imag, "neg": base.conj().imag}
+    checkpoint.save(tmp_path, step=1, box=Box(views))
+    box = Box()
+    checkpoint.load(tmp_path, box=box)
+    assert all(torch.equal(box.state[name], tensor) for name, tensor in views.items())
+
+
 def test_a_step_may_be_saved_again_and_the_newest_is_loaded(tmp_path: Path) -> None:
     for value in (1, 2):
         checkpoint.save(tmp_path, step=5, box=Box({"value": value}))

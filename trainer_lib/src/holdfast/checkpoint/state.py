@@ -95,7 +95,7 @@ class Flat:
 
     def read(self, piece: Piece) -> Buffer:
         """The bytes of a piece. Of a sharded tensor, a piece is all that is here."""
-        flat = self._piece(piece).cpu().contiguous().reshape(-1)
+        flat = self._piece(piece).cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
         return flat.view(torch.uint8).numpy().data
 
     def fill(self, places: Sequence[tuple[Piece, memoryview]]) -> None:
@@ -237,7 +237,8 @@ class _Encoder:
 
     def _tensor(self, tensor: torch.Tensor, path: tuple[str, ...]) -> str:
         _check_tensor(tensor, path)
-        identity = (tensor.data_ptr(), tensor.dtype, tensor.device, tuple(tensor.shape), tensor.stride())
+        lazily = (tensor.is_conj(), tensor.is_neg())  # of one memory, other numbers
+        identity = (tensor.data_ptr(), tensor.dtype, tensor.device, tuple(tensor.shape), tensor.stride(), lazily)
         if tensor.numel() and identity in self._seen:
             return self._seen[identity]  # tied weights are saved once
         name = "/".join(part.replace("~", "~0").replace("/", "~1") for part in path)
