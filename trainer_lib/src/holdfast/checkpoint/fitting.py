@@ -208,9 +208,27 @@ def _optimizer_misfits(optimizer: torch.optim.Optimizer, saved: Any, named: Mapp
         return
     names = saved.get(optimizers.NAMES)
     if names is not None:
-        pairs = zip(_flat(names), _flat(optimizers.names_in(optimizer, named)), strict=True)
-        moved = [f"{one} where {other} is here" for one, other in pairs if one != other]
+        moved = list(_moved(_flat(names), _flat(optimizers.names_in(optimizer, named))))
         yield from _some("other parameters in the checkpoint, or in another order", moved)
+    unset = optimizers.unset(optimizer, saved["param_groups"])
+    yield from _some(f"of another kind than {type(optimizer).__name__}, as its groups lack settings", unset)
+    places = [id(one) for group in optimizer.param_groups for one in group["params"]]
+    differ = [
+        f"{key} of {named.get(id(one), f'parameter {places.index(id(one))}')} {_shape(value)} in the checkpoint, "
+        f"of a parameter {_shape(one)} here"
+        for one, key, value in optimizers.misshaped(optimizer, saved)
+    ]
+    yield from _some("size mismatch", differ)
+
+
+def _moved(there: Sequence[str | None], here: Sequence[str | None]) -> Iterator[str]:
+    """Where the parameters are surely others. One without a name may be any that has its name nowhere else: of an
+    optimizer that is loaded without its module none has one."""
+    both = {*there} & {*here} - {None}
+    for one, other in zip(there, here, strict=True):
+        told = (one is not None and other is not None) or one in both or other in both
+        if one != other and told:
+            yield f"{one or 'one of no module'} where {other or 'one of no module'} is here"
 
 
 def _is_optimizers(saved: Any) -> bool:
@@ -223,8 +241,8 @@ def _is_optimizers(saved: Any) -> bool:
     )
 
 
-def _flat(names: Iterable[Iterable[str | None]]) -> list[str]:
-    return [name or "one of no module" for group in names for name in group]
+def _flat(names: Iterable[Iterable[str | None]]) -> list[str | None]:
+    return [name for group in names for name in group]
 
 
 def _tensors(one: Any, other: Any) -> int:
