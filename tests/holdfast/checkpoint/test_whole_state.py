@@ -224,6 +224,28 @@ def test_a_model_on_the_meta_device_gets_memory_stays_tied_and_keeps_its_optimiz
     assert same(dict(other.state_dict()), dict(model.state_dict()))
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("kept", ["embed.weight", "head.weight"])
+def test_of_tied_weights_one_name_is_enough(tmp_path: Path, device: str, kept: str) -> None:
+    model = Tied()
+    state = model.state_dict()
+    given = {name: state[name] for name in state if name == kept or name.startswith("norm")}
+    checkpoint.save(tmp_path, step=1, model=Values(given))
+    with torch.device(device):
+        other = Tied()
+    checkpoint.load(tmp_path, model=other)
+    assert other.head.weight is other.embed.weight
+    assert same(dict(other.state_dict()), dict(state))
+
+
+def test_of_weights_that_are_not_tied_each_name_is_needed(tmp_path: Path) -> None:
+    model = Tied()
+    checkpoint.save(tmp_path, step=1, model=Values({n: v for n, v in model.state_dict().items() if n[0] != "h"}))
+    model.head.weight = torch.nn.Parameter(torch.zeros(7, 3))
+    with pytest.raises(StateError, match=r"missing in the checkpoint \(1\): head\.weight"):
+        checkpoint.load(tmp_path, model=model)
+
+
 def test_what_would_stay_on_the_meta_device_is_named_and_nothing_gets_memory(tmp_path: Path) -> None:
     class Rotary(torch.nn.Module):
         def __init__(self) -> None:

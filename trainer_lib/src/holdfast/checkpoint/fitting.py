@@ -69,6 +69,7 @@ def _load(thing: Any, state: Any, rows: Rows) -> None:
     if isinstance(thing, torch.nn.Module):
         names, live = own_names(thing, state), thing.state_dict()
         own = {names[name]: value for name, value in state.items()}
+        own |= {name: own[given] for name, given in _tied(thing, own).items() if name in live}
         thing.load_state_dict({name: placed(value, live.get(name), rows) for name, value in own.items()})
     elif isinstance(thing, torch.optim.Optimizer):
         optimizers.load(thing, state, lambda value, parameter: placed(value, parameter, rows))
@@ -164,7 +165,8 @@ def _module_misfits(module: torch.nn.Module, saved: Mapping[str, Any]) -> Iterat
     own = own_names(module, saved)
     here = {own[name]: name for name in saved}  # messages speak of the names in the checkpoint
     if not _renames(module):
-        yield from _some("missing in the checkpoint", [name for name in live if name not in here])
+        known = here.keys() | _tied(module, here)
+        yield from _some("missing in the checkpoint", [name for name in live if name not in known])
         yield from _some("unexpected in the checkpoint", [here[name] for name in here if name not in live])
     yield from _some("on the meta device, and not in the checkpoint", sorted(_unfilled(module, here)))
     pairs = [(name, saved[name], live[own[name]]) for name in saved if own[name] in live]
@@ -176,9 +178,20 @@ def _module_misfits(module: torch.nn.Module, saved: Mapping[str, Any]) -> Iterat
         yield from _some(what, [f"{name} {one} in the checkpoint and {other} here" for name, one, other in differ])
 
 
+def _every(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+
+
+def _tied(module: torch.nn.Module, given: Container[str]) -> dict[str, str]:
+    """The names that are not given of tensors that are, and under which: a safetensors file has tied weights once."""
+    every = _every(module)
+    filled = {id(one): name for name, one in every if name in given}
+    return {name: filled[id(one)] for name, one in every if name not in given and id(one) in filled}
+
+
 def _unfilled(module: torch.nn.Module, given: Container[str]) -> Iterator[str]:
     """What has no numbers and would get none. A buffer that is not persistent is in no checkpoint."""
-    every = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    every = _every(module)
     filled = {id(one) for name, one in every if name in given}
     return (name for name, one in every if one.is_meta and id(one) not in filled)
 
