@@ -21,8 +21,11 @@ import torch
 import xxhash
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 
 from holdfast import HoldfastError, checkpoint
+from holdfast.checkpoint import dcp as ours
 from holdfast.checkpoint.aging import Ages
 from holdfast.checkpoint.claims import write_claim
 from holdfast.checkpoint.exchange import Alone
@@ -234,6 +237,54 @@ def test_a_small_file_does_not_fill_the_memory_by_being_many_tensors(root: Path)
 
     forge(root, claim)
     falls_back(root, "two tensors share bytes")
+
+
+# What it says to torch.distributed.checkpoint
+
+
+W = "state|dcp|tensors|w"
+LIES: list[tuple[str, Json, str]] = [
+    (f"{W}|boxes", [], "'w"),
+    (f"{W}|boxes|0|offsets", [1, 0], "disagree about 'w'"),
+    (f"{W}|boxes|0|sizes", [3, 3], "disagree about 'w'"),
+    (f"{W}|boxes|0|sizes", [0, 3], "disagree about 'w'"),
+    (f"{W}|boxes|0|tensor", "v", "disagree about 'w'"),
+    (f"{W}|boxes|0|tensor", ["w"], "cannot be read"),
+    (f"{W}|boxes|0", {}, "cannot be read"),
+    (f"{W}|size", [3, 3], "disagree about 'w'"),
+    (f"{W}|size", [-4, 3], "no such number"),
+    (f"{W}|dtype", "I32", "disagree about 'w'"),
+    (f"{W}|dtype", [], "disagree about 'w'"),
+    ("state|dcp|tensors", {}, "says nothing of the tensor 'v"),
+    ("state|dcp|tensors", [], "cannot be read"),
+    ("state|dcp|planner|w", 5, "cannot be read"),
+    ("state|dcp|values", None, "cannot be read"),
+    ("state|dcp", [], "cannot be read"),
+]
+
+
+@pytest.fixture(params=[False, True], ids=["whole", "apart"])
+def through_dcp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
+    """As now, and as in earlier releases: boxes that are tensors of their own."""
+    with monkeypatch.context() as earlier:
+        if request.param:
+            earlier.setattr(ours, "tiles", lambda size, boxes: False)
+        ones = {"v": torch.ones(4, 3), "w": torch.ones(4, 3)}
+        dcp.save(ones, storage_writer=ours.StorageWriter(tmp_path, step=20), no_dist=True)
+    assert verdict(tmp_path).whole
+    return tmp_path
+
+
+@pytest.mark.parametrize(("path", "value", "why"), LIES, ids=[f"{p}={str(v)[:20]}" for p, v, _ in LIES])
+def test_a_manifest_that_lies_to_dcp_fills_nothing(through_dcp: Path, path: str, value: Json, why: str) -> None:
+    forge(through_dcp, setter(path, value))
+    into = {"v": torch.zeros(4, 3), "w": torch.zeros(4, 3)}
+    with pytest.raises(DamagedError, match=rf"state for DCP.*{why}"):
+        ours.StorageReader(through_dcp).read_metadata()
+    with pytest.raises(CheckpointException):
+        dcp.load(into, storage_reader=ours.StorageReader(through_dcp), no_dist=True)
+    assert not any(tensor.any() for tensor in into.values())
+    assert "state for DCP" in verdict(through_dcp).reason
 
 
 # Headers
