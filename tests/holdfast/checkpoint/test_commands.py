@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import xxhash
 
+from holdfast import checkpoint
 from holdfast.checkpoint.claims import write_claim
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.stores.folder import FolderStore
@@ -39,6 +41,19 @@ class Commands:
     def json(self, *words: object, code: int = 0) -> Any:
         assert self(*words, "--json") == code, self.err
         return json.loads(self.out)
+
+
+class Box:
+    """Anything with a state."""
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+
+    def state_dict(self) -> Any:
+        return self._state
+
+    def load_state_dict(self, state: Any) -> None:
+        self._state = state
 
 
 @pytest.fixture
@@ -222,6 +237,26 @@ def test_diff_finds_the_same_tensors_in_commits_that_are_divided_otherwise(
     found = holdfast.json("diff", tmp_path / "by-1", tmp_path / "by-3")
 
     assert (found["differs"], found["same"]) == (False, 4)
+
+
+def test_diff_tells_values_that_python_takes_for_equal_apart(holdfast: Commands, tmp_path: Path) -> None:
+    before = {"none": None, "whole": 1, "flag": True, "same": [0, None, "x"]}
+    for name, state in (("one", before), ("other", {"whole": 1.0, "flag": 1, "same": [0, None, "x"]})):
+        checkpoint.save(tmp_path / name, step=1, box=Box(state))
+
+    found = holdfast.json("diff", tmp_path / "one", tmp_path / "other", code=1)
+
+    assert found["state"] == [f"state.objects.box.{key}" for key in ("flag", "none", "whole")]
+
+
+def test_diff_names_the_ranks_whose_random_generators_differ(holdfast: Commands, tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        random.random()
+        checkpoint.save(tmp_path / name, step=1, box=Box({}))
+
+    found = holdfast.json("diff", tmp_path / "one", tmp_path / "other", code=1)
+
+    assert found["state"] == ["state.rank-0"]
 
 
 def test_diff_does_not_take_damage_for_a_change(holdfast: Commands, folder: Path) -> None:
