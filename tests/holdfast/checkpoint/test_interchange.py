@@ -406,6 +406,46 @@ def test_what_was_exported_can_be_taken_back_though_tied_weights_are_there_once(
     assert back.head.weight is back.embed.weight
 
 
+def test_an_export_whose_last_part_is_damaged_leaves_nothing_in_the_way(tmp_path: Path) -> None:
+    large = torch.nn.ParameterDict({f"p{i}": torch.zeros(3 << 20) for i in range(2)})
+    file = checkpoint.save(tmp_path / "ckpt", step=1, model=large) / "rank-0.safetensors"
+    good = file.read_bytes()
+    file.write_bytes(good[:-1] + b"\x55")
+    words = ("export", tmp_path / "ckpt", tmp_path / "hf", "--max-shard-size", "13MB")
+    assert run(*words) == 1
+    assert list((tmp_path / "hf").iterdir()) == []
+    file.write_bytes(good)
+    assert run(*words) == 0
+
+
+@pytest.mark.parametrize("intact", [True, False])
+def test_an_export_leaves_files_of_others_alone(model: Net, tmp_path: Path, intact: bool) -> None:
+    commit = checkpoint.save(tmp_path / "ckpt", step=1, model=model)
+    if not intact:
+        (commit / "rank-0.safetensors").write_bytes(b"")
+    (tmp_path / "hf").mkdir()
+    theirs = tmp_path / "hf" / "model.safetensors.tmp"
+    theirs.write_text("mine")
+    assert run("export", commit, tmp_path / "hf") == (0 if intact else 1)
+    assert theirs.read_text() == "mine"
+
+
+def test_an_export_that_cannot_be_published_whole_is_taken_back(
+    model: Net, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = checkpoint.save(tmp_path / "ckpt", step=1, model=model)
+    rename = Path.rename
+
+    def fail_at_the_index(path: Path, to: Path) -> Path:
+        if to.name.endswith("index.json"):
+            raise OSError("no")
+        return rename(path, to)
+
+    monkeypatch.setattr(Path, "rename", fail_at_the_index)
+    assert run("export", commit, tmp_path / "hf", "--max-shard-size", "3kB") == 3
+    assert list((tmp_path / "hf").iterdir()) == []
+
+
 def test_an_export_replaces_nothing_and_a_damaged_commit_leaves_nothing(
     model: Net, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
