@@ -34,7 +34,7 @@ from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoints.main import Exit, main
 from holdfast.checkpoints.verifying import Verdict, verify
-from holdfast.errors import DamagedError, StateError, UnknownFormatError
+from holdfast.errors import ClaimError, DamagedError, StateError, UnknownFormatError
 from holdfast.worlds import Claim, Pair
 
 Json = Any
@@ -371,6 +371,16 @@ def test_another_commit_under_a_newer_name_is_not_taken_for_it(root: Path) -> No
     (root / NEWEST).rename(root / "step-10.g0.a1")
     with pytest.raises(checkpoint.CheckpointError, match=r"no commit in .* is whole"):
         checkpoint.load(root, **objects(0.0))
+
+
+@pytest.mark.parametrize("raw", [b"null", b"[]", b"5", b"[" * 3_000, b'{"version":1}', b""])
+def test_what_is_no_claim_stops_a_load_and_says_so(root: Path, raw: bytes) -> None:
+    """A fence must not be overlooked."""
+    (root / "claims").mkdir()
+    (root / "claims" / "1.1.json").write_bytes(raw)
+    with pytest.raises(ClaimError, match=r"1\.1\.json is not a claim that this release can read"):
+        checkpoint.load(root, **objects(0.0))
+    assert main(["ls", str(root)]) == Exit.UNREADABLE
 
 
 def test_a_zombies_commit_is_not_read_whatever_its_name_says(root: Path, commit: Callable[..., Any]) -> None:
