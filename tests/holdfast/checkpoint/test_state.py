@@ -260,6 +260,8 @@ ENDLESS["self"] = [ENDLESS]
         (ENDLESS, r"box\.self\.0.* is more than 100 deep: does it hold itself"),
         ({"t": torch.eye(3).to_sparse()}, r"box\.t is not a dense tensor"),
         ({"t": torch.empty(3, device="meta")}, r"box\.t is not a dense tensor"),
+        ({"t": torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])}, r"box\.t is not a dense tensor"),
+        ({"t": torch.nn.UninitializedParameter()}, r"box\.t has no shape yet: run a batch through its module"),
         ({"t": torch.zeros(3, dtype=torch.complex128)}, r"box\.t is of dtype torch.complex128.*cast it"),
     ],
 )

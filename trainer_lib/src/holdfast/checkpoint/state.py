@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from torch.nn.parameter import is_lazy
 
 from holdfast.checkpoint.arena import address_of
 from holdfast.checkpoint.files import Buffer
@@ -276,7 +277,11 @@ def _integer(value: int, path: tuple[str, ...]) -> int:
 
 def _check_tensor(tensor: torch.Tensor, path: tuple[str, ...]) -> None:
     where = ".".join(path)
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+    if is_lazy(tensor):
+        raise StateError(
+            f"{where} has no shape yet: run a batch through its module before its state_dict() is asked for"
+        )
+    if tensor.is_nested or tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
         raise StateError(f"{where} is not a dense tensor in memory, and only those can be saved: {_MEND}")
     if tensor.dtype not in _DTYPES:
         raise StateError(
