@@ -95,6 +95,20 @@ def as_dcp(model: Net, path: Path) -> Path:
     return path / "dcp"
 
 
+def test_a_small_file_does_not_fill_the_memory_by_a_tensor_that_lies_over_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nested = {"list": [torch.zeros(1).expand(20, 10**9)]}
+    torch.save(nested, tmp_path / "in.pt")
+    assert run("convert", tmp_path / "in.pt", tmp_path / "ckpt") == 1
+    assert "a tensor of shape [20, 1000000000] in it 80000000000" in capsys.readouterr().err
+
+
+def test_a_tensor_that_lies_over_itself_is_taken_where_it_is_small(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(1).expand(4)}, tmp_path / "in.pt")
+    assert run("convert", tmp_path / "in.pt", tmp_path / "ckpt") == 0
+
+
 @pytest.mark.parametrize("write", [as_pt, as_old_pt, as_safetensors, as_sharded, as_dcp])
 def test_weights_of_each_format_become_a_commit(
     model: Net, tmp_path: Path, write: Callable[[Net, Path], Path]
