@@ -292,6 +292,33 @@ def test_a_damaged_commit_is_not_copied_and_leaves_nothing(holdfast: Commands, f
     assert list((tmp_path / "new").iterdir()) == []
 
 
+def test_a_copy_of_a_folder_takes_what_is_good_and_names_what_is_not(
+    holdfast: Commands, folder: Path, tmp_path: Path, commit: Callable[..., Any]
+) -> None:
+    for step in (30, 40):
+        commit(folder, step, FIRST)
+    flip(folder / "step-10.g1.a1" / "rank-0.safetensors", 3 * MIB)
+    (folder / "step-20.g1.a1" / "MANIFEST.json").write_text("{")
+    (folder / "step-30.g1.a1" / "rank-0.safetensors").unlink()
+
+    told = holdfast.json("copy", folder, tmp_path / "new", code=1)
+
+    assert [one["commit"] for one in told["commits"]] == ["step-40.g1.a1"]
+    assert told["notCopied"].keys() == {"step-10.g1.a1", "step-20.g1.a1", "step-30.g1.a1"}
+    assert "step-20.g1.a1 was not copied: MANIFEST.json is not JSON" in holdfast.err
+    assert [path.name for path in (tmp_path / "new").glob("step-*")] == ["step-40.g1.a1"]
+    assert holdfast("verify", tmp_path / "new") == 0
+
+
+def test_a_commit_of_a_newer_format_does_not_keep_others_from_being_copied(
+    holdfast: Commands, folder: Path, tmp_path: Path
+) -> None:
+    (folder / "step-20.g1.a1" / "MANIFEST.json").write_text('{"format": "of others"}')
+    assert holdfast("copy", folder, tmp_path / "new") == 3
+    assert "step-20.g1.a1 was not copied" in holdfast.err
+    assert [path.name for path in (tmp_path / "new").glob("step-*")] == ["step-10.g1.a1"]
+
+
 def test_a_copy_that_is_there_already_is_read_back(holdfast: Commands, folder: Path, tmp_path: Path) -> None:
     holdfast("copy", folder, tmp_path / "new")
     flip(tmp_path / "new" / "step-20.g1.a1" / "rank-0.safetensors", 3 * MIB)
