@@ -112,6 +112,14 @@ def test_ls_says_what_cannot_be_used_and_why(holdfast: Commands, folder: Path) -
     assert "MANIFEST.json" in damaged["note"]
 
 
+@pytest.mark.parametrize("name", ["step-020.g1.a1", "step-20.g01.a1", "step-20.g1.a01"])
+def test_a_folder_whose_name_only_reads_like_a_commits_is_none(holdfast: Commands, folder: Path, name: str) -> None:
+    (folder / "step-20.g1.a1").rename(folder / name)
+    assert [line["commit"] for line in holdfast.json("ls", folder)["commits"]] == ["step-10.g1.a1"]
+    assert holdfast("prune", folder, "--keep-last", "1") == 0
+    assert (folder / name).is_dir()
+
+
 def test_show_tells_what_a_commit_holds_the_newest_that_may_be_read_by_itself(
     holdfast: Commands, folder: Path
 ) -> None:
