@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ import pytest
 import torch
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import SavePlan
 
 from holdfast import checkpoint
 from holdfast.checkpoint import dcp as ours
@@ -150,6 +154,33 @@ def test_a_save_that_fails_is_no_commit(tmp_path: Path) -> None:
     assert checkpoint.load(tmp_path) is None
     dcp.save(state(1.0), storage_writer=writer, no_dist=True)
     assert [path.name for path in tmp_path.glob("step-*")] == ["step-1.g0.a1"]
+
+
+class Looked(MetadataIndex):
+    """The name of a part, and how often any was looked at."""
+
+    times = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        Looked.times += name == "fqn"
+        return super().__getattribute__(name)
+
+
+class Watching(DefaultSavePlanner):
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        plan = super().finish_plan(new_plan)
+        items = [replace(item, index=Looked(item.index.fqn, item.index.offset)) for item in plan.items]
+        return replace(plan, items=items)
+
+
+def test_twice_the_tensors_are_twice_the_work(tmp_path: Path) -> None:
+    def looks(count: int) -> int:
+        Looked.times = 0
+        tensors = {f"w{number}": torch.ones(1) for number in range(count)}
+        dcp.save(tensors, storage_writer=StorageWriter(tmp_path, step=1), planner=Watching(), no_dist=True)
+        return Looked.times
+
+    assert looks(200) <= 2.1 * looks(100)
 
 
 def test_the_checkpoint_id_says_the_step(tmp_path: Path) -> None:

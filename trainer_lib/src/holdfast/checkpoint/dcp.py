@@ -18,6 +18,7 @@ from __future__ import annotations
 import io
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -146,7 +147,8 @@ def _value(item: plans.WriteItem, planner: plans.SavePlanner) -> WriteResult:
 def _write_tensors(
     folder: Path, place: Mapping[str, Any], items: Sequence[plans.WriteItem], planner: plans.SavePlanner
 ) -> list[WriteResult]:
-    keyed = {_item_key(item, items): item for item in items}
+    parts = Counter(item.index.fqn for item in items)
+    keyed = {_item_key(item, alone=parts[item.index.fqn] == 1): item for item in items}
     flat = Flat(tree=None, tensors={key: _resolved(item, planner) for key, item in keyed.items()})
     plan = plan_shard(
         [whole(spec) for spec in flat.specs],
@@ -155,13 +157,13 @@ def _write_tensors(
 
     slicer = Slicer(plan.nbytes)
 
-    def parts() -> Iterator[Buffer]:
+    def stream() -> Iterator[Buffer]:
         for data in chain([plan.header], map(flat.read, plan.pieces)):
             slicer.update(data)
             yield data
 
     file = tensors_file(place["rank"])
-    written = write_file(folder / file, parts())
+    written = write_file(folder / file, stream())
     record = written.to_json()
     if plan.nbytes >= LEAST_BYTES:
         write_file(folder / slices_file(file), [slicer.encode(written)])
@@ -194,9 +196,8 @@ def _box(item: plans.WriteItem) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(item.tensor_data.chunk.offsets), tuple(item.tensor_data.chunk.sizes)
 
 
-def _item_key(item: plans.WriteItem, items: Sequence[plans.WriteItem]) -> str:
+def _item_key(item: plans.WriteItem, *, alone: bool) -> str:
     name = item.index.fqn
-    alone = sum(other.index.fqn == name for other in items) == 1
     return name if alone else boxed(name, _box(item)[0])
 
 
