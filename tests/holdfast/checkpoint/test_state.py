@@ -5,9 +5,10 @@ from __future__ import annotations
 import enum
 import math
 import random
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -253,6 +254,7 @@ ENDLESS["self"] = [ENDLESS]
         ({Colour.RED: 1}, r"a key of box is of type Colour"),
         ({"n": np.array([object()])}, r"box\.n is a NumPy array of dtype object"),
         ({"n": np.zeros(3, dtype=">f4")}, r"box\.n is a NumPy array of dtype >f4"),
+        ({"n": np.ma.array([1, 2], mask=[0, 1])}, r"box\.n is a NumPy array with a mask, which would be lost"),
         ({"n": np.longdouble(1)}, r"box\.n is of type longdouble"),
         ({"t": "\ud800"}, r"box\.t has '\\ud800', which is no Unicode text"),
         ({"\ud800": torch.zeros(1)}, r"box has '\\ud800', which is no Unicode text"),
@@ -286,6 +288,20 @@ def test_numpy_arrays_come_back_as_numpy_arrays(tmp_path: Path) -> None:
     assert isinstance(box.state["a"], np.ndarray)
     assert box.state["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert box.state["n"] == 2.0
+
+
+class Cursor(NamedTuple):
+    shard: int
+    place: int
+
+
+def test_what_is_a_kind_of_tuple_or_dict_comes_back_as_a_plain_one(tmp_path: Path) -> None:
+    state = {"cursor": Cursor(1, 2), "shape": torch.Size([3, 4]), "counts": Counter("aab")}
+    checkpoint.save(tmp_path, step=1, box=Box(state))
+    box = Box()
+    checkpoint.load(tmp_path, box=box)
+    assert box.state == {"cursor": (1, 2), "shape": (3, 4), "counts": {"a": 2, "b": 1}}
+    assert [type(box.state[name]) for name in state] == [tuple, tuple, dict]
 
 
 def test_a_model_of_another_shape_is_refused_and_names_itself(tmp_path: Path) -> None:

@@ -291,6 +291,11 @@ def _check_tensor(tensor: torch.Tensor, path: tuple[str, ...]) -> None:
 
 
 def _from_numpy(value: np.ndarray[Any, Any], path: tuple[str, ...]) -> torch.Tensor:
+    if isinstance(value, np.ma.MaskedArray):
+        raise StateError(
+            f"{'.'.join(path)} is a NumPy array with a mask, which would be lost: have its data and its mask in the "
+            "state_dict(), an array each"
+        )
     try:
         return torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))
     except (TypeError, ValueError):  # a dtype that torch has not; the bytes of another machine
