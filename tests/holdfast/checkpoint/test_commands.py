@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -400,6 +402,31 @@ def test_prune_says_what_would_go_and_why_and_then_does_it(
     ]
     assert "step-10.g1.a1  deleted" in holdfast.out
     assert [line["step"] for line in holdfast.json("ls", folder)["commits"]] == [30, 20]
+
+
+def age(path: Path, hours: float) -> None:
+    when = time.time() - 3600 * hours
+    for one in (*path.iterdir(), path):
+        os.utime(one, (when, when))
+
+
+def test_prune_removes_what_killed_saves_and_deletions_left_a_day_ago(holdfast: Commands, folder: Path) -> None:
+    old, paused, resumed = (f"step-{step}.g0.a1.tmp-{'0' * 32}" for step in (7, 8, 9))
+    for name in (old, paused, resumed):
+        (folder / name).mkdir()
+        (folder / name / "rank-0.safetensors").write_bytes(b"x")
+    (folder / "step-10.g1.a1" / "MANIFEST.json").rename(folder / "step-10.g1.a1" / "MANIFEST.json.deleted")
+    for name, hours in ((old, 25), (paused, 23), (resumed, 25), ("step-10.g1.a1", 25), ("step-20.g1.a1", 25)):
+        age(folder / name, hours)
+    (folder / resumed / "rank-0.safetensors").write_bytes(b"xy")
+    before = tree(folder)
+
+    told = holdfast.json("prune", folder, "--keep-last", 1, "--dry-run")
+    assert (told["leftovers"], tree(folder)) == (["step-10.g1.a1", old], before)
+    assert holdfast("prune", folder, "--keep-last", 1) == 0
+
+    assert f"{old}: deleted, left by a save" in holdfast.out
+    assert {path.name for path in folder.glob("step-*")} == {"step-20.g1.a1", paused, resumed}
 
 
 def test_prune_counts_only_what_it_has_read_back_whole(holdfast: Commands, folder: Path) -> None:

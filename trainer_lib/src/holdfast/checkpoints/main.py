@@ -182,7 +182,8 @@ def _pruned(pruning: Pruning, *, dry: bool) -> str:
     word = "would go" if dry else "deleted"
     rows = [(str(name), word if goes else "stays", reason) for name, goes, reason in pruning.lines]
     damaged = [f"{name}: DAMAGED, and does not count: see holdfast checkpoints verify" for name in pruning.damaged]
-    return "\n".join([*damaged, views.aligned(rows) if rows else "no commit"])
+    left = [f"{name}: {word}, left by a save or deletion that was broken off" for name in pruning.leftovers]
+    return "\n".join([*damaged, views.aligned(rows) if rows else "no commit", *left])
 
 
 def _convert(known: argparse.Namespace) -> Exit:
