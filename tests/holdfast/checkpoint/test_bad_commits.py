@@ -21,8 +21,11 @@ import torch
 import xxhash
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 
 from holdfast import HoldfastError, checkpoint
+from holdfast.checkpoint import dcp as ours
 from holdfast.checkpoint.aging import Ages
 from holdfast.checkpoint.claims import write_claim
 from holdfast.checkpoint.exchange import Alone
@@ -31,7 +34,7 @@ from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoints.main import Exit, main
 from holdfast.checkpoints.verifying import Verdict, verify
-from holdfast.errors import DamagedError, StateError, UnknownFormatError
+from holdfast.errors import ClaimError, DamagedError, StateError, UnknownFormatError
 from holdfast.worlds import Claim, Pair
 
 Json = Any
@@ -236,6 +239,54 @@ def test_a_small_file_does_not_fill_the_memory_by_being_many_tensors(root: Path)
     falls_back(root, "two tensors share bytes")
 
 
+# What it says to torch.distributed.checkpoint
+
+
+W = "state|dcp|tensors|w"
+LIES: list[tuple[str, Json, str]] = [
+    (f"{W}|boxes", [], "'w"),
+    (f"{W}|boxes|0|offsets", [1, 0], "disagree about 'w'"),
+    (f"{W}|boxes|0|sizes", [3, 3], "disagree about 'w'"),
+    (f"{W}|boxes|0|sizes", [0, 3], "disagree about 'w'"),
+    (f"{W}|boxes|0|tensor", "v", "disagree about 'w'"),
+    (f"{W}|boxes|0|tensor", ["w"], "cannot be read"),
+    (f"{W}|boxes|0", {}, "cannot be read"),
+    (f"{W}|size", [3, 3], "disagree about 'w'"),
+    (f"{W}|size", [-4, 3], "no such number"),
+    (f"{W}|dtype", "I32", "disagree about 'w'"),
+    (f"{W}|dtype", [], "disagree about 'w'"),
+    ("state|dcp|tensors", {}, "says nothing of the tensor 'v"),
+    ("state|dcp|tensors", [], "cannot be read"),
+    ("state|dcp|planner|w", 5, "cannot be read"),
+    ("state|dcp|values", None, "cannot be read"),
+    ("state|dcp", [], "cannot be read"),
+]
+
+
+@pytest.fixture(params=[False, True], ids=["whole", "apart"])
+def through_dcp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
+    """As now, and as in earlier releases: boxes that are tensors of their own."""
+    with monkeypatch.context() as earlier:
+        if request.param:
+            earlier.setattr(ours, "tiles", lambda size, boxes: False)
+        ones = {"v": torch.ones(4, 3), "w": torch.ones(4, 3)}
+        dcp.save(ones, storage_writer=ours.StorageWriter(tmp_path, step=20), no_dist=True)
+    assert verdict(tmp_path).whole
+    return tmp_path
+
+
+@pytest.mark.parametrize(("path", "value", "why"), LIES, ids=[f"{p}={str(v)[:20]}" for p, v, _ in LIES])
+def test_a_manifest_that_lies_to_dcp_fills_nothing(through_dcp: Path, path: str, value: Json, why: str) -> None:
+    forge(through_dcp, setter(path, value))
+    into = {"v": torch.zeros(4, 3), "w": torch.zeros(4, 3)}
+    with pytest.raises(DamagedError, match=rf"state for DCP.*{why}"):
+        ours.StorageReader(through_dcp).read_metadata()
+    with pytest.raises(CheckpointException):
+        dcp.load(into, storage_reader=ours.StorageReader(through_dcp), no_dist=True)
+    assert not any(tensor.any() for tensor in into.values())
+    assert "state for DCP" in verdict(through_dcp).reason
+
+
 # Headers
 
 
@@ -320,6 +371,16 @@ def test_another_commit_under_a_newer_name_is_not_taken_for_it(root: Path) -> No
     (root / NEWEST).rename(root / "step-10.g0.a1")
     with pytest.raises(checkpoint.CheckpointError, match=r"no commit in .* is whole"):
         checkpoint.load(root, **objects(0.0))
+
+
+@pytest.mark.parametrize("raw", [b"null", b"[]", b"5", b"[" * 3_000, b'{"version":1}', b""])
+def test_what_is_no_claim_stops_a_load_and_says_so(root: Path, raw: bytes) -> None:
+    """A fence must not be overlooked."""
+    (root / "claims").mkdir()
+    (root / "claims" / "1.1.json").write_bytes(raw)
+    with pytest.raises(ClaimError, match=r"1\.1\.json is not a claim that this release can read"):
+        checkpoint.load(root, **objects(0.0))
+    assert main(["ls", str(root)]) == Exit.UNREADABLE
 
 
 def test_a_zombies_commit_is_not_read_whatever_its_name_says(root: Path, commit: Callable[..., Any]) -> None:

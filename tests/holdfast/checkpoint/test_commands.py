@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import random
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from typing import Any
 import pytest
 import xxhash
 
+from holdfast import checkpoint
 from holdfast.checkpoint.claims import write_claim
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.stores.folder import FolderStore
@@ -39,6 +43,19 @@ class Commands:
     def json(self, *words: object, code: int = 0) -> Any:
         assert self(*words, "--json") == code, self.err
         return json.loads(self.out)
+
+
+class Box:
+    """Anything with a state."""
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+
+    def state_dict(self) -> Any:
+        return self._state
+
+    def load_state_dict(self, state: Any) -> None:
+        self._state = state
 
 
 @pytest.fixture
@@ -95,6 +112,14 @@ def test_ls_says_what_cannot_be_used_and_why(holdfast: Commands, folder: Path) -
     assert (fenced["state"], fenced["note"]) == ("fenced", "fenced by claim 2.1 from step 10")
     assert damaged["state"] == "damaged"
     assert "MANIFEST.json" in damaged["note"]
+
+
+@pytest.mark.parametrize("name", ["step-020.g1.a1", "step-20.g01.a1", "step-20.g1.a01"])
+def test_a_folder_whose_name_only_reads_like_a_commits_is_none(holdfast: Commands, folder: Path, name: str) -> None:
+    (folder / "step-20.g1.a1").rename(folder / name)
+    assert [line["commit"] for line in holdfast.json("ls", folder)["commits"]] == ["step-10.g1.a1"]
+    assert holdfast("prune", folder, "--keep-last", "1") == 0
+    assert (folder / name).is_dir()
 
 
 def test_show_tells_what_a_commit_holds_the_newest_that_may_be_read_by_itself(
@@ -224,6 +249,26 @@ def test_diff_finds_the_same_tensors_in_commits_that_are_divided_otherwise(
     assert (found["differs"], found["same"]) == (False, 4)
 
 
+def test_diff_tells_values_that_python_takes_for_equal_apart(holdfast: Commands, tmp_path: Path) -> None:
+    before = {"none": None, "whole": 1, "flag": True, "same": [0, None, "x"]}
+    for name, state in (("one", before), ("other", {"whole": 1.0, "flag": 1, "same": [0, None, "x"]})):
+        checkpoint.save(tmp_path / name, step=1, box=Box(state))
+
+    found = holdfast.json("diff", tmp_path / "one", tmp_path / "other", code=1)
+
+    assert found["state"] == [f"state.objects.box.{key}" for key in ("flag", "none", "whole")]
+
+
+def test_diff_names_the_ranks_whose_random_generators_differ(holdfast: Commands, tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        random.random()
+        checkpoint.save(tmp_path / name, step=1, box=Box({}))
+
+    found = holdfast.json("diff", tmp_path / "one", tmp_path / "other", code=1)
+
+    assert found["state"] == ["state.rank-0"]
+
+
 def test_diff_does_not_take_damage_for_a_change(holdfast: Commands, folder: Path) -> None:
     flip(folder / "step-20.g1.a1" / "rank-0.safetensors", offset_of(folder, "step-20.g1.a1", "model/b"))
 
@@ -255,6 +300,33 @@ def test_a_damaged_commit_is_not_copied_and_leaves_nothing(holdfast: Commands, f
 
     assert "digest of chunk 0 differs" in holdfast.err
     assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_a_copy_of_a_folder_takes_what_is_good_and_names_what_is_not(
+    holdfast: Commands, folder: Path, tmp_path: Path, commit: Callable[..., Any]
+) -> None:
+    for step in (30, 40):
+        commit(folder, step, FIRST)
+    flip(folder / "step-10.g1.a1" / "rank-0.safetensors", 3 * MIB)
+    (folder / "step-20.g1.a1" / "MANIFEST.json").write_text("{")
+    (folder / "step-30.g1.a1" / "rank-0.safetensors").unlink()
+
+    told = holdfast.json("copy", folder, tmp_path / "new", code=1)
+
+    assert [one["commit"] for one in told["commits"]] == ["step-40.g1.a1"]
+    assert told["notCopied"].keys() == {"step-10.g1.a1", "step-20.g1.a1", "step-30.g1.a1"}
+    assert "step-20.g1.a1 was not copied: MANIFEST.json is not JSON" in holdfast.err
+    assert [path.name for path in (tmp_path / "new").glob("step-*")] == ["step-40.g1.a1"]
+    assert holdfast("verify", tmp_path / "new") == 0
+
+
+def test_a_commit_of_a_newer_format_does_not_keep_others_from_being_copied(
+    holdfast: Commands, folder: Path, tmp_path: Path
+) -> None:
+    (folder / "step-20.g1.a1" / "MANIFEST.json").write_text('{"format": "of others"}')
+    assert holdfast("copy", folder, tmp_path / "new") == 3
+    assert "step-20.g1.a1 was not copied" in holdfast.err
+    assert [path.name for path in (tmp_path / "new").glob("step-*")] == ["step-10.g1.a1"]
 
 
 def test_a_copy_that_is_there_already_is_read_back(holdfast: Commands, folder: Path, tmp_path: Path) -> None:
@@ -330,6 +402,31 @@ def test_prune_says_what_would_go_and_why_and_then_does_it(
     ]
     assert "step-10.g1.a1  deleted" in holdfast.out
     assert [line["step"] for line in holdfast.json("ls", folder)["commits"]] == [30, 20]
+
+
+def age(path: Path, hours: float) -> None:
+    when = time.time() - 3600 * hours
+    for one in (*path.iterdir(), path):
+        os.utime(one, (when, when))
+
+
+def test_prune_removes_what_killed_saves_and_deletions_left_a_day_ago(holdfast: Commands, folder: Path) -> None:
+    old, paused, resumed = (f"step-{step}.g0.a1.tmp-{'0' * 32}" for step in (7, 8, 9))
+    for name in (old, paused, resumed):
+        (folder / name).mkdir()
+        (folder / name / "rank-0.safetensors").write_bytes(b"x")
+    (folder / "step-10.g1.a1" / "MANIFEST.json").rename(folder / "step-10.g1.a1" / "MANIFEST.json.deleted")
+    for name, hours in ((old, 25), (paused, 23), (resumed, 25), ("step-10.g1.a1", 25), ("step-20.g1.a1", 25)):
+        age(folder / name, hours)
+    (folder / resumed / "rank-0.safetensors").write_bytes(b"xy")
+    before = tree(folder)
+
+    told = holdfast.json("prune", folder, "--keep-last", 1, "--dry-run")
+    assert (told["leftovers"], tree(folder)) == (["step-10.g1.a1", old], before)
+    assert holdfast("prune", folder, "--keep-last", 1) == 0
+
+    assert f"{old}: deleted, left by a save" in holdfast.out
+    assert {path.name for path in folder.glob("step-*")} == {"step-20.g1.a1", paused, resumed}
 
 
 def test_prune_counts_only_what_it_has_read_back_whole(holdfast: Commands, folder: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ import pytest
 import torch
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import SavePlan
 
 from holdfast import checkpoint
 from holdfast.checkpoint import dcp as ours
@@ -23,6 +27,7 @@ from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.tier import read_manifest
+from holdfast.checkpoints.verifying import verify
 from holdfast.errors import CheckpointError, StateError
 from holdfast.worlds import Pair
 
@@ -31,7 +36,7 @@ SCRIPT = Path(__file__).resolve().parent / "scripts" / "dcp_world.py"
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory, together: Callable[..., list[str]]) -> Path:
-    """Two ranks' FSDP2 model, its optimizer, a tensor cut by columns, plain values: step 1, and 2 by async_save.
+    """Two ranks' FSDP2 model and optimizer, tensors cut by columns and of one row, values: step 1, then 2 by async.
 
     Three ranks and one have loaded it and found each bit the same.
     """
@@ -71,6 +76,16 @@ def test_a_commit_of_an_earlier_release_whose_boxes_are_tensors_of_their_own_is_
     into = state()
     dcp.load(into, storage_reader=StorageReader(tmp_path), no_dist=True)
     assert torch.equal(into["w"], state(4.0)["w"])
+
+
+def test_what_ranks_without_a_row_wrote_is_whole(saved: Path) -> None:
+    assert verify(FolderStore(saved), CommitName(step=2, pair=Pair(0, 1))).reason == ""
+
+
+def test_tensors_without_elements_are_whole(tmp_path: Path) -> None:
+    hollow = {"a": torch.empty(0), "b": torch.empty(3, 0), "w": torch.ones(2)}
+    dcp.save(hollow, storage_writer=StorageWriter(tmp_path, step=1), no_dist=True)
+    assert verify(FolderStore(tmp_path), CommitName(step=1, pair=Pair(0, 1))).reason == ""
 
 
 def test_damage_is_an_error_that_names_the_file(tmp_path: Path) -> None:
@@ -139,6 +154,33 @@ def test_a_save_that_fails_is_no_commit(tmp_path: Path) -> None:
     assert checkpoint.load(tmp_path) is None
     dcp.save(state(1.0), storage_writer=writer, no_dist=True)
     assert [path.name for path in tmp_path.glob("step-*")] == ["step-1.g0.a1"]
+
+
+class Looked(MetadataIndex):
+    """The name of a part, and how often any was looked at."""
+
+    times = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        Looked.times += name == "fqn"
+        return super().__getattribute__(name)
+
+
+class Watching(DefaultSavePlanner):
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        plan = super().finish_plan(new_plan)
+        items = [replace(item, index=Looked(item.index.fqn, item.index.offset)) for item in plan.items]
+        return replace(plan, items=items)
+
+
+def test_twice_the_tensors_are_twice_the_work(tmp_path: Path) -> None:
+    def looks(count: int) -> int:
+        Looked.times = 0
+        tensors = {f"w{number}": torch.ones(1) for number in range(count)}
+        dcp.save(tensors, storage_writer=StorageWriter(tmp_path, step=1), planner=Watching(), no_dist=True)
+        return Looked.times
+
+    assert looks(200) <= 2.1 * looks(100)
 
 
 def test_the_checkpoint_id_says_the_step(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.peer import Neighbour
 from holdfast.checkpoint.upload import Uploader, UploadSettings
 from holdfast.checkpoint.writer import Planner, SaveResult, Snapshot, stage
-from holdfast.checkpoints.copying import copy, lineage
+from holdfast.checkpoints.copying import Uncopied, copy, copy_all, lineage
 from holdfast.checkpoints.progress import progress
 from holdfast.checkpoints.verifying import verify
 from holdfast.cli import main
@@ -546,6 +546,16 @@ def test_a_copy_takes_along_what_it_stands_on_and_nothing_else(tmp_path: Path) -
         with progress("", 0) as shown:
             copy(source, one, target, shown)
     assert_is(tmp_path / "copy", 3, tensors)
+
+
+def test_what_stands_on_a_damaged_commit_is_not_copied(chained: tuple[Path, Tensors], tmp_path: Path) -> None:
+    flip(chained[0] / "step-1.g1.a1" / "rank-0.safetensors", 9000)
+    target = FolderStore(tmp_path / "copy")
+    names = [CommitName(step=step, pair=ONE) for step in (3, 2, 1)]
+    bad = [one for one in copy_all(FolderStore(chained[0]), names, target) if isinstance(one, Uncopied)]
+    assert [one.name.step for one in bad] == [1, 2, 3]
+    assert all("step-1.g1.a1, which was not copied" in one.reason for one in bad[1:])
+    assert list(target.commits()) == []
 
 
 def test_verify_names_the_tensor_whose_bytes_are_damaged_in_another_commit(

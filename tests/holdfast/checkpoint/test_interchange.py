@@ -47,10 +47,6 @@ def same(left: dict[str, Any], right: dict[str, Any]) -> bool:
     )
 
 
-def untied(state: dict[str, Any]) -> dict[str, Any]:
-    return {name: tensor for name, tensor in state.items() if name != "head.weight"}
-
-
 def run(*words: object) -> int:
     return main(["checkpoints", *map(str, words)])
 
@@ -99,6 +95,20 @@ def as_dcp(model: Net, path: Path) -> Path:
     return path / "dcp"
 
 
+def test_a_small_file_does_not_fill_the_memory_by_a_tensor_that_lies_over_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nested = {"list": [torch.zeros(1).expand(20, 10**9)]}
+    torch.save(nested, tmp_path / "in.pt")
+    assert run("convert", tmp_path / "in.pt", tmp_path / "ckpt") == 1
+    assert "a tensor of shape [20, 1000000000] in it 80000000000" in capsys.readouterr().err
+
+
+def test_a_tensor_that_lies_over_itself_is_taken_where_it_is_small(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(1).expand(4)}, tmp_path / "in.pt")
+    assert run("convert", tmp_path / "in.pt", tmp_path / "ckpt") == 0
+
+
 @pytest.mark.parametrize("write", [as_pt, as_old_pt, as_safetensors, as_sharded, as_dcp])
 def test_weights_of_each_format_become_a_commit(
     model: Net, tmp_path: Path, write: Callable[[Net, Path], Path]
@@ -115,6 +125,15 @@ def test_tied_weights_of_a_pt_file_lie_in_the_commit_once(model: Net, tmp_path: 
     assert run("convert", as_pt(model, tmp_path), tmp_path / "ckpt") == 0
     store = FolderStore(tmp_path / "ckpt")
     assert len(store.manifest(store.commits()[0]).tensors) == len(model.state_dict()) - 1
+
+
+def test_conjugated_tensors_of_a_pt_file_are_taken(tmp_path: Path) -> None:
+    conj = torch.tensor([1 + 2j, 3 - 4j]).conj()
+    torch.save({"conj": conj}, tmp_path / "in.pt")
+    assert run("convert", tmp_path / "in.pt", tmp_path / "ckpt") == 0
+    module = torch.nn.ParameterDict({"conj": torch.nn.Parameter(torch.zeros_like(conj))})
+    checkpoint.load(tmp_path / "ckpt", model=module)
+    assert torch.equal(module["conj"], conj)
 
 
 def test_parts_of_a_file_become_objects_of_their_own(model: Net, tmp_path: Path) -> None:
@@ -387,14 +406,58 @@ def test_a_sharded_export_has_an_index_and_files_of_the_size_asked_for(model: Ne
     assert all(size <= 3000 or len(part) == 1 for size, part in zip(sizes, parts.values(), strict=True))
 
 
-def test_what_was_exported_can_be_taken_back(model: Net, tmp_path: Path) -> None:
+@pytest.mark.parametrize("target", ["hf", "w.safetensors"])
+def test_what_was_exported_can_be_taken_back_though_tied_weights_are_there_once(
+    model: Net, tmp_path: Path, target: str
+) -> None:
+    size = ("--max-shard-size", "3kB") if target == "hf" else ()
     checkpoint.save(tmp_path / "ckpt", step=1, model=model)
-    assert run("export", tmp_path / "ckpt", tmp_path / "hf", "--max-shard-size", "3kB") == 0
-    assert run("convert", tmp_path / "hf", tmp_path / "back") == 0
+    assert run("export", tmp_path / "ckpt", tmp_path / target, *size) == 0
+    assert run("convert", tmp_path / target, tmp_path / "back") == 0
 
-    store = FolderStore(tmp_path / "back")
-    tree = store.manifest(store.commits()[0]).state["objects"]["model"]
-    assert set(tree) >= set(untied(model.state_dict())) - {"embed.weight"}
+    back = loaded(tmp_path / "back")
+    assert same(back.state_dict(), model.state_dict())
+    assert back.head.weight is back.embed.weight
+
+
+def test_an_export_whose_last_part_is_damaged_leaves_nothing_in_the_way(tmp_path: Path) -> None:
+    large = torch.nn.ParameterDict({f"p{i}": torch.zeros(3 << 20) for i in range(2)})
+    file = checkpoint.save(tmp_path / "ckpt", step=1, model=large) / "rank-0.safetensors"
+    good = file.read_bytes()
+    file.write_bytes(good[:-1] + b"\x55")
+    words = ("export", tmp_path / "ckpt", tmp_path / "hf", "--max-shard-size", "13MB")
+    assert run(*words) == 1
+    assert list((tmp_path / "hf").iterdir()) == []
+    file.write_bytes(good)
+    assert run(*words) == 0
+
+
+@pytest.mark.parametrize("intact", [True, False])
+def test_an_export_leaves_files_of_others_alone(model: Net, tmp_path: Path, intact: bool) -> None:
+    commit = checkpoint.save(tmp_path / "ckpt", step=1, model=model)
+    if not intact:
+        (commit / "rank-0.safetensors").write_bytes(b"")
+    (tmp_path / "hf").mkdir()
+    theirs = tmp_path / "hf" / "model.safetensors.tmp"
+    theirs.write_text("mine")
+    assert run("export", commit, tmp_path / "hf") == (0 if intact else 1)
+    assert theirs.read_text() == "mine"
+
+
+def test_an_export_that_cannot_be_published_whole_is_taken_back(
+    model: Net, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = checkpoint.save(tmp_path / "ckpt", step=1, model=model)
+    rename = Path.rename
+
+    def fail_at_the_index(path: Path, to: Path) -> Path:
+        if to.name.endswith("index.json"):
+            raise OSError("no")
+        return rename(path, to)
+
+    monkeypatch.setattr(Path, "rename", fail_at_the_index)
+    assert run("export", commit, tmp_path / "hf", "--max-shard-size", "3kB") == 3
+    assert list((tmp_path / "hf").iterdir()) == []
 
 
 def test_an_export_replaces_nothing_and_a_damaged_commit_leaves_nothing(

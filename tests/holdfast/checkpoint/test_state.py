@@ -5,9 +5,10 @@ from __future__ import annotations
 import enum
 import math
 import random
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -208,6 +209,15 @@ def test_tied_weights_are_saved_once_and_stay_tied(tmp_path: Path) -> None:
     assert torch.equal(other.head.weight, model.embed.weight)
 
 
+def test_what_is_conjugated_or_negated_when_it_is_read_is_saved_with_its_own_numbers(tmp_path: Path) -> None:
+    base = torch.tensor([1 + 2j, 3 - 4j])
+    views = {"base": base, "conj": base.conj(), "imag": base.imag, "neg": base.conj().imag}
+    checkpoint.save(tmp_path, step=1, box=Box(views))
+    box = Box()
+    checkpoint.load(tmp_path, box=box)
+    assert all(torch.equal(box.state[name], tensor) for name, tensor in views.items())
+
+
 def test_a_step_may_be_saved_again_and_the_newest_is_loaded(tmp_path: Path) -> None:
     for value in (1, 2):
         checkpoint.save(tmp_path, step=5, box=Box({"value": value}))
@@ -244,6 +254,7 @@ ENDLESS["self"] = [ENDLESS]
         ({Colour.RED: 1}, r"a key of box is of type Colour"),
         ({"n": np.array([object()])}, r"box\.n is a NumPy array of dtype object"),
         ({"n": np.zeros(3, dtype=">f4")}, r"box\.n is a NumPy array of dtype >f4"),
+        ({"n": np.ma.array([1, 2], mask=[0, 1])}, r"box\.n is a NumPy array with a mask, which would be lost"),
         ({"n": np.longdouble(1)}, r"box\.n is of type longdouble"),
         ({"t": "\ud800"}, r"box\.t has '\\ud800', which is no Unicode text"),
         ({"\ud800": torch.zeros(1)}, r"box has '\\ud800', which is no Unicode text"),
@@ -251,6 +262,8 @@ ENDLESS["self"] = [ENDLESS]
         (ENDLESS, r"box\.self\.0.* is more than 100 deep: does it hold itself"),
         ({"t": torch.eye(3).to_sparse()}, r"box\.t is not a dense tensor"),
         ({"t": torch.empty(3, device="meta")}, r"box\.t is not a dense tensor"),
+        ({"t": torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])}, r"box\.t is not a dense tensor"),
+        ({"t": torch.nn.UninitializedParameter()}, r"box\.t has no shape yet: run a batch through its module"),
         ({"t": torch.zeros(3, dtype=torch.complex128)}, r"box\.t is of dtype torch.complex128.*cast it"),
     ],
 )
@@ -275,6 +288,20 @@ def test_numpy_arrays_come_back_as_numpy_arrays(tmp_path: Path) -> None:
     assert isinstance(box.state["a"], np.ndarray)
     assert box.state["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert box.state["n"] == 2.0
+
+
+class Cursor(NamedTuple):
+    shard: int
+    place: int
+
+
+def test_what_is_a_kind_of_tuple_or_dict_comes_back_as_a_plain_one(tmp_path: Path) -> None:
+    state = {"cursor": Cursor(1, 2), "shape": torch.Size([3, 4]), "counts": Counter("aab")}
+    checkpoint.save(tmp_path, step=1, box=Box(state))
+    box = Box()
+    checkpoint.load(tmp_path, box=box)
+    assert box.state == {"cursor": (1, 2), "shape": (3, 4), "counts": {"a": 2, "b": 1}}
+    assert [type(box.state[name]) for name in state] == [tuple, tuple, dict]
 
 
 def test_a_model_of_another_shape_is_refused_and_names_itself(tmp_path: Path) -> None:

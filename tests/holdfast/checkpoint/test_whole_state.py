@@ -224,6 +224,28 @@ def test_a_model_on_the_meta_device_gets_memory_stays_tied_and_keeps_its_optimiz
     assert same(dict(other.state_dict()), dict(model.state_dict()))
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("kept", ["embed.weight", "head.weight"])
+def test_of_tied_weights_one_name_is_enough(tmp_path: Path, device: str, kept: str) -> None:
+    model = Tied()
+    state = model.state_dict()
+    given = {name: state[name] for name in state if name == kept or name.startswith("norm")}
+    checkpoint.save(tmp_path, step=1, model=Values(given))
+    with torch.device(device):
+        other = Tied()
+    checkpoint.load(tmp_path, model=other)
+    assert other.head.weight is other.embed.weight
+    assert same(dict(other.state_dict()), dict(state))
+
+
+def test_of_weights_that_are_not_tied_each_name_is_needed(tmp_path: Path) -> None:
+    model = Tied()
+    checkpoint.save(tmp_path, step=1, model=Values({n: v for n, v in model.state_dict().items() if n[0] != "h"}))
+    model.head.weight = torch.nn.Parameter(torch.zeros(7, 3))
+    with pytest.raises(StateError, match=r"missing in the checkpoint \(1\): head\.weight"):
+        checkpoint.load(tmp_path, model=model)
+
+
 def test_what_would_stay_on_the_meta_device_is_named_and_nothing_gets_memory(tmp_path: Path) -> None:
     class Rotary(torch.nn.Module):
         def __init__(self) -> None:
@@ -341,6 +363,85 @@ def test_an_optimizer_whose_parameters_are_in_another_order_is_refused(tmp_path:
     turned = torch.optim.Adam([*model[1].parameters(), *model[0].parameters()])
     with pytest.raises(StateError, match=r"in another order \(4\): model\.0\.weight where model\.1\.weight is here"):
         checkpoint.load(tmp_path, model=model, optimizer=turned)
+
+
+def test_an_optimizer_may_be_loaded_without_its_model(tmp_path: Path) -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    train(model, optimizer)
+    checkpoint.save(tmp_path, step=1, model=model, optimizer=optimizer)
+    alone = torch.optim.AdamW(net().parameters())
+    checkpoint.load(tmp_path, optimizer=alone)
+    assert same(alone.state_dict(), optimizer.state_dict())
+
+
+def test_a_parameter_without_a_name_is_none_that_has_its_name_elsewhere(tmp_path: Path) -> None:
+    model, free = torch.nn.Linear(3, 1, bias=False), torch.nn.Parameter(torch.zeros(1, 3))
+    checkpoint.save(tmp_path, step=1, model=model, optimizer=torch.optim.Adam([model.weight, free]))
+    with pytest.raises(StateError, match=r"in another order \(2\): model\.weight where one of no module is here"):
+        checkpoint.load(tmp_path, model=model, optimizer=torch.optim.Adam([free, model.weight]))
+
+
+@pytest.mark.parametrize(
+    ("saved", "given", "lacking"),
+    [
+        (torch.optim.AdamW, torch.optim.SGD, r"SGD, as its groups lack settings \(2\): dampening, momentum"),
+        (torch.optim.SGD, torch.optim.AdamW, r"AdamW, as its groups lack settings \(2\): betas, eps"),
+    ],
+)
+def test_the_state_of_another_kind_of_optimizer_is_refused(
+    tmp_path: Path, saved: Any, given: Any, lacking: str
+) -> None:
+    """Torch itself takes it, and the next step ends in a KeyError."""
+    model = net()
+    optimizer = saved(model.parameters(), lr=0.1)
+    train(model, optimizer)
+    checkpoint.save(tmp_path, step=1, model=model, optimizer=optimizer)
+    with pytest.raises(StateError, match=f"optimizer: of another kind than {lacking}"):
+        checkpoint.load(tmp_path, model=model, optimizer=given(model.parameters(), lr=0.1))
+
+
+def test_settings_that_an_earlier_torch_did_not_have_are_filled_in_by_this_one(tmp_path: Path) -> None:
+    model = net()
+    earlier = torch.optim.AdamW(model.parameters())
+    del earlier.param_groups[0]["decoupled_weight_decay"]
+    checkpoint.save(tmp_path, step=1, model=model, optimizer=earlier)
+    optimizer = torch.optim.AdamW(model.parameters())
+    checkpoint.load(tmp_path, model=model, optimizer=optimizer)
+    train(model, optimizer)
+
+
+@pytest.mark.parametrize("stepped", [False, True], ids=["new", "stepped"])
+def test_moments_of_another_shape_are_refused(tmp_path: Path, stepped: bool) -> None:
+    def adam(rows: int, *, stepped: bool) -> torch.optim.Optimizer:
+        weight = torch.nn.Parameter(torch.zeros(rows))
+        weight.grad = torch.ones(rows)
+        optimizer = torch.optim.Adam([weight])
+        if stepped:
+            optimizer.step()
+        return optimizer
+
+    checkpoint.save(tmp_path, step=1, optimizer=adam(3, stepped=True))
+    said = r"size mismatch \(2\): exp_avg of parameter 0 \(3,\) in the checkpoint, of a parameter \(7,\) here"
+    with pytest.raises(StateError, match=said):
+        checkpoint.load(tmp_path, optimizer=adam(7, stepped=stepped))
+
+
+@pytest.mark.parametrize("made", [torch.optim.Adafactor, torch.optim.LBFGS])
+@pytest.mark.parametrize("stepped", [False, True], ids=["new", "stepped"])
+def test_moments_that_are_not_like_their_parameter_come_back(tmp_path: Path, made: Any, stepped: bool) -> None:
+    def trained(*, stepped: bool) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        model = net()
+        optimizer = made([model[0].bias, model[0].weight], lr=0.01)
+        if stepped:
+            optimizer.step(lambda: model(torch.ones(2, 4)).sum().backward() or 1.0)
+        return model, optimizer
+
+    model, optimizer = trained(stepped=True)
+    checkpoint.save(tmp_path, step=1, model=model, optimizer=optimizer)
+    other, again = trained(stepped=stepped)
+    checkpoint.load(tmp_path, model=other, optimizer=again)
+    assert same(again.state_dict(), optimizer.state_dict())
 
 
 def test_other_groups_of_parameters_are_refused(tmp_path: Path) -> None:

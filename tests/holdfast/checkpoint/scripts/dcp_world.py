@@ -35,10 +35,12 @@ def state_of(model, optimizer, mesh, *, filled):
     """What is saved, or a place for it."""
     weights, moments = get_state_dict(model, optimizer)
     columns = COLUMNS if filled else torch.zeros_like(COLUMNS)
+    row = columns[:1].clone()
     return {
         "model": weights,
         "optimizer": moments,
         "columns": columns if mesh is None else distribute_tensor(columns, mesh, [Shard(1)]),
+        "row": row if mesh is None else distribute_tensor(row, mesh, [Shard(0)]),
         "epoch": 3 if filled else 0,
         "note": {"name": "run" if filled else "", "lr": 0.5},
     }
@@ -77,7 +79,7 @@ def load(mesh, folder):
     dcp.load(state, storage_reader=StorageReader(folder), no_dist=mesh is None)
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     found = whole(
-        state_of(model, optimizer, mesh, filled=False) | {k: state[k] for k in ("columns", "epoch", "note")}
+        state_of(model, optimizer, mesh, filled=False) | {k: state[k] for k in ("columns", "row", "epoch", "note")}
     )
     assert same(found, torch.load(f"{folder}/expected.pt", weights_only=True)), found
 

@@ -54,8 +54,11 @@ def _read(path: Path, pair: Pair) -> Claim:
 def parse_document(raw: bytes, pair: Pair, path: str) -> Claim:
     """The claim that a file named after `pair` holds."""
     try:
-        claim = Claim.from_json(json.loads(raw))
-    except (ValueError, DocumentError) as error:
+        document = json.loads(raw)
+        if not isinstance(document, dict):
+            raise ValueError("it is no JSON object")
+        claim = Claim.from_json(document)
+    except (ValueError, RecursionError, DocumentError) as error:
         raise ClaimError(
             f"{path} is not a claim that this release can read ({error}): nothing was changed; "
             "put the file back as it was, or move the whole folder away to start afresh"

@@ -18,6 +18,7 @@ from __future__ import annotations
 import io
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ from torch.futures import Future
 
 from holdfast.checkpoint import commit, tier
 from holdfast.checkpoint.boxes import tiles
+from holdfast.checkpoint.described import KEY, boxed, check_described
 from holdfast.checkpoint.files import Buffer, sync_folder, write_file
 from holdfast.checkpoint.manifest import Chunk, FileRecord, Manifest, TensorRecord, check
 from holdfast.checkpoint.names import CLAIMS, CommitName, parse_commit, slices_file, step_number, tensors_file
@@ -50,7 +52,6 @@ from holdfast.errors import CheckpointError, StateError
 from holdfast.worlds import Pair
 
 _ID: Final = re.compile(r"(?:(?P<folder>.*)/)?step-(?P<step>\d{1,18})", re.ASCII)
-_KEY: Final = "dcp"
 
 
 def _identified(checkpoint_id: str | os.PathLike[str]) -> tuple[Path | None, int]:
@@ -146,7 +147,8 @@ def _value(item: plans.WriteItem, planner: plans.SavePlanner) -> WriteResult:
 def _write_tensors(
     folder: Path, place: Mapping[str, Any], items: Sequence[plans.WriteItem], planner: plans.SavePlanner
 ) -> list[WriteResult]:
-    keyed = {_item_key(item, items): item for item in items}
+    parts = Counter(item.index.fqn for item in items)
+    keyed = {_item_key(item, alone=parts[item.index.fqn] == 1): item for item in items}
     flat = Flat(tree=None, tensors={key: _resolved(item, planner) for key, item in keyed.items()})
     plan = plan_shard(
         [whole(spec) for spec in flat.specs],
@@ -155,13 +157,13 @@ def _write_tensors(
 
     slicer = Slicer(plan.nbytes)
 
-    def parts() -> Iterator[Buffer]:
+    def stream() -> Iterator[Buffer]:
         for data in chain([plan.header], map(flat.read, plan.pieces)):
             slicer.update(data)
             yield data
 
     file = tensors_file(place["rank"])
-    written = write_file(folder / file, parts())
+    written = write_file(folder / file, stream())
     record = written.to_json()
     if plan.nbytes >= LEAST_BYTES:
         write_file(folder / slices_file(file), [slicer.encode(written)])
@@ -194,14 +196,9 @@ def _box(item: plans.WriteItem) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(item.tensor_data.chunk.offsets), tuple(item.tensor_data.chunk.sizes)
 
 
-def _item_key(item: plans.WriteItem, items: Sequence[plans.WriteItem]) -> str:
+def _item_key(item: plans.WriteItem, *, alone: bool) -> str:
     name = item.index.fqn
-    alone = sum(other.index.fqn == name for other in items) == 1
-    return name if alone else _boxed(name, _box(item)[0])
-
-
-def _boxed(name: str, offsets: Sequence[int]) -> str:
-    return f"{name}@{','.join(map(str, offsets))}"
+    return name if alone else boxed(name, _box(item)[0])
 
 
 def _chunk(item: plans.WriteItem, file: str, offset: int, nbytes: int) -> Chunk:
@@ -245,7 +242,7 @@ def _manifest(name: CommitName, metadata: meta.Metadata, written: Sequence[Write
         mesh={},
         tensors=tensors,
         files=files,
-        state={_KEY: {"tensors": described, "values": values, "planner": planner}},
+        state={KEY: {"tensors": described, "values": values, "planner": planner}},
         data=None,
         numerics=fingerprint(),
     )
@@ -269,14 +266,14 @@ def _described(
             {
                 "offsets": list(one.chunk.start),
                 "sizes": list(one.chunk.shape),
-                "tensor": fqn if whole else _boxed(fqn, one.chunk.start),
+                "tensor": fqn if whole else boxed(fqn, one.chunk.start),
             }
             for one in parts
         ],
     }
     if whole:
         return described, {fqn: TensorRecord(dtype=dtype, shape=size, chunks=filled)}
-    return described, {_boxed(fqn, one.chunk.start): _alone(one) for one in parts}
+    return described, {boxed(fqn, one.chunk.start): _alone(one) for one in parts}
 
 
 def _alone(one: _Written) -> TensorRecord:
@@ -303,13 +300,14 @@ class StorageReader(storage.StorageReader):
             self._where = folder or self._where
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> meta.Metadata:
-        """What the commit holds."""
+        """What the commit holds; DamagedError if what it says of its tensors is not so."""
         found = newest(self._where, claims=(), job_uid="", step=self._step)
         if found is None:
             which = "a commit" if self._step is None else f"a commit of step {self._step}"
             raise CheckpointError(f"there is no {which[2:]} that can be read in {self._where}")
         self._name, self._manifest = found
-        told = self._manifest.state.get(_KEY)
+        check_described(self._manifest)
+        told = self._manifest.state.get(KEY)
         if told is None:
             raise CheckpointError(
                 f"{self._name} was not saved by torch.distributed.checkpoint: use holdfast.checkpoint.load"
@@ -338,7 +336,7 @@ class StorageReader(storage.StorageReader):
         """Read the chunks that hold what is wanted, verified."""
         if self._manifest is None or self._name is None:
             raise CheckpointError("read_data() was called before read_metadata()")
-        values = self._manifest.state[_KEY]["values"]
+        values = self._manifest.state[KEY]["values"]
         wanted: list[_Wanted] = []
         for item in plan.items:
             if item.type is plans.LoadItemType.BYTE_IO:
@@ -397,7 +395,7 @@ class _Wanted:
     def of(cls, item: plans.ReadItem, manifest: Manifest, planner: plans.LoadPlanner) -> _Wanted:
         """Find where it lies."""
         index = item.storage_index
-        told = manifest.state[_KEY]["tensors"][index.fqn]
+        told = manifest.state[KEY]["tensors"][index.fqn]
         offsets = list(index.offset or [0] * len(told["size"]))
         box = next(box for box in told["boxes"] if box["offsets"] == offsets)
         record = manifest.tensors[box["tensor"]]

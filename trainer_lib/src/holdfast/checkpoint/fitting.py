@@ -69,6 +69,7 @@ def _load(thing: Any, state: Any, rows: Rows) -> None:
     if isinstance(thing, torch.nn.Module):
         names, live = own_names(thing, state), thing.state_dict()
         own = {names[name]: value for name, value in state.items()}
+        own |= {name: own[given] for name, given in _tied(thing, own).items() if name in live}
         thing.load_state_dict({name: placed(value, live.get(name), rows) for name, value in own.items()})
     elif isinstance(thing, torch.optim.Optimizer):
         optimizers.load(thing, state, lambda value, parameter: placed(value, parameter, rows))
@@ -164,7 +165,8 @@ def _module_misfits(module: torch.nn.Module, saved: Mapping[str, Any]) -> Iterat
     own = own_names(module, saved)
     here = {own[name]: name for name in saved}  # messages speak of the names in the checkpoint
     if not _renames(module):
-        yield from _some("missing in the checkpoint", [name for name in live if name not in here])
+        known = here.keys() | _tied(module, here)
+        yield from _some("missing in the checkpoint", [name for name in live if name not in known])
         yield from _some("unexpected in the checkpoint", [here[name] for name in here if name not in live])
     yield from _some("on the meta device, and not in the checkpoint", sorted(_unfilled(module, here)))
     pairs = [(name, saved[name], live[own[name]]) for name in saved if own[name] in live]
@@ -176,9 +178,20 @@ def _module_misfits(module: torch.nn.Module, saved: Mapping[str, Any]) -> Iterat
         yield from _some(what, [f"{name} {one} in the checkpoint and {other} here" for name, one, other in differ])
 
 
+def _every(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+
+
+def _tied(module: torch.nn.Module, given: Container[str]) -> dict[str, str]:
+    """The names that are not given of tensors that are, and under which: a safetensors file has tied weights once."""
+    every = _every(module)
+    filled = {id(one): name for name, one in every if name in given}
+    return {name: filled[id(one)] for name, one in every if name not in given and id(one) in filled}
+
+
 def _unfilled(module: torch.nn.Module, given: Container[str]) -> Iterator[str]:
     """What has no numbers and would get none. A buffer that is not persistent is in no checkpoint."""
-    every = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    every = _every(module)
     filled = {id(one) for name, one in every if name in given}
     return (name for name, one in every if one.is_meta and id(one) not in filled)
 
@@ -208,9 +221,27 @@ def _optimizer_misfits(optimizer: torch.optim.Optimizer, saved: Any, named: Mapp
         return
     names = saved.get(optimizers.NAMES)
     if names is not None:
-        pairs = zip(_flat(names), _flat(optimizers.names_in(optimizer, named)), strict=True)
-        moved = [f"{one} where {other} is here" for one, other in pairs if one != other]
+        moved = list(_moved(_flat(names), _flat(optimizers.names_in(optimizer, named))))
         yield from _some("other parameters in the checkpoint, or in another order", moved)
+    unset = optimizers.unset(optimizer, saved["param_groups"])
+    yield from _some(f"of another kind than {type(optimizer).__name__}, as its groups lack settings", unset)
+    places = [id(one) for group in optimizer.param_groups for one in group["params"]]
+    differ = [
+        f"{key} of {named.get(id(one), f'parameter {places.index(id(one))}')} {_shape(value)} in the checkpoint, "
+        f"of a parameter {_shape(one)} here"
+        for one, key, value in optimizers.misshaped(optimizer, saved)
+    ]
+    yield from _some("size mismatch", differ)
+
+
+def _moved(there: Sequence[str | None], here: Sequence[str | None]) -> Iterator[str]:
+    """Where the parameters are surely others. One without a name may be any that has its name nowhere else: of an
+    optimizer that is loaded without its module none has one."""
+    both = {*there} & {*here} - {None}
+    for one, other in zip(there, here, strict=True):
+        told = (one is not None and other is not None) or one in both or other in both
+        if one != other and told:
+            yield f"{one or 'one of no module'} where {other or 'one of no module'} is here"
 
 
 def _is_optimizers(saved: Any) -> bool:
@@ -223,8 +254,8 @@ def _is_optimizers(saved: Any) -> bool:
     )
 
 
-def _flat(names: Iterable[Iterable[str | None]]) -> list[str]:
-    return [name or "one of no module" for group in names for name in group]
+def _flat(names: Iterable[Iterable[str | None]]) -> list[str | None]:
+    return [name for group in names for name in group]
 
 
 def _tensors(one: Any, other: Any) -> int:

@@ -101,7 +101,8 @@ def _short(error: Exception) -> str:
 
 
 def check_header(file: str, start: bytes | bytearray | memoryview, manifest: Manifest) -> None:
-    """A file's own header says what the manifest says of it, so that every reader sees the same tensors."""
+    """A file's own header says what the manifest says of it, so that every reader sees the same tensors. Of a tensor
+    that both have it may name parts without elements too: such are what a rank without a row has for DCP."""
     try:
         entries = parse(start, manifest.files[file].nbytes)
     except DamagedError as error:
@@ -113,8 +114,11 @@ def check_header(file: str, start: bytes | bytearray | memoryview, manifest: Man
     )
     found = Counter((_tensor(name), entry) for name, entry in entries.items())
     if found != expected:
-        names = sorted(name for name, _ in (found - expected) + (expected - found))
-        raise DamagedError(f"{file}: its header and MANIFEST.json disagree about {names[0][:80]!r}")
+        known = set(map(_tensor, manifest.tensors))
+        more = [name for name, entry in found - expected if entry.nbytes or name not in known]
+        names = sorted(more + [name for name, _ in expected - found])
+        if names:
+            raise DamagedError(f"{file}: its header and MANIFEST.json disagree about {names[0][:80]!r}")
 
 
 def _entries(name: str, tensor: TensorRecord, file: str, *, stacked: bool) -> Iterator[tuple[str, Entry]]:

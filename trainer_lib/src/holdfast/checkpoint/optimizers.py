@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
@@ -96,8 +97,57 @@ def foreseen(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.dtype, tu
                 yield value.dtype, tuple(parameter.shape)
 
 
-def _understudy(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    tiny: dict[int, Any] = {}
+def unset(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> list[str]:
+    """Which of its settings a saved group lacks. It fills in by itself those that earlier releases of it had not."""
+    wanted = getattr(optimizer, "defaults", {}).keys()
+    if not _takes_as_it_is(optimizer) or all(wanted <= group.keys() for group in groups):
+        return []
+    try:
+        copied = _understudy(optimizer, {id(optimizer.state): defaultdict(dict)})
+        copied.load_state_dict({"state": {}, "param_groups": groups})
+    except Exception as error:  # noqa: BLE001  (as above)
+        _log.debug("whether %s takes the saved groups cannot be told: %s", type(optimizer).__name__, error)
+        return []
+    return sorted({key for group in copied.param_groups for key in wanted - group.keys()})
+
+
+def misshaped(optimizer: torch.optim.Optimizer, state: Any) -> list[tuple[Any, str, torch.Tensor]]:
+    """The parameters, each with a saved tensor and its key, whose shape is not the parameter's though its own is."""
+    if not _takes_as_it_is(optimizer):
+        return []
+    doubtful = [
+        (parameter, key, value)
+        for parameter, saved in _entries(optimizer, state)
+        for key, value in saved.items()
+        if isinstance(value, torch.Tensor) and value.dim() and value.shape != parameter.shape
+    ]
+    own = _in_shape(optimizer) if doubtful else set()
+    return [(parameter, key, value) for parameter, key, value in doubtful if (id(parameter), key) in own]
+
+
+def _takes_as_it_is(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether what it loads is changed by nobody on the way."""
+    hooked = getattr(optimizer, "_optimizer_load_state_dict_pre_hooks", None)
+    return type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict and not hooked
+
+
+def _in_shape(optimizer: torch.optim.Optimizer) -> set[tuple[int, str]]:
+    """Which of its tensors have their parameter's shape, by parameter and key; of those that it has or will make."""
+    made: Iterator[tuple[Any, torch.Size, Mapping[Any, Any]]]
+    if getattr(optimizer, "state", None):
+        made = ((one, one.shape, state) for one, state in optimizer.state.items() if isinstance(one, torch.Tensor))
+    else:
+        made = ((one, _tiny(one).shape, state) for one, state in _entries(optimizer, rehearse(optimizer)))
+    return {
+        (id(parameter), key)
+        for parameter, shape, state in made
+        for key, value in state.items()
+        if isinstance(value, torch.Tensor) and value.shape == shape
+    }
+
+
+def _understudy(optimizer: torch.optim.Optimizer, memo: Mapping[int, Any] | None = None) -> torch.optim.Optimizer:
+    tiny: dict[int, Any] = dict(memo or {})
     for group in optimizer.param_groups:
         tiny |= {id(one): _tiny(one) for one in group["params"]}
     return copy.deepcopy(optimizer, tiny)

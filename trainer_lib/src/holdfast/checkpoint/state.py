@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from torch.nn.parameter import is_lazy
 
 from holdfast.checkpoint.files import Buffer
 from holdfast.checkpoint.manifest import TensorRecord
@@ -95,7 +96,7 @@ class Flat:
 
     def read(self, piece: Piece) -> Buffer:
         """The bytes of a piece. Of a sharded tensor, a piece is all that is here."""
-        flat = self._piece(piece).cpu().contiguous().reshape(-1)
+        flat = self._piece(piece).cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
         return flat.view(torch.uint8).numpy().data
 
     def fill(self, places: Sequence[tuple[Piece, memoryview]]) -> None:
@@ -237,7 +238,8 @@ class _Encoder:
 
     def _tensor(self, tensor: torch.Tensor, path: tuple[str, ...]) -> str:
         _check_tensor(tensor, path)
-        identity = (tensor.data_ptr(), tensor.dtype, tensor.device, tuple(tensor.shape), tensor.stride())
+        lazily = (tensor.is_conj(), tensor.is_neg())  # of one memory, other numbers
+        identity = (tensor.data_ptr(), tensor.dtype, tensor.device, tuple(tensor.shape), tensor.stride(), lazily)
         if tensor.numel() and identity in self._seen:
             return self._seen[identity]  # tied weights are saved once
         name = "/".join(part.replace("~", "~0").replace("/", "~1") for part in path)
@@ -275,7 +277,11 @@ def _integer(value: int, path: tuple[str, ...]) -> int:
 
 def _check_tensor(tensor: torch.Tensor, path: tuple[str, ...]) -> None:
     where = ".".join(path)
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+    if is_lazy(tensor):
+        raise StateError(
+            f"{where} has no shape yet: run a batch through its module before its state_dict() is asked for"
+        )
+    if tensor.is_nested or tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
         raise StateError(f"{where} is not a dense tensor in memory, and only those can be saved: {_MEND}")
     if tensor.dtype not in _DTYPES:
         raise StateError(
@@ -285,6 +291,11 @@ def _check_tensor(tensor: torch.Tensor, path: tuple[str, ...]) -> None:
 
 
 def _from_numpy(value: np.ndarray[Any, Any], path: tuple[str, ...]) -> torch.Tensor:
+    if isinstance(value, np.ma.MaskedArray):
+        raise StateError(
+            f"{'.'.join(path)} is a NumPy array with a mask, which would be lost: have its data and its mask in the "
+            "state_dict(), an array each"
+        )
     try:
         return torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))
     except (TypeError, ValueError):  # a dtype that torch has not; the bytes of another machine

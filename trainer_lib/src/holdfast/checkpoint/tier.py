@@ -123,6 +123,31 @@ def _remove(folder: Path, name: CommitName) -> None:
     shutil.rmtree(leftover)
 
 
+def leftovers(root: Path, *, before: datetime) -> tuple[str, ...]:
+    """The folders of saves and deletions that were broken off: those in which nothing was written since `before`. Who
+    still writes one leaves a trace in it."""
+    return tuple(sorted(entry.name for entry in root.iterdir() if _left(entry, before.timestamp())))
+
+
+def _left(folder: Path, before: float) -> bool:
+    name = parse_commit(folder.name)
+    if name is None or folder.is_symlink() or not folder.is_dir():
+        return False
+    try:
+        begun = name.staging or os.path.lexists(folder / DELETED_MANIFEST)
+        return begun and max(path.lstat().st_mtime for path in (folder, *folder.iterdir())) < before
+    except FileNotFoundError:  # it has just become a commit, or is gone
+        return False
+
+
+def remove_leftovers(root: Path, names: Iterable[str]) -> None:
+    """Remove such folders; what cannot be removed is named in the log."""
+    for leftover in names:
+        name = parse_commit(leftover)
+        if name is not None:
+            _clean_one(root / leftover, name)
+
+
 def clean(root: Path, *, own: Pair) -> None:
     """Remove what dead attempts left half done. Only pairs below `own` are touched: those can never be read."""
     for entry in list(root.iterdir()):

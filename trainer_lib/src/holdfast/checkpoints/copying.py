@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 from holdfast.checkpoint.manifest import Manifest, digest
 from holdfast.checkpoint.names import CommitName, parse_commit, slices_file
@@ -12,9 +14,11 @@ from holdfast.checkpoint.slices import decode
 from holdfast.checkpoint.stores import Incoming, Store
 from holdfast.checkpoints.content import nbytes, read_file
 from holdfast.checkpoints.places import read_manifest
-from holdfast.checkpoints.progress import Progress
+from holdfast.checkpoints.progress import Progress, progress
 from holdfast.checkpoints.verifying import verify
-from holdfast.errors import CheckpointError, DamagedError
+from holdfast.errors import CheckpointError, DamagedError, UnknownFormatError
+
+_BAD: Final = (DamagedError, UnknownFormatError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +28,47 @@ class Copied:
     name: CommitName
     nbytes: int
     fresh: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uncopied:
+    """A commit that is not in the target as it should be, and why; `damaged`, or of a format that is not known."""
+
+    name: CommitName
+    reason: str
+    damaged: bool
+
+
+def copy_all(source: Store, wanted: Sequence[CommitName], target: Store) -> Iterator[Copied | Uncopied]:
+    """Copy these and all that they stand on, the oldest first. What is bad is passed over, and what stands on it."""
+    order: dict[CommitName, list[CommitName]] = {}
+    bad: dict[CommitName, Uncopied] = {}
+    for name in reversed(wanted):
+        try:
+            *below, _ = lineage(source, name)
+            order |= {one: [] for one in below if one not in order} | {name: below}
+        except _BAD as error:
+            bad[name] = _uncopied(name, error)
+    yield from bad.values()
+    for name, below in order.items():
+        lost = next((one for one in below if one in bad), None)
+        if lost is not None:
+            bad[name] = Uncopied(name=name, reason=f"it stands on {lost}, which was not copied", damaged=True)
+            yield bad[name]
+            continue
+        try:
+            with progress(f"copy {name}", nbytes(read_manifest(source, name))) as shown:
+                copied = copy(source, name, target, shown)
+        except _BAD as error:
+            bad[name] = _uncopied(name, error)
+            yield bad[name]
+        else:
+            yield copied
+
+
+def _uncopied(name: CommitName, error: CheckpointError) -> Uncopied:
+    reason = str(error).removeprefix(f"{name}: ")
+    return Uncopied(name=name, reason=reason, damaged=isinstance(error, DamagedError))
 
 
 def lineage(store: Store, name: CommitName) -> list[CommitName]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from holdfast.checkpoint.manifest import Chunk, Manifest, TensorRecord
+from holdfast.checkpoint.names import rank_file
 from holdfast.checkpoints.content import Content, chunk_bytes, tensor_bytes
 from holdfast.checkpoints.progress import Progress
 
@@ -71,7 +73,8 @@ def diff(before: Content, after: Content, shown: Progress) -> Difference:
         dtypes=tuple(name for name in both if ours[name].dtype != theirs[name].dtype),
         changed=tuple(changed),
         state=tuple(_paths(before.manifest.state, after.manifest.state, "state"))
-        + tuple(_paths(before.manifest.data, after.manifest.data, "data")),
+        + tuple(_paths(before.manifest.data, after.manifest.data, "data"))
+        + tuple(_ranks(before.manifest, after.manifest)),
         same=len(same_form) - len(changed),
     )
 
@@ -107,13 +110,23 @@ def _digests(manifest: Manifest, chunk: Chunk) -> tuple[int, tuple[str, ...]]:
     return length, manifest.files[chunk.file].chunks[covering]
 
 
+def _ranks(before: Manifest, after: Manifest) -> Iterator[str]:
+    """The ranks whose own state differs; in worlds of other sizes they are others."""
+    if before.world_size == after.world_size:
+        files = map(rank_file, range(before.world_size))
+        yield from (f"state.{Path(file).stem}" for file in files if before.files.get(file) != after.files.get(file))
+
+
 def _paths(before: Any, after: Any, path: str) -> Iterator[str]:
     """Where two JSON trees differ."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in sorted(before.keys() | after.keys()):
-            yield from _paths(before.get(key), after.get(key), f"{path}.{key}")
+            if key in before and key in after:
+                yield from _paths(before[key], after[key], f"{path}.{key}")
+            else:
+                yield f"{path}.{key}"
     elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
         for index, (ours, theirs) in enumerate(zip(before, after, strict=True)):
             yield from _paths(ours, theirs, f"{path}.{index}")
-    elif before != after:
+    elif type(before) is not type(after) or before != after:
         yield path

@@ -18,8 +18,8 @@ from typing import Any
 from holdfast.checkpoint.retention import Rules
 from holdfast.checkpoint.sparse import told
 from holdfast.checkpoints import views
-from holdfast.checkpoints.content import Content, nbytes, tensor_bytes
-from holdfast.checkpoints.copying import Copied, copy, lineage
+from holdfast.checkpoints.content import Content, tensor_bytes
+from holdfast.checkpoints.copying import Copied, Uncopied, copy_all
 from holdfast.checkpoints.differing import Difference, compared_bytes, diff
 from holdfast.checkpoints.options import parser
 from holdfast.checkpoints.places import choose, every, fenced, find
@@ -137,21 +137,27 @@ def _copy(known: argparse.Namespace) -> Exit:
     wanted = every(source, known.step)
     if not wanted:
         raise UsageError(f"{source.store.url} has no commit to copy")
-    chain = list(dict.fromkeys(name for one in reversed(wanted) for name in lineage(source.store, one)))
-    copied = []
-    for name in chain:
-        with progress(f"copy {name}", nbytes(source.store.manifest(name))) as shown:
-            copied.append(copy(source.store, name, target.store, shown))
+    copied: list[Copied] = []
+    bad: list[Uncopied] = []
+    for one in copy_all(source.store, wanted, target.store):
+        if isinstance(one, Uncopied):
+            bad.append(one)
+            print(printable(f"holdfast checkpoints: {one.name} was not copied: {one.reason}"), file=sys.stderr)
+            continue
+        copied.append(one)
         if not known.json:
-            print(_arrived(copied[-1], target.store.url), flush=True)
+            print(_arrived(one, target.store.url), flush=True)
     claims = target.store.claims()
-    notes = {str(name): reason for name in chain if (reason := fenced(target.store, name, claims))}
+    notes = {str(one.name): reason for one in copied if (reason := fenced(target.store, one.name, claims))}
     for commit, reason in notes.items():
         print(f"holdfast checkpoints: the job of that folder will not read {commit}: {reason}", file=sys.stderr)
     if known.json:
         entries = [{"commit": str(c.name), "bytes": c.nbytes, "fresh": c.fresh} for c in copied]
-        print(json.dumps({"target": target.store.url, "commits": entries, "fenced": notes}, indent=2))
-    return Exit.FINE
+        document = {"target": target.store.url, "commits": entries, "fenced": notes}
+        print(json.dumps({**document, "notCopied": {str(one.name): one.reason for one in bad}}, indent=2))
+    if any(one.damaged for one in bad):
+        return Exit.BAD
+    return Exit.UNREADABLE if bad else Exit.FINE
 
 
 def _arrived(copied: Copied, url: str) -> str:
@@ -176,7 +182,8 @@ def _pruned(pruning: Pruning, *, dry: bool) -> str:
     word = "would go" if dry else "deleted"
     rows = [(str(name), word if goes else "stays", reason) for name, goes, reason in pruning.lines]
     damaged = [f"{name}: DAMAGED, and does not count: see holdfast checkpoints verify" for name in pruning.damaged]
-    return "\n".join([*damaged, views.aligned(rows) if rows else "no commit"])
+    left = [f"{name}: {word}, left by a save or deletion that was broken off" for name in pruning.leftovers]
+    return "\n".join([*damaged, views.aligned(rows) if rows else "no commit", *left])
 
 
 def _convert(known: argparse.Namespace) -> Exit:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
 
-from holdfast.checkpoint import fencing
+from holdfast.checkpoint import fencing, tier
 from holdfast.checkpoint.aging import Ages
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.retention import Decision, Entry, Rules, decide
 from holdfast.checkpoint.stores import Store
+from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoints.verifying import verify
 from holdfast.errors import CheckpointError
 from holdfast.worlds import Claim, Pair
+
+LEFT: Final = timedelta(days=1)
+"""So long nobody is silent who still writes a commit; one who is finds his folder gone, and his save fails."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +29,7 @@ class Pruning:
     decisions: Sequence[Decision]
     claims: tuple[Claim, ...]
     damaged: tuple[CommitName, ...]
+    leftovers: tuple[str, ...]
 
     @property
     def lines(self) -> list[tuple[CommitName, bool, str]]:
@@ -35,7 +41,8 @@ class Pruning:
     def to_json(self) -> dict[str, Any]:
         """For scripts."""
         lines = [{"commit": str(name), "goes": goes, "reason": reason} for name, goes, reason in self.lines]
-        return {"commits": lines, "damaged": [str(name) for name in self.damaged]}
+        damaged = [str(name) for name in self.damaged]
+        return {"commits": lines, "damaged": damaged, "leftovers": list(self.leftovers)}
 
 
 def plan(store: Store, rules: Rules, keep_last: int, *, now: datetime) -> Pruning:
@@ -56,7 +63,18 @@ def plan(store: Store, rules: Rules, keep_last: int, *, now: datetime) -> Prunin
         rules=rules,
         now=now,
     )
-    return Pruning(decisions=decisions, claims=claims, damaged=tuple(damaged))
+    left = _leftovers(store, now)
+    return Pruning(decisions=decisions, claims=claims, damaged=tuple(damaged), leftovers=left)
+
+
+def _leftovers(store: Store, now: datetime) -> tuple[str, ...]:
+    """Of folders only: uploads that were broken off are the object store's to expire."""
+    root = _folder(store)
+    return () if root is None or not root.is_dir() else tier.leftovers(root, before=now - LEFT)
+
+
+def _folder(store: Store) -> Path | None:
+    return Path(store.url) if isinstance(store, FolderStore) else None
 
 
 def _last_whole(
@@ -87,6 +105,9 @@ def carry_out(store: Store, pruning: Pruning) -> None:
     for name, goes, _ in pruning.lines[::-1]:
         if goes:
             store.delete(name)
+    root = _folder(store)
+    if root is not None:
+        tier.remove_leftovers(root, pruning.leftovers)
 
 
 def _pair(claim: Claim) -> Pair:

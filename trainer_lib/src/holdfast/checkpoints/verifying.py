@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from holdfast.checkpoint import sparse
+from holdfast.checkpoint.described import check_described
 from holdfast.checkpoint.headers import check_json, check_source
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.names import MANIFEST, CommitName, inherited
@@ -108,7 +109,11 @@ def _verify(store: Store, name: CommitName) -> Verdict:
 
 
 def _meaning(store: Store, name: CommitName, manifest: Manifest, bad: Collection[str]) -> Iterator[Damage]:
-    """What a restore refuses in files whose bytes are all as they were written."""
+    """What a restore, or a load through DCP, refuses in files whose bytes are all as they were written."""
+    try:
+        check_described(manifest)
+    except DamagedError as error:
+        yield Damage(file=MANIFEST, reason=str(error))
     for file, record in sorted(manifest.files.items()):
         if file in bad:
             continue

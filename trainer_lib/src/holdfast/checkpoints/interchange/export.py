@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from uuid import uuid4
 
 from holdfast.checkpoint.files import Buffer, create_durably, sync_folder, write_file
 from holdfast.checkpoint.manifest import Manifest
@@ -119,21 +121,48 @@ def export(content: Content, chosen: Weights, target: Path, *, most: int, shown:
     names = [target.name] if single else _names(len(shards))
     index = folder / f"{_STEM}.safetensors.index.json" if len(shards) > 1 else None
     files = [*(folder / name for name in names), *([index] if index else [])]
-    taken = [file for file in files if file.exists()]
-    if taken:
-        raise CheckpointError(f"{taken[0]} is there already: give another place; nothing was changed")
+    _refuse_taken(files)
     folder.mkdir(parents=True, exist_ok=True)
-    metadata = {"format": "pt", **chosen.tied}
-    for name, shard in zip(names, shards, strict=True):
-        plan = plan_shard(map(whole, shard), metadata=metadata)
-        _write(folder / name, _parts(content, chosen, plan, shown))
-    total = sum(spec.nbytes for spec in specs)
-    if index:
-        table = {spec.name: name for name, shard in zip(names, shards, strict=True) for spec in shard}
-        document = {"metadata": {"total_size": total}, "weight_map": dict(sorted(table.items()))}
-        create_durably(index, json.dumps(document, indent=2).encode() + b"\n")
-    sync_folder(folder)
-    return Exported(files=tuple(files), nbytes=total)
+    staging = folder / f".tmp-{uuid4().hex}"
+    staging.mkdir()
+    try:
+        metadata = {"format": "pt", **chosen.tied}
+        for name, shard in zip(names, shards, strict=True):
+            plan = plan_shard(map(whole, shard), metadata=metadata)
+            write_file(staging / name, _parts(content, chosen, plan, shown))
+        if index:
+            table = {spec.name: name for name, shard in zip(names, shards, strict=True) for spec in shard}
+            document = {"metadata": {"total_size": _total(specs)}, "weight_map": dict(sorted(table.items()))}
+            create_durably(staging / index.name, json.dumps(document, indent=2).encode() + b"\n")
+        _refuse_taken(files)
+        _publish(staging, files)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return Exported(files=tuple(files), nbytes=_total(specs))
+
+
+def _refuse_taken(files: Sequence[Path]) -> None:
+    for file in files:
+        if file.exists():
+            raise CheckpointError(f"{file} is there already: give another place; nothing was changed")
+
+
+def _publish(staging: Path, files: Sequence[Path]) -> None:
+    """All or none: a part of an export would be in the way of the next."""
+    moved = []
+    try:
+        for file in files:
+            (staging / file.name).rename(file)
+            moved.append(file)
+        sync_folder(staging.parent)
+    except BaseException:
+        for file in moved:
+            file.unlink(missing_ok=True)
+        raise
+
+
+def _total(specs: Sequence[TensorSpec]) -> int:
+    return sum(spec.nbytes for spec in specs)
 
 
 def _spec(manifest: Manifest, name: str, source: str) -> TensorSpec:
@@ -158,17 +187,6 @@ def _names(count: int) -> list[str]:
     if count == 1:
         return [f"{_STEM}.safetensors"]
     return [f"{_STEM}-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
-
-
-def _write(path: Path, parts: Iterator[Buffer]) -> None:
-    """Under another name first: a file that has its own is whole."""
-    fresh = path.with_name(f"{path.name}.tmp")
-    try:
-        write_file(fresh, parts)
-        fresh.rename(path)
-    except BaseException:
-        fresh.unlink(missing_ok=True)
-        raise
 
 
 def _parts(content: Content, chosen: Weights, plan: ShardPlan, shown: Progress) -> Iterator[Buffer]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 import zipfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ def read_pickled(path: Path) -> Any:
     """What is in the file. What would have to run code is refused by its name."""
     try:
         _check(path)
-        return _load(path)
+        found = _load(path)
     except pickle.UnpicklingError as error:
         named = _GLOBAL.search(str(error))
         if named is None:
@@ -29,6 +30,8 @@ def read_pickled(path: Path) -> Any:
         ) from error
     except (RuntimeError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise DamagedError(f"{path} is not a file of torch.save, or is damaged: {error}") from error
+    _check_sizes(path, found)
+    return found
 
 
 def _check(path: Path) -> None:
@@ -40,6 +43,30 @@ def _check(path: Path) -> None:
         bad = members.testzip() if any(member.CRC for member in members.infolist()) else None
     if bad is not None:
         raise DamagedError(f"{path}: {bad} is not what torch.save wrote: its checksum differs")
+
+
+def _check_sizes(path: Path, found: Any) -> None:
+    """A tensor whose elements lie over each other (`expand`) may claim any size, and is written in full."""
+    held = path.stat().st_size
+    for tensor in _tensors(found):
+        nbytes = tensor.numel() * tensor.element_size()
+        if tensor.layout == torch.strided and nbytes > held:
+            raise DamagedError(f"{path} has {held} bytes, and a tensor of shape {list(tensor.shape)} in it {nbytes}")
+
+
+def _tensors(found: Any) -> Iterator[torch.Tensor]:
+    waiting, seen = [found], set()
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, torch.Tensor):
+            yield one
+        elif isinstance(one, Mapping):
+            waiting += one.values()
+        elif isinstance(one, (list, tuple)):
+            waiting += one
 
 
 def _load(path: Path) -> Any:
