@@ -73,6 +73,9 @@ class Metrics:
         self._checks = self._counter(
             "preflight_checks", "Checks of workers' preflights that passed or failed, by check.", ["check", "result"]
         )
+        self._left_out = self._counter(
+            "events_left_out", "Events of jobs that were not written, as the job had too many.", []
+        )
         self._polls = self._gauge("agent_polls_held", "Long polls that are held now.")
         self._bundle_expiry = self._gauge("ca_expiry_seconds", "Unix time at which the CA in use expires.")
         self._workers = self._gauge("job_workers", "Workers that the job asks for.", ["namespace", "job"])
@@ -157,6 +160,10 @@ class Metrics:
     def preflight_checked(self, check: str, result: str) -> None:
         """A check of a worker's preflight has passed or failed."""
         self._checks.labels(check, result).inc()
+
+    def events_left_out(self, number: int) -> None:
+        """A job had more events than are written of it."""
+        self._left_out.inc(number)
 
     def polls_held(self, held: int) -> None:
         """Long polls held now."""

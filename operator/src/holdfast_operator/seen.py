@@ -532,7 +532,7 @@ def parse_report(body: Json, received_at: datetime) -> Report | None:
     pod, launcher = _part(body, "pod"), body.get("launcher")
     if body.get("version") != c.PROTOCOL_VERSION or not pod.get("uid"):
         return None
-    notices = _objects(body.get("notices"))
+    notices = _objects(body.get("notices"))[-c.MAX_NOTICES_TOLD :]
     base = Report(
         pod_uid=str(pod["uid"]),
         received_at=received_at,
@@ -552,7 +552,8 @@ def parse_report(body: Json, received_at: datetime) -> Report | None:
 
 def _with_launcher(base: Report, launcher: Json) -> Report:
     ports = _part(launcher, "ports")
-    seen = {notice.id: notice for notice in (*base.notices, *map(_notice, _objects(launcher.get("notices"))))}
+    by_touch_file = _objects(launcher.get("notices"))[-c.MAX_NOTICES_TOLD :]
+    seen = {notice.id: notice for notice in (*base.notices, *map(_notice, by_touch_file))}
     return Report(
         pod_uid=base.pod_uid,
         received_at=base.received_at,
@@ -571,19 +572,23 @@ def _with_launcher(base: Report, launcher: Json) -> Report:
         committed_at=parse_time(launcher.get("committedAt")),
         checkpoints=_checkpoints(_part(launcher, "checkpoints")),
         highest_claim=_claim(launcher.get("highestClaim")),
-        foreign_claims=tuple(filter(None, map(_claim, _objects(launcher.get("foreignClaims"))))),
+        foreign_claims=tuple(
+            filter(None, map(_claim, _of_pairs(launcher.get("foreignClaims"))[-c.MAX_CLAIMS_TOLD :]))
+        ),
         quarantined=tuple(
             Quarantined(path=str(item["path"]), reason=str(item.get("reason") or ""))
-            for item in _objects(launcher.get("quarantined"))
+            for item in _objects(launcher.get("quarantined"))[: c.QUARANTINED_KEPT]
             if item.get("path")
         ),
         loss=_float(launcher.get("loss")),
         throughput=_float(launcher.get("throughput")),
-        incidents=tuple(filter(None, map(_told, _objects(launcher.get("incidents"))))),
+        incidents=tuple(filter(None, map(_told, _of_pairs(launcher.get("incidents"))[: c.MAX_INCIDENTS_TOLD]))),
         notices=tuple(seen.values()),
         gpu_errors=base.gpu_errors,
         preflight=base.preflight,
-        lost_members=tuple(str(item.get("podUID", "")) for item in _objects(launcher.get("lostMembers"))),
+        lost_members=tuple(
+            str(item.get("podUID", "")) for item in _objects(launcher.get("lostMembers"))[: c.MAX_WORKERS]
+        ),
         conflict=_int(launcher.get("conflict")) or 0,
         checkpointing=any(rank.get("phase") == "checkpoint" for rank in _objects(launcher.get("ranks"))),
         exit=_launcher_exit(launcher.get("exit")),
@@ -667,7 +672,7 @@ def _world(value: Any) -> World | None:
     return World(
         pair=pair,
         publication=str(value.get("publication") or ""),
-        members=tuple(map(str, value.get("members") or ())),
+        members=tuple(map(str, value.get("members") or ()))[: c.MAX_WORKERS],
         coordinator=str(value.get("coordinator") or ""),
     )
 
@@ -732,6 +737,12 @@ def _preflight(value: Any) -> Preflight | None:
 
 def _objects(value: Any) -> tuple[Json, ...]:
     return tuple(item for item in value or () if isinstance(item, Mapping)) if isinstance(value, list) else ()
+
+
+def _of_pairs(value: Any) -> list[Json]:
+    """Those that have a pair, the lowest first."""
+    found = [(pair, item) for item in _objects(value) if (pair := _pair(item)) is not None]
+    return [item for _pair, item in sorted(found, key=lambda both: both[0])]
 
 
 def _list(value: Any) -> list[Any]:
