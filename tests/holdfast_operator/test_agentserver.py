@@ -190,10 +190,45 @@ def test_other_requests_are_refused(api: Api, method: str, path: str, status: in
 
 
 def test_a_report_over_the_limit_is_refused_and_the_server_lives(api: Api) -> None:
-    assert api.call("POST", "/v1/report", body=b" " * (1024 * 1024 + 1))[0] == 413
-    exact = body(padding="x" * (1024 * 1024 - len(body(padding=""))))
-    assert len(exact) == 1024 * 1024
+    assert api.call("POST", "/v1/report", body=b" " * (256 * 1024 + 1))[0] == 413
+    exact = body(padding="x" * (256 * 1024 - len(body(padding=""))))
+    assert len(exact) == 256 * 1024
     assert api.call("POST", "/v1/report", body=exact)[0] == 200
+    assert ("POST /v1/report", 413) in api.answers
+
+
+def test_the_largest_report_that_a_worker_may_have_is_taken(api: Api) -> None:
+    """One of 1,024 that has lost all others, with as many ranks, incidents, GPU errors and checks as are told."""
+    uids = [f"0b9d8c1e-5b1c-4c7e-9d55-6a1f2c3d{number:04x}" for number in range(1024)]
+    one = {name: GOLDEN["launcher"][name][0] for name in ("ranks", "incidents", "lostMembers")}
+    launcher = {
+        **GOLDEN["launcher"],
+        "ranks": [one["ranks"]] * 64,
+        "incidents": [{**one["incidents"], "message": "m" * 1000}] * 32,
+        "lostMembers": [{**one["lostMembers"], "podUID": uid} for uid in uids[1:]],
+        "world": {**GOLDEN["launcher"]["world"], "members": uids},
+    }
+    checks = [{"name": "Network", "result": "Failed", "message": "m" * 300, "unreached": uids[:64]}]
+    full = body(launcher=launcher, gpu=GOLDEN["gpu"] * 64, preflight={"checks": checks})
+    assert len(full) > 200 * 1024
+    assert api.call("POST", "/v1/report", body=full)[0] == 200
+
+
+def test_a_pod_that_sends_many_bodies_at_once_is_put_off(start: Callable[..., Api]) -> None:
+    api = start(replace(LIMITS, bodies_of_a_pod=2))
+    open_ = [api.connect() for _ in range(2)]
+    for connection in open_:
+        connection.putrequest("POST", "/v1/report")
+        connection.putheader("Authorization", f"Bearer {WORKER}")
+        connection.putheader("Content-Length", str(len(body())))
+        connection.endheaders(body()[:10])
+    wait_for(lambda: api.call("POST", "/v1/report", body=body())[0] == 429)
+    assert api.call("POST", "/v1/report", token="pod:another", body=body())[0] != 429
+    for connection in open_:
+        connection.send(body()[10:])
+        assert connection.getresponse().status == 200
+        connection.close()
+    assert api.call("POST", "/v1/report", body=body())[0] == 200
 
 
 def test_a_pod_that_asks_too_often_is_put_off_and_costs_no_other_pod(start: Callable[..., Api]) -> None:

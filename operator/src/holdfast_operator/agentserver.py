@@ -40,9 +40,11 @@ _TLS_BUFFER_BYTES = 16 * 1024
 class Limits:
     """What one server grants its clients."""
 
-    body_bytes: int = 1024 * 1024
-    alerts_bytes: int = 16 * 1024 * 1024
-    alert_bodies: int = 2
+    # A worker of 1,024 that has lost all others tells some 200 KiB.
+    body_bytes: int = 256 * 1024
+    bodies_of_a_pod: int = 4
+    alerts_bytes: int = 8 * 1024 * 1024
+    alert_bodies: int = 1
     header_bytes: int = 8190
     headers: int = 32
     token_bytes: int = 8000
@@ -234,6 +236,7 @@ class _Site:
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[str, dict[str, asyncio.Future[bool]]] = {}
         self._rates = Rates(limits.of_a_pod)
+        self._bodies: Counter[str] = Counter()  # that are being read, by pod
         self.held = 0
         self._authenticating = 0
         self.guard = _Guard(self, limits, self._loop)
@@ -319,7 +322,16 @@ class _Site:
         return identity
 
     async def _report(self, request: web.BaseRequest, identity: PodIdentity) -> web.Response:
-        raw = await self._body(request, self._limits.body_bytes)
+        uid = identity.pod_uid
+        if self._bodies[uid] >= self._limits.bodies_of_a_pod:
+            raise TooManyRequestsError(1)
+        self._bodies[uid] += 1
+        try:
+            raw = await self._body(request, self._limits.body_bytes)
+        finally:
+            self._bodies[uid] -= 1
+            if not self._bodies[uid]:
+                del self._bodies[uid]
         revision = self._hub.record(identity, raw)
         peers = self._hub.peers_of(identity.pod_uid)
         return _json(200, {"revision": revision, **({} if peers is None else {"peers": peers})})

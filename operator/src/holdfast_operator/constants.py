@@ -189,6 +189,7 @@ MAX_GPU_ERRORS = 64
 MAX_INCIDENTS_TOLD = 32
 MAX_CLAIMS_TOLD = 64
 MAX_NOTICES_TOLD = 32
+MAX_TIERS = 16
 MAX_CHECKS = 16
 MAX_UNREACHED = 64
 # Nodes that a worker is told to avoid stand in the status once for each worker, and etcd takes 1.5 MB in all.

@@ -70,6 +70,9 @@ class Metrics:
             "Reports that were answered and not taken, as they or later ones were before.",
             [],
         )
+        self._unheard = self._counter(
+            "agent_report_entries_unheard", "Entries of reports' lists beyond those that are heard.", []
+        )
         self._checks = self._counter(
             "preflight_checks", "Checks of workers' preflights that passed or failed, by check.", ["check", "result"]
         )
@@ -156,6 +159,10 @@ class Metrics:
     def report_repeated(self) -> None:
         """A report that was taken before came again."""
         self._repeated.inc()
+
+    def report_unheard(self, entries: int) -> None:
+        """A report had so many entries in its lists beyond those that are heard."""
+        self._unheard.inc(entries)
 
     def preflight_checked(self, check: str, result: str) -> None:
         """A check of a worker's preflight has passed or failed."""

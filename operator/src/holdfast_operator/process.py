@@ -152,6 +152,7 @@ def _hub(api: client.ApiClient, feed: Feed, metrics: Metrics, now: Callable[[], 
         clock=now,
         on_repeat=metrics.report_repeated,
         on_check=metrics.preflight_checked,
+        on_unheard=metrics.report_unheard,
     )
     hub.stand_by()
     return hub
