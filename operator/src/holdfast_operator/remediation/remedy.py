@@ -77,11 +77,20 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What a mark that is about to go leaves behind, for rate and cool-down."""
+    """What outlives a mark, for rate and cool-down.
+
+    Noted with the mark, since its node may be taken away at any time, and again when the mark is about to go.
+    """
 
     node: str
     started: datetime
     ended: datetime
+    uid: str = ""
+
+    @property
+    def only_begun(self) -> bool:
+        """The mark was to be written, and lives if it was."""
+        return self.ended == self.started
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,8 +185,17 @@ class _Desk:
         self.wake = after if self.wake is None else min(self.wake, after)
 
     def note(self, machine: Machine, mark: Mark) -> None:
-        others = (entry for entry in self.history if (entry.node, entry.started) != (machine.name, mark.since))
-        self.history = (*others, Entry(node=machine.name, started=mark.since, ended=self.now))
+        others = (
+            entry
+            for entry in self.history
+            if (entry.node, entry.started) != (machine.name, mark.since) and not _unmarked_yet(entry, machine)
+        )
+        self.history = (*others, Entry(node=machine.name, uid=machine.uid, started=mark.since, ended=self.now))
+
+
+def _unmarked_yet(entry: Entry, machine: Machine) -> bool:
+    """It tells of a mark that this node, which has none, did not get: the write failed."""
+    return machine.mark is None and entry.only_begun and entry.uid == machine.uid
 
 
 def remedy(sight: Sight, now: datetime) -> Plan:
@@ -245,6 +263,7 @@ def _consider(desk: _Desk, machine: Machine) -> None:
         draining_since=desk.now if mode >= Mode.DRAIN else None,
     )
     desk.actions.append(SetMark(machine=machine, mark=mark, cordon=True))
+    desk.note(machine, mark)
     desk.say(machine, "NodeCordoned", f"{why}; the node is cordoned, mode {mode.word}", warning=True)
     desk.wake_in(POLL_DRAIN if mode >= Mode.DRAIN else POLL_MARKED)
 
@@ -260,7 +279,8 @@ def _held(desk: _Desk, machine: Machine) -> tuple[str, str] | None:
         return "NotSelected", "nodeSelector leaves it out"
     if machine.unschedulable:
         return "CordonedByOthers", "somebody else cordoned it"
-    last = max((entry.ended for entry in desk.history if entry.node == machine.name), default=None)
+    released = (entry.ended for entry in desk.history if entry.node == machine.name and not entry.only_begun)
+    last = max(released, default=None)
     if last is not None and desk.now - last < rules.cooldown:
         desk.wake_in(last + rules.cooldown - desk.now)
         return "CoolingDown", "it was acted on a short while ago (cooldownSeconds)"
@@ -276,7 +296,8 @@ def _broken(desk: _Desk, machine: Machine) -> tuple[str, str] | None:
     if len(away) + 1 > limit:
         desk.wake_in(POLL_HELD)
         return "BreakerOpen", f"with it more nodes would be away than maxUnavailable allows ({limit} of {len(pool)})"
-    starts = {(entry.node, entry.started) for entry in desk.history}
+    known = _recent(desk.sight, desk.now)
+    starts = {(entry.node, entry.started) for entry in known if not _unmarked_yet(entry, machine)}
     starts |= {(other.name, other.mark.since) for other in desk.sight.machines if other.mark is not None}
     lately = sorted(time for _node, time in starts if desk.now - time < HOUR)
     if len(lately) + len(desk.begun) >= rules.max_per_hour:
