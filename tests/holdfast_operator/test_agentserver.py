@@ -197,6 +197,22 @@ def test_a_report_over_the_limit_is_refused_and_the_server_lives(api: Api) -> No
     assert ("POST /v1/report", 413) in api.answers
 
 
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GARBAGE\r\n\r\n",
+        b"POST /v1/report HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nX: " + b"a" * 9000 + b"\r\n\r\n",
+        b"POST /v1/report HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n\r\n",
+    ],
+)
+def test_what_is_no_http_is_refused_and_counted(api: Api, sent: bytes) -> None:
+    with tls(api) as connection:
+        connection.sendall(sent)
+        assert connection.recv(100).startswith(b"HTTP/1.")
+    wait_for(lambda: ("other", 400) in api.answers)
+
+
 def test_the_largest_report_that_a_worker_may_have_is_taken(api: Api) -> None:
     """One of 1,024 that has lost all others, with as many ranks, incidents, GPU errors and checks as are told."""
     uids = [f"0b9d8c1e-5b1c-4c7e-9d55-6a1f2c3d{number:04x}" for number in range(1024)]

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
-from aiohttp.web_protocol import RequestHandler
+from aiohttp.web_protocol import ERROR, RequestHandler
 
 from holdfast_operator.constants import PROTOCOL_VERSION
 from holdfast_operator.errors import AgentRequestError, AuthenticationUnavailableError, TooManyRequestsError
@@ -162,7 +162,7 @@ class _Guard(web.Server):
     def __init__(self, site: _Site, limits: Limits, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(
             site.handle,
-            request_factory=_request_factory(limits, loop),
+            request_factory=_request_factory(limits, loop, site.count),
             handler_cancellation=True,
             keepalive_timeout=limits.idle_seconds,
             max_line_size=limits.header_bytes,
@@ -208,8 +208,13 @@ class _Guard(web.Server):
             self._deadlines[handler] = self._clock.call_later(seconds, handler.transport.abort)
 
 
-def _request_factory(limits: Limits, loop: asyncio.AbstractEventLoop) -> Callable[..., web.BaseRequest]:
+def _request_factory(
+    limits: Limits, loop: asyncio.AbstractEventLoop, count: Callable[[str, int], None]
+) -> Callable[..., web.BaseRequest]:
     def make(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+        if message is ERROR:
+            # What cannot be parsed is answered by aiohttp itself.
+            count("other", 400)
         most = limits.alerts_bytes if message.path == _ALERTS else limits.body_bytes
         return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=most + 1)
 
@@ -257,8 +262,12 @@ class _Site:
             logger.exception("an agent's request could not be served")
             response = _json(500, {"error": "the operator failed to serve this request"})
         self.guard.allow(request.protocol, self._limits.idle_seconds)
-        self._observer.answered(route if route in _ROUTES else "other", response.status)
+        self.count(route, response.status)
         return response
+
+    def count(self, route: str, status: int) -> None:
+        """One answer was given."""
+        self._observer.answered(route if route in _ROUTES else "other", status)
 
     async def _route(self, request: web.BaseRequest) -> web.Response:
         if request.path not in _PATHS:
