@@ -17,6 +17,7 @@ from holdfast_operator import constants as c
 from holdfast_operator.api import Job, Json, Pair, Scheduling, parse_pair, parse_time, trainer_container
 from holdfast_operator.quantities import Amounts, quantity
 from holdfast_operator.reading import loads
+from holdfast_operator.redaction import hide_secrets
 from holdfast_operator.remediation.marks import Mark, mark_of
 from holdfast_operator.status import Checkpoint, Status
 from holdfast_operator.status.goodput import Spent, short
@@ -485,7 +486,8 @@ def _waiting(statuses: Iterable[Json]) -> tuple[tuple[str, str, str], ...]:
     for status in statuses:
         waiting = _part(_part(status, "state"), "waiting")
         if waiting.get("reason"):
-            found.append((str(status.get("name", "")), str(waiting["reason"]), str(waiting.get("message") or "")))
+            words = hide_secrets(str(waiting.get("message") or ""))
+            found.append((str(status.get("name", "")), str(waiting["reason"]), words))
     return tuple(found)
 
 
@@ -496,13 +498,13 @@ def _exit(terminated: Json) -> Exit | None:
     code, reason = int(terminated.get("exitCode") or 0), str(terminated.get("reason") or "")
     left = _termination_log(str(terminated.get("message") or ""))
     if left is None:
-        return Exit(code=code, reason=reason, message=str(terminated.get("message") or ""))
+        return Exit(code=code, reason=reason, message=hide_secrets(str(terminated.get("message") or "")))
     return Exit(
         code=code,
         reason=reason if reason == "OOMKilled" else str(left.get("reason") or reason),
         cause=str(left.get("cause") or ""),
-        message=str(left.get("message") or ""),
-        traceback=tuple(map(str, traceback)) if isinstance(traceback := left.get("traceback"), list) else (),
+        message=hide_secrets(str(left.get("message") or "")),
+        traceback=tuple(hide_secrets(str(line)) for line in _list(left.get("traceback"))),
         final=bool(left.get("final")),
     )
 
@@ -579,7 +581,7 @@ def _with_launcher(base: Report, launcher: Json) -> Report:
         world=_world(launcher.get("world")),
         restored=_restored(_part(launcher, "restored")),
         phase=_said(launcher.get("phase")),
-        message=_said(launcher.get("message")),
+        message=_words(launcher.get("message")),
         committed_step=_int(launcher.get("committedStep")),
         committed_at=parse_time(launcher.get("committedAt")),
         checkpoints=_checkpoints(_part(launcher, "checkpoints")),
@@ -588,7 +590,7 @@ def _with_launcher(base: Report, launcher: Json) -> Report:
             filter(None, map(_claim, _of_pairs(launcher.get("foreignClaims"))[-c.MAX_CLAIMS_TOLD :]))
         ),
         quarantined=tuple(
-            Quarantined(path=_said(item["path"]), reason=_said(item.get("reason")))
+            Quarantined(path=_said(item["path"]), reason=_words(item.get("reason")))
             for item in _objects(launcher.get("quarantined"))[: c.QUARANTINED_KEPT]
             if _said(item.get("path"))
         ),
@@ -635,7 +637,7 @@ def _told(value: Json) -> Told | None:
         cause=_said(value.get("cause")),
         action=_said(value.get("action")),
         reason=_said(value.get("reason")),
-        message=_said(value.get("message")),
+        message=_words(value.get("message")),
         pod=_text(value.get("pod")),
         rank=_int(value.get("rank")),
         exit_code=_int(value.get("exitCode")),
@@ -702,7 +704,7 @@ def _launcher_exit(value: Any) -> Exit | None:
         code=int(value["code"]),
         cause=_said(value.get("cause")),
         reason=_said(value.get("reason")),
-        message=_said(value.get("message")),
+        message=_words(value.get("message")),
         final=bool(value.get("final")),
     )
 
@@ -729,7 +731,7 @@ def _gpu_error(value: Json) -> GpuError | None:
         count=max(_int(value.get("count")) or 1, 1),
         cause=cause if (cause := _text(value.get("cause"))) in c.CAUSES else "",
         action=(_text(value.get("action")) or "")[: c.MAX_NAME],
-        message=(_text(value.get("message")) or "")[: c.MAX_MESSAGE],
+        message=_words(value.get("message")),
         since=parse_time(value.get("firstTime")),
         time=parse_time(value.get("lastTime")),
     )
@@ -744,7 +746,7 @@ def _preflight(value: Any) -> Preflight | None:
             Check(
                 name=(_text(check.get("name")) or "")[: c.MAX_NAME],
                 result=(_text(check.get("result")) or "")[: c.MAX_NAME],
-                message=(_text(check.get("message")) or "")[: c.MAX_MESSAGE],
+                message=_words(check.get("message")),
                 unreached=tuple(map(_name, _list(check.get("unreached"))[: c.MAX_UNREACHED])),
                 of_the_job=check.get("blame") == "Job",
             )
@@ -798,6 +800,11 @@ def _text(value: Any) -> str | None:
 def _said(value: Any) -> str:
     """Words of an agent; empty for what is none."""
     return _text(value) or ""
+
+
+def _words(value: Any) -> str:
+    """A message for people, who are more than those that may read the pod's log."""
+    return hide_secrets(_said(value))
 
 
 def _name(value: Any) -> str:

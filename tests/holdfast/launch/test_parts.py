@@ -173,6 +173,23 @@ def test_the_status_keeps_no_secret_and_its_size() -> None:
         assert len(message) == 1000
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Authorization: Basic s3cret",
+        "{'authorization': 'Basic s3cret'}",
+        "sent Bearer s3cret",
+        "the claim eyJhbGciOiJSUzI1NiJ9.s3cret.c2ln",
+        "id AKIA" + "IOSFODNN7EXAMPLE",
+    ],
+)
+def test_credentials_are_redacted_whatever_their_scheme(text: str) -> None:
+    shown = termination.redact(text)
+    assert "***" in shown
+    assert "s3cret" not in shown
+    assert "IOSFODNN7EXAMPLE" not in shown
+
+
 def test_of_many_incidents_without_an_operator_the_oldest_are_told_first() -> None:
     failure = Failure(cause=Cause.APPLICATION, reason="Exception", message="", priority=Priority.EXCEPTION)
     pairs = [Pair(1, number) for number in range(1, 100)]
