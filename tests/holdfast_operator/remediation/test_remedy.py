@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -399,6 +400,17 @@ RULES = st.builds(
     max_unavailable=st.builds(Limit, number=st.integers(0, 7)),
     max_per_hour=st.integers(0, 7),
 )
+
+
+def test_what_a_plan_costs_grows_with_the_nodes_and_not_with_their_square() -> None:
+    def seconds(number: int) -> float:
+        nodes = [machine(f"n{n}", labels={"pool": "gpu"}) for n in range(number)]
+        began = time.process_time()
+        plan(*nodes, alerts=[alert(node.name) for node in nodes], max_per_hour=1, node_selector={"pool": "gpu"})
+        return time.process_time() - began
+
+    seconds(100)
+    assert seconds(8_000) < 30 * seconds(800)
 
 
 @given(RULES, ALERTS, machines(), st.timedeltas(min_value=timedelta(0), max_value=timedelta(hours=3)))
