@@ -138,6 +138,56 @@ def test_a_pod_that_is_known_is_heard_while_no_token_can_be_reviewed(api: Api) -
     assert api.call("POST", "/v1/report", "down", body())[0] == 200
 
 
+class SlowReviews:
+    """Reviews that wait until they are let go."""
+
+    def __init__(self, api: Api) -> None:
+        self.asked: list[str] = []
+        self.go = threading.Event()
+        api.hub.authenticate = self
+
+    def __call__(self, token: str) -> PodIdentity | None:
+        self.asked.append(token)
+        self.go.wait(120)
+        return identify(token)
+
+
+def test_of_one_token_there_is_one_question_at_a_time(api: Api) -> None:
+    reviews = SlowReviews(api)
+    with ThreadPoolExecutor(4) as pool:
+        answers = [pool.submit(api.call, "POST", "/v1/report", body=body()) for _ in range(4)]
+        wait_for(lambda: bool(reviews.asked))
+        time.sleep(0.5)
+        reviews.go.set()
+        assert [answer.result()[0] for answer in answers] == [200] * 4
+    assert reviews.asked == [WORKER]
+
+
+def test_a_verdict_serves_while_it_is_renewed_in_the_background(api: Api) -> None:
+    reviews = SlowReviews(api)
+    api.hub.recall, api.hub.due = identify, lambda _token: True
+    for _ in range(3):
+        assert api.call("POST", "/v1/report", body=body())[0] == 200
+    wait_for(lambda: reviews.asked == [WORKER])
+    reviews.go.set()
+
+
+def test_a_flood_of_unknown_tokens_from_one_address_leaves_threads_to_others(start: Callable[..., Api]) -> None:
+    api = start(replace(LIMITS, authentications_of_a_peer=2, authentications_waiting_of_a_peer=4))
+    reviews = SlowReviews(api)
+    with ThreadPoolExecutor(4) as pool:
+        flood = [pool.submit(api.call, "GET", "/v1/membership", f"bad{number}") for number in range(4)]
+        wait_for(lambda: api.server.reviews_waiting == 4)
+        assert api.call("GET", "/v1/membership", "bad5")[0] == 503
+        assert len(reviews.asked) == 2
+        api.hub.recall, api.hub.due = {WORKER: identify(WORKER)}.get, lambda _token: True
+        assert api.call("POST", "/v1/report", body=body())[0] == 200
+        wait_for(lambda: WORKER in reviews.asked)
+        reviews.go.set()
+        assert [answer.result()[0] for answer in flood] == [401] * 4
+    assert api.call("GET", "/v1/membership", "bad6")[0] == 401
+
+
 def test_a_report_is_answered_with_the_revision(api: Api) -> None:
     assert api.call("POST", "/v1/report", body=body()) == (200, {"version": 1, "revision": 0})
     api.hub.publish("job-1", {"version": 1, "revision": 4})

@@ -92,6 +92,7 @@ class AgentHub:
 
     ``authenticate`` maps a bearer token to a pod, or None; it may block, and raises
     ``AuthenticationUnavailableError`` when it cannot tell. ``recall`` is what of that is known at once; None: ask.
+    ``due`` says of what is known whether to ask again.
     ``on_report`` gets the UID of a job one of whose pods said something new that a decision may depend on;
     ``on_repeat`` is called for a report that was answered and not taken, as it or a later one was taken before;
     ``on_check`` for each check of a preflight that has passed or failed since the pod's last report;
@@ -104,6 +105,7 @@ class AgentHub:
         on_report: Callable[[str], None],
         *,
         recall: Callable[[str], PodIdentity | None] = lambda _token: None,
+        due: Callable[[str], bool] = lambda _token: False,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         on_repeat: Callable[[], None] = lambda: None,
         on_check: Callable[[str, str], None] = lambda _check, _result: None,
@@ -111,6 +113,7 @@ class AgentHub:
     ) -> None:
         self.authenticate = authenticate
         self.recall = recall
+        self.due = due
         self._on_report = on_report
         self._clock = clock
         self._on_repeat = on_repeat
