@@ -93,9 +93,8 @@ def test_the_golden_report_is_taken_and_understood() -> None:
     hub.record(PodIdentity(namespace="ml", pod="gpt-w0", pod_uid="uid-w0"), (GOLDEN / "report.json").read_bytes())
     kept = hub.latest("uid-w0")
     assert kept is not None
-    report = parse_report(kept.body, kept.received_at)
+    report = kept.said
     assert heard == ["job"]
-    assert report is not None
     assert report.pod_uid == "uid-w0"
     assert report.ready
     assert report.accepted == report.started == Pair(generation=2, attempt=1)

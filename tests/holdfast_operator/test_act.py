@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, cast
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -80,8 +82,6 @@ def creations(*names: str) -> tuple[CreatePod, ...]:
 
 
 def plan_with(trained: Any, *actions: Any) -> Any:
-    from dataclasses import replace
-
     return replace(trained.plan(), actions=actions)
 
 
@@ -135,3 +135,18 @@ def test_events_carry_the_same_words_and_fit(trained: Any) -> None:
     assert manifest["type"] == "Warning"
     assert manifest["regarding"]["uid"] == job.uid
     assert manifest["metadata"]["name"] != event_manifest(job, event, trained.now, 1, "x")["metadata"]["name"]
+
+
+def test_of_a_job_with_too_many_events_some_are_told_and_the_others_counted(trained: Any) -> None:
+    left_out: list[int] = []
+    hub = AgentHub(lambda _token: None, lambda _uid: None)
+    writer = Actor(cluster=cast(Any, Api()), hub=hub, identity="test", left_out=left_out.append)
+    job, events = trained.observe().job, tuple(Event(reason="R", message=str(n)) for n in range(5_000))
+    told = writer.granted(job, events, trained.now)
+    assert [event.message for event in told[:-1]] == [str(n) for n in range(199)]
+    assert told[-1].message == "199 (and 4800 more events, which are left out)"
+    assert writer.granted(job, events[:1], trained.now) == ()
+    assert left_out == [4800, 1]
+    later = trained.now + timedelta(seconds=1)
+    assert writer.granted(job, events[:1], later) == events[:1]
+    assert len(writer.granted(replace(job, uid="another"), events[:200], later)) == 200

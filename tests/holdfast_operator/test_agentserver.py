@@ -138,6 +138,56 @@ def test_a_pod_that_is_known_is_heard_while_no_token_can_be_reviewed(api: Api) -
     assert api.call("POST", "/v1/report", "down", body())[0] == 200
 
 
+class SlowReviews:
+    """Reviews that wait until they are let go."""
+
+    def __init__(self, api: Api) -> None:
+        self.asked: list[str] = []
+        self.go = threading.Event()
+        api.hub.authenticate = self
+
+    def __call__(self, token: str) -> PodIdentity | None:
+        self.asked.append(token)
+        self.go.wait(120)
+        return identify(token)
+
+
+def test_of_one_token_there_is_one_question_at_a_time(api: Api) -> None:
+    reviews = SlowReviews(api)
+    with ThreadPoolExecutor(4) as pool:
+        answers = [pool.submit(api.call, "POST", "/v1/report", body=body()) for _ in range(4)]
+        wait_for(lambda: bool(reviews.asked))
+        time.sleep(0.5)
+        reviews.go.set()
+        assert [answer.result()[0] for answer in answers] == [200] * 4
+    assert reviews.asked == [WORKER]
+
+
+def test_a_verdict_serves_while_it_is_renewed_in_the_background(api: Api) -> None:
+    reviews = SlowReviews(api)
+    api.hub.recall, api.hub.due = identify, lambda _token: True
+    for _ in range(3):
+        assert api.call("POST", "/v1/report", body=body())[0] == 200
+    wait_for(lambda: reviews.asked == [WORKER])
+    reviews.go.set()
+
+
+def test_a_flood_of_unknown_tokens_from_one_address_leaves_threads_to_others(start: Callable[..., Api]) -> None:
+    api = start(replace(LIMITS, authentications_of_a_peer=2, authentications_waiting_of_a_peer=4))
+    reviews = SlowReviews(api)
+    with ThreadPoolExecutor(4) as pool:
+        flood = [pool.submit(api.call, "GET", "/v1/membership", f"bad{number}") for number in range(4)]
+        wait_for(lambda: api.server.reviews_waiting == 4)
+        assert api.call("GET", "/v1/membership", "bad5")[0] == 503
+        assert len(reviews.asked) == 2
+        api.hub.recall, api.hub.due = {WORKER: identify(WORKER)}.get, lambda _token: True
+        assert api.call("POST", "/v1/report", body=body())[0] == 200
+        wait_for(lambda: WORKER in reviews.asked)
+        reviews.go.set()
+        assert [answer.result()[0] for answer in flood] == [401] * 4
+    assert api.call("GET", "/v1/membership", "bad6")[0] == 401
+
+
 def test_a_report_is_answered_with_the_revision(api: Api) -> None:
     assert api.call("POST", "/v1/report", body=body()) == (200, {"version": 1, "revision": 0})
     api.hub.publish("job-1", {"version": 1, "revision": 4})
@@ -190,10 +240,61 @@ def test_other_requests_are_refused(api: Api, method: str, path: str, status: in
 
 
 def test_a_report_over_the_limit_is_refused_and_the_server_lives(api: Api) -> None:
-    assert api.call("POST", "/v1/report", body=b" " * (1024 * 1024 + 1))[0] == 413
-    exact = body(padding="x" * (1024 * 1024 - len(body(padding=""))))
-    assert len(exact) == 1024 * 1024
+    assert api.call("POST", "/v1/report", body=b" " * (256 * 1024 + 1))[0] == 413
+    exact = body(padding="x" * (256 * 1024 - len(body(padding=""))))
+    assert len(exact) == 256 * 1024
     assert api.call("POST", "/v1/report", body=exact)[0] == 200
+    assert ("POST /v1/report", 413) in api.answers
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GARBAGE\r\n\r\n",
+        b"POST /v1/report HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nX: " + b"a" * 9000 + b"\r\n\r\n",
+        b"POST /v1/report HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n\r\n",
+    ],
+)
+def test_what_is_no_http_is_refused_and_counted(api: Api, sent: bytes) -> None:
+    with tls(api) as connection:
+        connection.sendall(sent)
+        assert connection.recv(100).startswith(b"HTTP/1.")
+    wait_for(lambda: ("other", 400) in api.answers)
+
+
+def test_the_largest_report_that_a_worker_may_have_is_taken(api: Api) -> None:
+    """One of 1,024 that has lost all others, with as many ranks, incidents, GPU errors and checks as are told."""
+    uids = [f"0b9d8c1e-5b1c-4c7e-9d55-6a1f2c3d{number:04x}" for number in range(1024)]
+    one = {name: GOLDEN["launcher"][name][0] for name in ("ranks", "incidents", "lostMembers")}
+    launcher = {
+        **GOLDEN["launcher"],
+        "ranks": [one["ranks"]] * 64,
+        "incidents": [{**one["incidents"], "message": "m" * 1000}] * 32,
+        "lostMembers": [{**one["lostMembers"], "podUID": uid} for uid in uids[1:]],
+        "world": {**GOLDEN["launcher"]["world"], "members": uids},
+    }
+    checks = [{"name": "Network", "result": "Failed", "message": "m" * 300, "unreached": uids[:64]}]
+    full = body(launcher=launcher, gpu=GOLDEN["gpu"] * 64, preflight={"checks": checks})
+    assert len(full) > 200 * 1024
+    assert api.call("POST", "/v1/report", body=full)[0] == 200
+
+
+def test_a_pod_that_sends_many_bodies_at_once_is_put_off(start: Callable[..., Api]) -> None:
+    api = start(replace(LIMITS, bodies_of_a_pod=2))
+    open_ = [api.connect() for _ in range(2)]
+    for connection in open_:
+        connection.putrequest("POST", "/v1/report")
+        connection.putheader("Authorization", f"Bearer {WORKER}")
+        connection.putheader("Content-Length", str(len(body())))
+        connection.endheaders(body()[:10])
+    wait_for(lambda: api.call("POST", "/v1/report", body=body())[0] == 429)
+    assert api.call("POST", "/v1/report", token="pod:another", body=body())[0] != 429
+    for connection in open_:
+        connection.send(body()[10:])
+        assert connection.getresponse().status == 200
+        connection.close()
+    assert api.call("POST", "/v1/report", body=body())[0] == 200
 
 
 def test_a_pod_that_asks_too_often_is_put_off_and_costs_no_other_pod(start: Callable[..., Api]) -> None:

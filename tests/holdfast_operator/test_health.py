@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import socket
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -64,6 +65,37 @@ def test_metrics_are_served(start: Callable[..., HealthServer]) -> None:
 
 def test_other_paths_are_not_found(start: Callable[..., HealthServer]) -> None:
     assert get(start(), "/secrets")[0] == 404
+
+
+def silent(server: HealthServer, number: int) -> list[socket.socket]:
+    return [socket.create_connection(("127.0.0.1", server.port)) for _ in range(number)]
+
+
+def lives(connection: socket.socket) -> bool:
+    try:
+        return connection.send(b"G") == 1
+    except OSError:
+        return False
+
+
+def test_a_probe_is_answered_though_others_hold_all_connections(start: Callable[..., HealthServer]) -> None:
+    server = start()
+    crowd = silent(server, 40)
+    for _ in range(40):
+        assert get(server, "/healthz")[0] == 200
+    for connection in crowd:
+        connection.close()
+
+
+def test_who_drips_its_request_is_cut_off_in_the_end(start: Callable[..., HealthServer]) -> None:
+    server = start()
+    (slow,) = silent(server, 1)
+    slow.settimeout(0.1)
+    began = time.monotonic()
+    while time.monotonic() - began < 30 and lives(slow):
+        time.sleep(0.1)
+    assert 4 < time.monotonic() - began < 15
+    assert get(server, "/healthz")[0] == 200
 
 
 def test_silent_clients_do_not_keep_a_probe_waiting(start: Callable[..., HealthServer]) -> None:

@@ -326,6 +326,19 @@ def test_an_incident_that_fell_off_the_list_is_not_counted_again_when_a_pod_that
     assert sim.status.restart_count == 13
 
 
+def test_incidents_of_a_time_without_an_operator_are_all_counted_once_though_one_report_is_heard_in_part(
+    make_sim: Make,
+) -> None:
+    sim = training(make_sim, budgets=[])
+    fail(sim)
+    (first,) = sim.incidents.values()
+    for attempt in range(first["attempt"] + 1, first["attempt"] + 60):
+        sim.incidents[first["generation"], attempt] = {**first, "attempt": attempt}
+    sim.run(30)
+    assert sim.counted == ["Application"] * 60
+    assert sim.status.restart_count == 60
+
+
 def test_without_a_rule_the_sidecars_advice_is_followed(make_sim: Make) -> None:
     sim = training(make_sim)
     bad = sim.node_of("gpt-w1")

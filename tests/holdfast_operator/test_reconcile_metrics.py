@@ -38,6 +38,9 @@ class Seen:
     def act(self, _job: object, _plan: Plan, memory: Memory) -> Memory:
         return memory
 
+    def granted(self, _job: object, events: Any, _now: object) -> Any:
+        return events
+
     def tell(self, *_arguments: object) -> None:
         """Events are not what this is about."""
 

@@ -86,6 +86,25 @@ def test_gpu_errors_are_bounded_in_number_and_in_words() -> None:
     assert (len(first.gpu), len(first.message), first.cause, first.xid) == (64, 1024, "", None)
 
 
+def test_lists_of_a_report_are_bounded_and_what_matters_of_them_is_heard() -> None:
+    body = json.loads((GOLDEN / "report.json").read_text())
+    pairs = [{"generation": 1, "attempt": number} for number in reversed(range(15_000))]
+    launcher = body["launcher"]
+    launcher |= {"incidents": pairs, "foreignClaims": pairs, "lostMembers": [{"podUID": "u"}] * 15_000}
+    launcher["quarantined"] = [{"path": f"step-{number}"} for number in range(15_000)]
+    launcher["world"]["members"] = ["u"] * 15_000
+    launcher["notices"] = body["notices"] = [{"id": str(number)} for number in range(15_000)]
+    report = parse_report(body, datetime.now(UTC))
+    assert report is not None
+    # A launcher drops incidents that are acknowledged: those above these come with its next reports.
+    assert [told.pair.attempt for told in report.incidents] == list(range(32))
+    assert [claim["attempt"] for claim in report.foreign_claims] == list(range(15_000 - 64, 15_000))
+    assert (len(report.quarantined), len(report.lost_members)) == (20, 1024)
+    assert report.world is not None
+    assert len(report.world.members) == 1024
+    assert [notice.id for notice in report.notices] == [str(number) for number in range(15_000 - 32, 15_000)]
+
+
 def test_numbers_that_no_status_can_hold_are_not_heard() -> None:
     body = json.loads((GOLDEN / "report.json").read_text())
     huge = {"generation": 2**53 + 1, "attempt": 1}

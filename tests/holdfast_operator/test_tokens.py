@@ -1,4 +1,4 @@
-"""Whose token is it: verdicts are remembered for a minute, and only a token bound to one pod counts."""
+"""Whose token is it: verdicts are remembered for a while, and only a token bound to one pod counts."""
 
 from __future__ import annotations
 
@@ -28,15 +28,17 @@ class Reviews:
         return self.answer
 
 
-def test_a_verdict_is_asked_for_once_a_minute() -> None:
+def test_a_verdict_is_asked_for_anew_after_45_seconds() -> None:
     server = Reviews()
     tokens = TokenReviews(server, clock=lambda: server.now)
     assert (tokens("a"), tokens("a"), server.asked) == (POD, POD, 1)
-    server.now += 59.9
-    assert (tokens("a"), server.asked) == (POD, 1)
+    server.now += 44.9
+    assert (tokens("a"), server.asked, tokens.due("a")) == (POD, 1, False)
     server.answer = None
     server.now += 0.1
+    assert tokens.due("a")
     assert (tokens("a"), server.asked) == (None, 2)
+    assert tokens.recall("a") is None, "what was refused since serves no longer"
 
 
 def test_what_is_known_is_recalled_without_a_question_as_long_as_it_holds() -> None:
@@ -45,8 +47,25 @@ def test_what_is_known_is_recalled_without_a_question_as_long_as_it_holds() -> N
     assert tokens.recall("a") is None
     tokens("a")
     assert (tokens.recall("a"), tokens.recall("b"), server.asked) == (POD, None, 1)
+    server.answer = AuthenticationUnavailableError("no API server")
+    server.now += 60.0
+    with pytest.raises(AuthenticationUnavailableError):
+        tokens("a")
+    assert tokens.recall("a") == POD, "it serves while its renewal is under way"
     server.now += 60.0
     assert tokens.recall("a") is None
+
+
+def test_a_flood_of_refusals_drives_out_no_verdict() -> None:
+    server = Reviews()
+    tokens = TokenReviews(server, clock=lambda: server.now, entries=10, refusals=10)
+    tokens("good")
+    server.answer = None
+    for number in range(100):
+        tokens(str(number))
+    assert tokens.recall("good") == POD
+    tokens("99")
+    assert server.asked == 101
 
 
 def test_each_token_has_its_own_verdict() -> None:

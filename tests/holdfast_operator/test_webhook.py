@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -61,8 +62,8 @@ def test_a_report_is_kept_with_its_time_and_wakes_its_job(hub: AgentHub, woken: 
     hub.record(POD, report(number=17))
     latest = hub.latest("uid-w0")
     assert latest is not None
-    assert (latest.start_id, latest.number, latest.received_at) == ("a", 17, NOON)
-    assert latest.body["launcher"]["committedStep"] == 412
+    assert (latest.start_id, latest.number, latest.said.received_at) == ("a", 17, NOON)
+    assert latest.said.committed_step == 412
     assert woken == ["job-1"]
 
 
@@ -74,7 +75,7 @@ def test_a_repeated_report_changes_nothing_and_is_counted(
     hub.record(POD, report(number=1, launcher={"phase": "Failed"}))
     latest = hub.latest("uid-w0")
     assert latest is not None
-    assert latest.body["launcher"]["phase"] == "Running"
+    assert latest.said.phase == "Running"
     assert woken == ["job-1"]
     assert len(repeated) == 2
 
@@ -95,7 +96,7 @@ def test_progress_alone_is_kept_but_wakes_nobody(hub: AgentHub, woken: list[str]
     hub.record(POD, report(number=2, launcher={"committedStep": 413, "loss": 2.0, "ranks": [], "accounting": {}}))
     latest = hub.latest("uid-w0")
     assert latest is not None
-    assert latest.body["launcher"]["committedStep"] == 413
+    assert latest.said.committed_step == 413
     assert woken == ["job-1"]
 
 
@@ -214,9 +215,36 @@ def test_half_a_letter_is_replaced_so_that_the_status_can_hold_it() -> None:
     assert launcher["phase"] == "\U0001f600 and \u2026"
 
 
-def test_unknown_fields_are_kept_and_harmless(hub: AgentHub) -> None:
-    hub.record(POD, report(launcher={"fromTheFuture": {"x": 1}}))
-    assert kept(hub) == ("a", 1)
+def test_unknown_fields_are_harmless_and_wake_nobody(hub: AgentHub, woken: list[str]) -> None:
+    hub.record(POD, report(number=1))
+    hub.record(POD, report(number=2, launcher={"fromTheFuture": {"x": 1}}))
+    assert kept(hub) == ("a", 2)
+    assert woken == ["job-1"]
+
+
+@pytest.mark.parametrize("filler", ["{},", "[],", '"",', '{"podUID":"x"},'])
+@pytest.mark.parametrize("field", ["unknown", "lostMembers", "incidents", "ranks", "notices"])
+def test_whatever_a_report_is_filled_with_little_of_it_is_kept(hub: AgentHub, field: str, filler: str) -> None:
+    raw = report()
+    full = filler * ((256 * 1024 - len(raw)) // len(filler))
+    stuffed = raw.replace(b'"launcher": {', f'"launcher": {{"{field}": [{full[:-1]}], '.encode(), 1)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        hub.record(POD, stuffed)
+        assert tracemalloc.get_traced_memory()[0] - before < 256 * 1024
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_of_a_report_is_too_much_to_be_heard_is_counted() -> None:
+    unheard: list[int] = []
+    hub = AgentHub(lambda _: POD, lambda _: None, on_unheard=unheard.append)
+    hub.bind(POD.pod_uid, "job-1")
+    hub.record(POD, report(number=1))
+    pairs = [{"generation": 1, "attempt": number} for number in range(100)]
+    hub.record(POD, report(number=2, launcher={"incidents": pairs, "foreignClaims": pairs}))
+    assert unheard == [0, 68 + 36]
 
 
 # What checks come to is counted

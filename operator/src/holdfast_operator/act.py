@@ -6,7 +6,7 @@ Every action is idempotent and means one object by UID, so a pass that dies anyw
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -28,6 +28,7 @@ from holdfast_operator.api import Job, format_time, rendezvous_service
 from holdfast_operator.cluster import Cluster
 from holdfast_operator.errors import ClusterError, ConflictError, NotFoundError, RejectedError
 from holdfast_operator.observe import Memory
+from holdfast_operator.rates import Rate, Rates
 from holdfast_operator.seen import Refusal
 from holdfast_operator.webhook import AgentHub
 
@@ -35,14 +36,21 @@ logger = logging.getLogger(__name__)
 
 Json = Mapping[str, Any]
 
+# Of one job's events. A large job has one or two for each worker when all of them leave at once.
+EVENTS = Rate(a_second=1.0, at_once=200)
+
 
 class Actor:
-    """Writes. ``identity`` names this process in events."""
+    """Writes. ``identity`` names this process in events; ``left_out`` is told how many were too many."""
 
-    def __init__(self, *, cluster: Cluster, hub: AgentHub, identity: str) -> None:
+    def __init__(
+        self, *, cluster: Cluster, hub: AgentHub, identity: str, left_out: Callable[[int], None] = lambda _n: None
+    ) -> None:
         self._cluster = cluster
         self._hub = hub
         self._identity = identity
+        self._left_out = left_out
+        self._rates = Rates(EVENTS)
 
     def write_status(self, job: Job, plan: Plan) -> Json | None:
         """The job as written; None when there was nothing to write. Raises ``ConflictError``: plan again."""
@@ -97,6 +105,17 @@ class Actor:
                 self._hub.publish(job.uid, action.document)
                 return replace(memory, published=action.revision)
         return memory
+
+    def granted(self, job: Job, events: tuple[Event, ...], now: datetime) -> tuple[Event, ...]:
+        """Those that the job may tell now: what its pods report must not fill the API server."""
+        shown = [event for event in events if not self._rates.take(job.uid, now.timestamp())]
+        more = len(events) - len(shown)
+        if more:
+            self._left_out(more)
+        if more and shown:
+            words = f"{shown[-1].message} (and {more} more events, which are left out)"
+            shown[-1] = replace(shown[-1], message=words)
+        return tuple(shown)
 
     def tell(self, job: Job, events: tuple[Event, ...], now: datetime) -> None:
         """Events for ``kubectl describe``. One that cannot be written costs only itself."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
-from aiohttp.web_protocol import RequestHandler
+from aiohttp.web_protocol import ERROR, RequestHandler
 
 from holdfast_operator.constants import PROTOCOL_VERSION
 from holdfast_operator.errors import AgentRequestError, AuthenticationUnavailableError, TooManyRequestsError
@@ -40,9 +40,11 @@ _TLS_BUFFER_BYTES = 16 * 1024
 class Limits:
     """What one server grants its clients."""
 
-    body_bytes: int = 1024 * 1024
-    alerts_bytes: int = 16 * 1024 * 1024
-    alert_bodies: int = 2
+    # A worker of 1,024 that has lost all others tells some 200 KiB.
+    body_bytes: int = 256 * 1024
+    bodies_of_a_pod: int = 4
+    alerts_bytes: int = 8 * 1024 * 1024
+    alert_bodies: int = 1
     header_bytes: int = 8190
     headers: int = 32
     token_bytes: int = 8000
@@ -53,8 +55,12 @@ class Limits:
     idle_seconds: float = 75.0
     body_seconds: float = 10.0
     handshake_seconds: float = 10.0
-    authentications: int = 8
+    authentications: int = 16
     authentications_waiting: int = 1_000
+    authentications_waiting_of_a_peer: int = 250
+    # Of the questions that are asked at once: neither one address nor what is known already takes them all.
+    authentications_of_a_peer: int = 4
+    renewals: int = 12
     of_a_pod: Rate = field(default_factory=lambda: Rate(a_second=10.0, at_once=50))
     """Of its reports, and of its polls. A sidecar needs one a second, and some more when much happens."""
 
@@ -104,6 +110,11 @@ class AgentServer:
     def polls_held(self) -> int:
         """Long polls held now."""
         return self._site.held if self._site is not None else 0
+
+    @property
+    def reviews_waiting(self) -> int:
+        """Tokens whose review is under way."""
+        return len(self._site.reviews) if self._site is not None else 0
 
     def start(self, seconds: float = 30.0) -> None:
         """Listen. Raises what kept it from listening."""
@@ -160,7 +171,7 @@ class _Guard(web.Server):
     def __init__(self, site: _Site, limits: Limits, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(
             site.handle,
-            request_factory=_request_factory(limits, loop),
+            request_factory=_request_factory(limits, loop, site.count),
             handler_cancellation=True,
             keepalive_timeout=limits.idle_seconds,
             max_line_size=limits.header_bytes,
@@ -206,8 +217,13 @@ class _Guard(web.Server):
             self._deadlines[handler] = self._clock.call_later(seconds, handler.transport.abort)
 
 
-def _request_factory(limits: Limits, loop: asyncio.AbstractEventLoop) -> Callable[..., web.BaseRequest]:
+def _request_factory(
+    limits: Limits, loop: asyncio.AbstractEventLoop, count: Callable[[str, int], None]
+) -> Callable[..., web.BaseRequest]:
     def make(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+        if message is ERROR:
+            # What cannot be parsed is answered by aiohttp itself.
+            count("other", 400)
         most = limits.alerts_bytes if message.path == _ALERTS else limits.body_bytes
         return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=most + 1)
 
@@ -217,6 +233,9 @@ def _request_factory(limits: Limits, loop: asyncio.AbstractEventLoop) -> Callabl
 def _peer(transport: asyncio.BaseTransport) -> str:
     name = transport.get_extra_info("peername")
     return str(name[0]) if name else ""
+
+
+_Review = asyncio.Task[PodIdentity | None]
 
 
 class _Site:
@@ -234,8 +253,12 @@ class _Site:
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[str, dict[str, asyncio.Future[bool]]] = {}
         self._rates = Rates(limits.of_a_pod)
+        self._bodies: Counter[str] = Counter()  # that are being read, by pod
         self.held = 0
-        self._authenticating = 0
+        self.reviews: dict[str, _Review] = {}
+        self._renewals = asyncio.Semaphore(limits.renewals)
+        self._asking: Counter[str] = Counter()  # tokens that are not known, by the address that showed them
+        self._turns: dict[str, asyncio.Semaphore] = {}  # of the same
         self.guard = _Guard(self, limits, self._loop)
         hub.listen(self._call_wake)
 
@@ -254,8 +277,12 @@ class _Site:
             logger.exception("an agent's request could not be served")
             response = _json(500, {"error": "the operator failed to serve this request"})
         self.guard.allow(request.protocol, self._limits.idle_seconds)
-        self._observer.answered(route if route in _ROUTES else "other", response.status)
+        self.count(route, response.status)
         return response
+
+    def count(self, route: str, status: int) -> None:
+        """One answer was given."""
+        self._observer.answered(route if route in _ROUTES else "other", status)
 
     async def _route(self, request: web.BaseRequest) -> web.Response:
         if request.path not in _PATHS:
@@ -306,20 +333,60 @@ class _Site:
         token = self._token(request)
         known = self._hub.recall(token)
         if known is not None:
+            if self._hub.due(token) and token not in self.reviews:
+                # What is known serves meanwhile; one that fails is asked for again with the next request.
+                self._start_review(token, self._renewals)
             return known
-        if self._authenticating >= self._limits.authentications_waiting:
-            raise AuthenticationUnavailableError("too many tokens wait to be reviewed")
-        self._authenticating += 1
-        try:
-            identity = await self._loop.run_in_executor(self._threads, self._hub.authenticate, token)
-        finally:
-            self._authenticating -= 1
+        # Who goes away ends no question that others wait for as well.
+        identity = await asyncio.shield(self.reviews.get(token) or self._first_review(token, request.remote or ""))
         if identity is None:
             raise AgentRequestError(401, "the token is not valid here")
         return identity
 
+    def _first_review(self, token: str, peer: str) -> _Review:
+        """Of a token that is not known. However many come from one address, others get their turn."""
+        waiting = self._asking[peer]
+        most_of_peer = self._limits.authentications_waiting_of_a_peer
+        if waiting >= most_of_peer or len(self.reviews) >= self._limits.authentications_waiting:
+            raise AuthenticationUnavailableError("too many tokens wait to be reviewed")
+        turn = self._turns.setdefault(peer, asyncio.Semaphore(self._limits.authentications_of_a_peer))
+        self._asking[peer] = waiting + 1
+        review = self._start_review(token, turn)
+        review.add_done_callback(lambda _: self._forget_asker(peer))
+        return review
+
+    def _forget_asker(self, peer: str) -> None:
+        self._asking[peer] -= 1
+        if not self._asking[peer]:
+            del self._asking[peer], self._turns[peer]
+
+    def _start_review(self, token: str, turn: asyncio.Semaphore) -> _Review:
+        """The answer to come about this token, of which there is one question at a time."""
+
+        async def ask() -> PodIdentity | None:
+            async with turn:
+                return await self._loop.run_in_executor(self._threads, self._hub.authenticate, token)
+
+        review = self.reviews[token] = self._loop.create_task(ask())
+        review.add_done_callback(lambda _: self._reviewed(token))
+        return review
+
+    def _reviewed(self, token: str) -> None:
+        review = self.reviews.pop(token)
+        if not review.cancelled():
+            review.exception()  # perhaps nobody waits for it
+
     async def _report(self, request: web.BaseRequest, identity: PodIdentity) -> web.Response:
-        raw = await self._body(request, self._limits.body_bytes)
+        uid = identity.pod_uid
+        if self._bodies[uid] >= self._limits.bodies_of_a_pod:
+            raise TooManyRequestsError(1)
+        self._bodies[uid] += 1
+        try:
+            raw = await self._body(request, self._limits.body_bytes)
+        finally:
+            self._bodies[uid] -= 1
+            if not self._bodies[uid]:
+                del self._bodies[uid]
         revision = self._hub.record(identity, raw)
         peers = self._hub.peers_of(identity.pod_uid)
         return _json(200, {"revision": revision, **({} if peers is None else {"peers": peers})})

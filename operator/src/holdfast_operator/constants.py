@@ -185,11 +185,19 @@ MAX_AVOIDED_MESSAGE = 400
 MAX_NAME = 64
 # Of one pod's report; the sidecar keeps as many.
 MAX_GPU_ERRORS = 64
+# So many entries of a list of one report are heard. A launcher tells incidents until they are acknowledged, so those
+# beyond come next; of foreign claims the highest say all.
+MAX_INCIDENTS_TOLD = 32
+MAX_CLAIMS_TOLD = 64
+MAX_NOTICES_TOLD = 32
+MAX_TIERS = 16
 MAX_CHECKS = 16
 MAX_UNREACHED = 64
 # Nodes that a worker is told to avoid stand in the status once for each worker, and etcd takes 1.5 MB in all.
 AVOIDED_BY_A_WORKER = 16
 QUARANTINED_KEPT = 20
+# More workers than the resource allows are in no world.
+MAX_WORKERS = 1024
 # The API server refuses numbers above an int64, and JSON carries exact ones only up to here.
 MAX_NUMBER = 2**53
 

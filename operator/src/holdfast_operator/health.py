@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -13,8 +15,10 @@ logger = logging.getLogger(__name__)
 
 Checks = Mapping[str, Callable[[], bool]]
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# Of a connection, from its first moment to the last byte of its answer.
 _REQUEST_SECONDS = 5.0
 _CONCURRENT = 32
+_ROOM_SECONDS = 0.2
 
 
 class HealthServer:
@@ -71,6 +75,8 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, host: str, port: int, pages: Mapping[str, Callable[[], tuple[int, str, bytes]]]) -> None:
         self.pages = pages
         self._free = threading.BoundedSemaphore(_CONCURRENT)
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, float] = {}  # the oldest first, each with when it came
         if not host and socket.has_dualstack_ipv6():
             self.address_family = socket.AF_INET6
         super().__init__((host, port), _Handler)
@@ -85,11 +91,33 @@ class _Server(ThreadingHTTPServer):
         self.server_name, self.server_port = "holdfast-operator", self.server_address[1]
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """One thread a connection, and a bounded number of them."""
+        """One thread a connection, and a bounded number of them: who holds one longest makes room for a probe."""
         if not self._free.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
+            self._cut(most=1)
+            if not self._free.acquire(timeout=_ROOM_SECONDS):
+                self.shutdown_request(request)
+                return
+        with self._lock:
+            self._open[request] = time.monotonic()
         super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        """Twice a second, and after each connection that comes: end those whose time is over."""
+        self._cut(before=time.monotonic() - _REQUEST_SECONDS)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close it. Nobody cuts it off after that, for its number may be another connection's."""
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def _cut(self, *, most: int = _CONCURRENT, before: float = float("inf")) -> None:
+        """Of those that came before that time the oldest: their threads read an end."""
+        with self._lock:
+            for request in [known for known, came in self._open.items() if came < before][:most]:
+                del self._open[request]
+                with contextlib.suppress(OSError):
+                    request.shutdown(socket.SHUT_RDWR)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Serve one connection."""

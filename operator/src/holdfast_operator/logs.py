@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,18 +11,10 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
+from holdfast_operator.redaction import hide_secrets
+
 _job: ContextVar[str | None] = ContextVar("holdfast_job", default=None)
 _generation: ContextVar[int | None] = ContextVar("holdfast_generation", default=None)
-
-# Bearer tokens and JWTs, private keys, and bare 256-bit hex (job keys; an image digest has its prefix and stays).
-_SECRETS = re.compile(
-    r"(?i:bearer)\s+[\w.~+/=-]+"
-    r"|eyJ[\w-]{8,}\.[\w-]+\.[\w-]*"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
-    r"|(?<![0-9a-f:])[0-9a-f]{64}(?![0-9a-f])",
-    re.DOTALL,
-)
-_HIDDEN = "[hidden]"
 
 
 @contextmanager
@@ -41,11 +32,6 @@ def set_generation(generation: int | None) -> None:
     """The generation became known; outside ``about`` nobody would take it back."""
     if _job.get() is not None:
         _generation.set(generation)
-
-
-def hide_secrets(text: str) -> str:
-    """The text with what looks like a secret replaced."""
-    return _SECRETS.sub(_HIDDEN, text)
 
 
 class JsonFormatter(logging.Formatter):

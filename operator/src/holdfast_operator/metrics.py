@@ -70,8 +70,14 @@ class Metrics:
             "Reports that were answered and not taken, as they or later ones were before.",
             [],
         )
+        self._unheard = self._counter(
+            "agent_report_entries_unheard", "Entries of reports' lists beyond those that are heard.", []
+        )
         self._checks = self._counter(
             "preflight_checks", "Checks of workers' preflights that passed or failed, by check.", ["check", "result"]
+        )
+        self._left_out = self._counter(
+            "events_left_out", "Events of jobs that were not written, as the job had too many.", []
         )
         self._polls = self._gauge("agent_polls_held", "Long polls that are held now.")
         self._bundle_expiry = self._gauge("ca_expiry_seconds", "Unix time at which the CA in use expires.")
@@ -154,9 +160,17 @@ class Metrics:
         """A report that was taken before came again."""
         self._repeated.inc()
 
+    def report_unheard(self, entries: int) -> None:
+        """A report had so many entries in its lists beyond those that are heard."""
+        self._unheard.inc(entries)
+
     def preflight_checked(self, check: str, result: str) -> None:
         """A check of a worker's preflight has passed or failed."""
         self._checks.labels(check, result).inc()
+
+    def events_left_out(self, number: int) -> None:
+        """A job had more events than are written of it."""
+        self._left_out.inc(number)
 
     def polls_held(self, held: int) -> None:
         """Long polls held now."""

@@ -35,11 +35,10 @@ from holdfast_operator.seen import (
     Rival,
     parse_node,
     parse_pod,
-    parse_report,
 )
 from holdfast_operator.standin import spoken_for
 from holdfast_operator.status import Phase, Status
-from holdfast_operator.webhook import AgentHub, AgentReport
+from holdfast_operator.webhook import AgentHub
 
 logger = logging.getLogger(__name__)
 
@@ -87,11 +86,10 @@ class Observer:
         self._node_views: tuple[int, Mapping[str, NodeView]] = (-1, {})
         self._waiting: Memo[Json, Rival | None] = Memo(rival_of)
         self._lines = Lines(self._known)
-        self._heard: Memo[AgentReport, Report | None] = Memo(_report_of)
 
     def forget(self) -> None:
         """Keep nothing of objects that are gone."""
-        for memo in (self._jobs, self._pods, self._graves, self._views, self._waiting, self._heard):
+        for memo in (self._jobs, self._pods, self._graves, self._views, self._waiting):
             memo.clear()
 
     def begin(self, at: datetime) -> None:
@@ -163,7 +161,7 @@ class Observer:
 
     def _report(self, pod_uid: str) -> Report | None:
         found = self._hub.latest(pod_uid)
-        return self._heard(pod_uid, found) if found is not None else None
+        return found.said if found is not None else None
 
     def _with_warnings(self, job: Job, view: PodView, now: datetime) -> PodView:
         """Some troubles, such as volumes that cannot be mounted, are told in events only."""
@@ -223,10 +221,6 @@ class Observer:
 def _job_and_status(body: Json) -> tuple[Job, Status]:
     job = parse_job(body)
     return job, Status.from_json(job.raw_status)
-
-
-def _report_of(found: AgentReport) -> Report | None:
-    return parse_report(found.body, found.received_at)
 
 
 def _in_namespace(job: Job, pods: Iterable[Json]) -> Iterator[Json]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast_operator import constants as c
 from holdfast_operator.errors import UnreadableError
 from holdfast_operator.reading import Json, choice, integer, items, mapping
+
+if TYPE_CHECKING:
+    from holdfast_operator.seen import Preflight
 
 GPU = "GPU"
 STORAGE = "Storage"
@@ -55,23 +57,18 @@ def parse_preflight(spec: Json) -> PreflightSpec | None:
     )
 
 
-def results(report: Json) -> Iterator[tuple[str, str]]:
-    """Check and result in a report as it was received; nothing that this operator does not know."""
-    preflight = report.get("preflight")
-    checks = preflight.get("checks") if isinstance(preflight, Mapping) else None
-    for check in checks if isinstance(checks, list) else ():
-        if isinstance(check, Mapping) and check.get("name") in CHECKS:
-            yield str(check["name"]), str(check.get("result"))
+def results(told: Preflight | None) -> set[tuple[str, str]]:
+    """Check and result; nothing that this operator does not know."""
+    return {(check.name, check.result) for check in (told.checks if told else ()) if check.name in CHECKS}
 
 
-def news(before: Json | None, after: Json) -> set[tuple[str, str]]:
+def news(before: Preflight | None, after: Preflight | None, *, first: bool) -> set[tuple[str, str]]:
     """Which checks passed or failed since the pod's last report.
 
     Of the first one only failures count: what passed before this process began was counted by the one before it.
     """
-    known = set() if before is None else set(results(before))
-    counted = {"Failed"} if before is None else {"Passed", "Failed"}
-    return {found for found in results(after) if found[1] in counted and found not in known}
+    counted = {"Failed"} if first else {"Passed", "Failed"}
+    return {found for found in results(after) - results(before) if found[1] in counted}
 
 
 def _size(value: Json, key: str, default: str) -> int:

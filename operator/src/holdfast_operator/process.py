@@ -47,6 +47,7 @@ from holdfast_operator.reconcile import Outcome, Reconciler
 from holdfast_operator.remediation.keeper import Keeper, make_keeper
 from holdfast_operator.seen import Platform
 from holdfast_operator.settings import Settings, from_environment
+from holdfast_operator.telling import Teller
 from holdfast_operator.tls import TlsKeeper
 from holdfast_operator.tokens import TokenReviews, reviewer
 from holdfast_operator.webhook import AgentHub
@@ -86,6 +87,7 @@ class Parts:
     tls: TlsKeeper
     agents: AgentServer
     nodes: Keeper
+    teller: Teller
     lease: LeaseStore
     now: Callable[[], datetime]
 
@@ -111,7 +113,7 @@ def assemble(settings: Settings, api: client.ApiClient, lease: LeaseStore, now: 
         nonce=lambda: f"{ids.getrandbits(32):08x}",
         started_at=now(),
     )
-    actor = Actor(cluster=cluster, hub=hub, identity=settings.identity)
+    actor = Actor(cluster=cluster, hub=hub, identity=settings.identity, left_out=metrics.events_left_out)
     reconciler = Reconciler(observer=observer, actor=actor, cache=cache, hub=hub, metrics=metrics, clock=now)
     nodes = make_keeper(
         settings.remediation,
@@ -134,6 +136,7 @@ def assemble(settings: Settings, api: client.ApiClient, lease: LeaseStore, now: 
         tls=tls,
         agents=_agents(settings, hub, tls, nodes, metrics),
         nodes=nodes,
+        teller=Teller(),
         lease=lease,
         now=now,
     )
@@ -146,9 +149,11 @@ def _hub(api: client.ApiClient, feed: Feed, metrics: Metrics, now: Callable[[], 
         tokens,
         feed.report,
         recall=tokens.recall,
+        due=tokens.due,
         clock=now,
         on_repeat=metrics.report_repeated,
         on_check=metrics.preflight_checked,
+        on_unheard=metrics.report_unheard,
     )
     hub.stand_by()
     return hub
@@ -210,6 +215,7 @@ class Process:
             "election": self._elector.alive,
             "workers": self._workers_live,
             "nodes": parts.nodes.alive,
+            "events": parts.teller.alive,
         }
         ready = {"synced": self._synced.is_set, "agents-api": parts.agents.alive}
         settings = parts.settings
@@ -258,6 +264,7 @@ class Process:
         for number in range(parts.settings.workers):
             self._thread(self._work, f"worker-{number}")
         parts.nodes.start()
+        parts.teller.start()
 
     def stop(self) -> None:
         """Let the passes in flight end, then the servers."""
@@ -269,6 +276,7 @@ class Process:
         self._parts.hub.stand_by()
         idle = not any(thread.is_alive() for thread in self._threads)
         self._elector.stop(give_back=idle)
+        self._parts.teller.stop()
         self._parts.agents.stop()
         self._parts.tls.stop()
         self.health.stop()
@@ -308,13 +316,7 @@ class Process:
             queue.done(key, failed=result != "ok", requeue_after=outcome.requeue_after)
             metrics.reconciled(result, time.monotonic() - started)
         if outcome.tell is not None:
-            self._tell(outcome.tell)
-
-    def _tell(self, tell: Callable[[], None]) -> None:
-        try:
-            tell()
-        except Exception:
-            logger.exception("events were not written")
+            self._parts.teller.add(key, outcome.tell)
 
     def _keep_fresh(self) -> None:
         parts = self._parts

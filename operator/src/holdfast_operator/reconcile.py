@@ -84,8 +84,9 @@ class Reconciler:
                 plan = decide(seen, self._clock())
             self._carry_out(key, seen, plan, memory)
         self._account(key, seen, plan)
-        tell = partial(self._actor.tell, seen.job, plan.events, plan.decided_at)
-        return Outcome(requeue_after=plan.requeue_after, tell=tell if plan.events else None)
+        events = self._actor.granted(seen.job, plan.events, plan.decided_at)
+        tell = partial(self._actor.tell, seen.job, events, plan.decided_at)
+        return Outcome(requeue_after=plan.requeue_after, tell=tell if events else None)
 
     def refresh(self) -> None:
         """Keep nothing in memory of objects that are gone."""

@@ -10,12 +10,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property, lru_cache
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from holdfast_operator import constants as c
 from holdfast_operator.api import Job, Json, Pair, Scheduling, parse_pair, parse_time, trainer_container
 from holdfast_operator.quantities import Amounts, quantity
 from holdfast_operator.reading import loads
+from holdfast_operator.redaction import hide_secrets
 from holdfast_operator.remediation.marks import Mark, mark_of
 from holdfast_operator.status import Checkpoint, Status
 from holdfast_operator.status.goodput import Spent, short
@@ -26,6 +28,15 @@ if TYPE_CHECKING:
 Conditions = tuple[tuple[str, str, str], ...]  # (type, status, reason)
 
 _EMPTY: Mapping[str, Any] = {}
+# So many entries of each list of a report are heard.
+_HEARD = {
+    "incidents": c.MAX_INCIDENTS_TOLD,
+    "foreignClaims": c.MAX_CLAIMS_TOLD,
+    "notices": c.MAX_NOTICES_TOLD,
+    "quarantined": c.QUARANTINED_KEPT,
+    "lostMembers": c.MAX_WORKERS,
+    "gpu": c.MAX_GPU_ERRORS,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,6 +298,7 @@ class Report:
     checkpointing: bool = False  # a rank of it is in a checkpoint
     exit: Exit | None = None
     books: Spent = ()  # what its ranks' seconds went into, since the launcher's start
+    unheard: int = 0  # entries of its lists beyond those that are heard
 
     def fresh(self, now: datetime) -> bool:
         """Young enough to speak about now."""
@@ -479,7 +491,8 @@ def _waiting(statuses: Iterable[Json]) -> tuple[tuple[str, str, str], ...]:
     for status in statuses:
         waiting = _part(_part(status, "state"), "waiting")
         if waiting.get("reason"):
-            found.append((str(status.get("name", "")), str(waiting["reason"]), str(waiting.get("message") or "")))
+            words = hide_secrets(str(waiting.get("message") or ""))
+            found.append((str(status.get("name", "")), str(waiting["reason"]), words))
     return tuple(found)
 
 
@@ -490,13 +503,13 @@ def _exit(terminated: Json) -> Exit | None:
     code, reason = int(terminated.get("exitCode") or 0), str(terminated.get("reason") or "")
     left = _termination_log(str(terminated.get("message") or ""))
     if left is None:
-        return Exit(code=code, reason=reason, message=str(terminated.get("message") or ""))
+        return Exit(code=code, reason=reason, message=hide_secrets(str(terminated.get("message") or "")))
     return Exit(
         code=code,
         reason=reason if reason == "OOMKilled" else str(left.get("reason") or reason),
         cause=str(left.get("cause") or ""),
-        message=str(left.get("message") or ""),
-        traceback=tuple(map(str, traceback)) if isinstance(traceback := left.get("traceback"), list) else (),
+        message=hide_secrets(str(left.get("message") or "")),
+        traceback=tuple(hide_secrets(str(line)) for line in _list(left.get("traceback"))),
         final=bool(left.get("final")),
     )
 
@@ -537,7 +550,7 @@ def parse_report(body: Json, received_at: datetime) -> Report | None:
     pod, launcher = _part(body, "pod"), body.get("launcher")
     if body.get("version") != c.PROTOCOL_VERSION or not pod.get("uid"):
         return None
-    notices = _objects(body.get("notices"))
+    notices = _objects(body.get("notices"))[-c.MAX_NOTICES_TOLD :]
     base = Report(
         pod_uid=str(pod["uid"]),
         received_at=received_at,
@@ -545,6 +558,7 @@ def parse_report(body: Json, received_at: datetime) -> Report | None:
         notices=tuple(map(_notice, notices)),
         gpu_errors=tuple(filter(None, map(_gpu_error, _objects(body.get("gpu"))[: c.MAX_GPU_ERRORS]))),
         preflight=_preflight(body.get("preflight")),
+        unheard=_unheard(body),
     )
     if not isinstance(launcher, Mapping) or launcher.get("version") != c.PROTOCOL_VERSION:
         return base
@@ -557,7 +571,8 @@ def parse_report(body: Json, received_at: datetime) -> Report | None:
 
 def _with_launcher(base: Report, launcher: Json) -> Report:
     ports = _part(launcher, "ports")
-    seen = {notice.id: notice for notice in (*base.notices, *map(_notice, _objects(launcher.get("notices"))))}
+    by_touch_file = _objects(launcher.get("notices"))[-c.MAX_NOTICES_TOLD :]
+    seen = {notice.id: notice for notice in (*base.notices, *map(_notice, by_touch_file))}
     return Report(
         pod_uid=base.pod_uid,
         received_at=base.received_at,
@@ -570,30 +585,40 @@ def _with_launcher(base: Report, launcher: Json) -> Report:
         started=_pair(launcher.get("started")),
         world=_world(launcher.get("world")),
         restored=_restored(_part(launcher, "restored")),
-        phase=str(launcher.get("phase") or ""),
-        message=str(launcher.get("message") or ""),
+        phase=_said(launcher.get("phase")),
+        message=_words(launcher.get("message")),
         committed_step=_int(launcher.get("committedStep")),
         committed_at=parse_time(launcher.get("committedAt")),
         checkpoints=_checkpoints(_part(launcher, "checkpoints")),
         highest_claim=_claim(launcher.get("highestClaim")),
-        foreign_claims=tuple(filter(None, map(_claim, _objects(launcher.get("foreignClaims"))))),
+        foreign_claims=tuple(
+            filter(None, map(_claim, _of_pairs(launcher.get("foreignClaims"))[-c.MAX_CLAIMS_TOLD :]))
+        ),
         quarantined=tuple(
-            Quarantined(path=str(item["path"]), reason=str(item.get("reason") or ""))
-            for item in _objects(launcher.get("quarantined"))
-            if item.get("path")
+            Quarantined(path=_said(item["path"]), reason=_words(item.get("reason")))
+            for item in _objects(launcher.get("quarantined"))[: c.QUARANTINED_KEPT]
+            if _said(item.get("path"))
         ),
         loss=_float(launcher.get("loss")),
         throughput=_float(launcher.get("throughput")),
-        incidents=tuple(filter(None, map(_told, _objects(launcher.get("incidents"))))),
+        incidents=tuple(filter(None, map(_told, _of_pairs(launcher.get("incidents"))[: c.MAX_INCIDENTS_TOLD]))),
         notices=tuple(seen.values()),
         gpu_errors=base.gpu_errors,
         preflight=base.preflight,
-        lost_members=tuple(str(item.get("podUID", "")) for item in _objects(launcher.get("lostMembers"))),
+        lost_members=tuple(
+            _name(item.get("podUID")) for item in _objects(launcher.get("lostMembers"))[: c.MAX_WORKERS]
+        ),
         conflict=_int(launcher.get("conflict")) or 0,
         checkpointing=any(rank.get("phase") == "checkpoint" for rank in _objects(launcher.get("ranks"))),
         exit=_launcher_exit(launcher.get("exit")),
         books=_books(_part(launcher, "accounting")),
+        unheard=base.unheard + _unheard(launcher),
     )
+
+
+def _unheard(value: Json) -> int:
+    """Entries of its lists that are too many."""
+    return sum(max(0, len(_list(value.get(name))) - most) for name, most in _HEARD.items())
 
 
 def _books(accounting: Json) -> Spent:
@@ -614,10 +639,10 @@ def _told(value: Json) -> Told | None:
         return None
     return Told(
         pair=pair,
-        cause=str(value.get("cause") or ""),
-        action=str(value.get("action") or ""),
-        reason=str(value.get("reason") or ""),
-        message=str(value.get("message") or ""),
+        cause=_said(value.get("cause")),
+        action=_said(value.get("action")),
+        reason=_said(value.get("reason")),
+        message=_words(value.get("message")),
         pod=_text(value.get("pod")),
         rank=_int(value.get("rank")),
         exit_code=_int(value.get("exitCode")),
@@ -641,11 +666,11 @@ def _restored(value: Json) -> Restored | None:
 
 def _checkpoints(tiers: Json) -> tuple[Checkpoint, ...]:
     found = []
-    for tier, value in tiers.items():
+    for tier, value in islice(tiers.items(), c.MAX_TIERS):
         pair = _pair(value)
         time, step = (parse_time(value.get("time")), _int(value.get("step"))) if pair else (None, None)
         if pair is not None and time is not None and step is not None:
-            found.append(Checkpoint(step=step, pair=pair, tier=str(tier), time=time))
+            found.append(Checkpoint(step=step, pair=pair, tier=_name(tier), time=time))
     return tuple(found)
 
 
@@ -657,8 +682,8 @@ def _claim(value: Any) -> Json | None:
     from_pair = _pair(value.get("fromPair"))
     return {
         "version": c.PROTOCOL_VERSION,
-        "jobUID": str(value.get("jobUID") or ""),
-        "publication": str(value.get("publication") or ""),
+        "jobUID": _said(value.get("jobUID")),
+        "publication": _said(value.get("publication")),
         **pair.to_json(),
         "fromStep": _int(value.get("fromStep")) or 0,
         "fromPair": from_pair.to_json() if from_pair else None,
@@ -671,9 +696,9 @@ def _world(value: Any) -> World | None:
         return None
     return World(
         pair=pair,
-        publication=str(value.get("publication") or ""),
-        members=tuple(map(str, value.get("members") or ())),
-        coordinator=str(value.get("coordinator") or ""),
+        publication=_said(value.get("publication")),
+        members=tuple(map(_name, _list(value.get("members"))[: c.MAX_WORKERS])),
+        coordinator=_said(value.get("coordinator")),
     )
 
 
@@ -682,9 +707,9 @@ def _launcher_exit(value: Any) -> Exit | None:
         return None
     return Exit(
         code=int(value["code"]),
-        cause=str(value.get("cause") or ""),
-        reason=str(value.get("reason") or ""),
-        message=str(value.get("message") or ""),
+        cause=_said(value.get("cause")),
+        reason=_said(value.get("reason")),
+        message=_words(value.get("message")),
         final=bool(value.get("final")),
     )
 
@@ -692,9 +717,9 @@ def _launcher_exit(value: Any) -> Exit | None:
 def _notice(value: Any) -> Notice:
     value = value if isinstance(value, Mapping) else _EMPTY
     return Notice(
-        id=str(value.get("id") or ""),
-        reason=str(value.get("reason") or ""),
-        source=str(value.get("source") or ""),
+        id=_said(value.get("id")),
+        reason=_said(value.get("reason")),
+        source=_said(value.get("source")),
         action=str(value.get("action") or ("terminate" if value.get("drain") else "")),
     )
 
@@ -711,7 +736,7 @@ def _gpu_error(value: Json) -> GpuError | None:
         count=max(_int(value.get("count")) or 1, 1),
         cause=cause if (cause := _text(value.get("cause"))) in c.CAUSES else "",
         action=(_text(value.get("action")) or "")[: c.MAX_NAME],
-        message=(_text(value.get("message")) or "")[: c.MAX_MESSAGE],
+        message=_words(value.get("message")),
         since=parse_time(value.get("firstTime")),
         time=parse_time(value.get("lastTime")),
     )
@@ -726,8 +751,8 @@ def _preflight(value: Any) -> Preflight | None:
             Check(
                 name=(_text(check.get("name")) or "")[: c.MAX_NAME],
                 result=(_text(check.get("result")) or "")[: c.MAX_NAME],
-                message=(_text(check.get("message")) or "")[: c.MAX_MESSAGE],
-                unreached=tuple(map(str, _list(check.get("unreached"))))[: c.MAX_UNREACHED],
+                message=_words(check.get("message")),
+                unreached=tuple(map(_name, _list(check.get("unreached"))[: c.MAX_UNREACHED])),
                 of_the_job=check.get("blame") == "Job",
             )
             for check in checks
@@ -737,6 +762,12 @@ def _preflight(value: Any) -> Preflight | None:
 
 def _objects(value: Any) -> tuple[Json, ...]:
     return tuple(item for item in value or () if isinstance(item, Mapping)) if isinstance(value, list) else ()
+
+
+def _of_pairs(value: Any) -> list[Json]:
+    """Those that have a pair, the lowest first."""
+    found = [(pair, item) for item in _objects(value) if (pair := _pair(item)) is not None]
+    return [item for _pair, item in sorted(found, key=lambda both: both[0])]
 
 
 def _list(value: Any) -> list[Any]:
@@ -768,7 +799,21 @@ def _float(value: Any) -> float | None:
 
 
 def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
+    return value[: c.MAX_MESSAGE] if isinstance(value, str) else None
+
+
+def _said(value: Any) -> str:
+    """Words of an agent; empty for what is none."""
+    return _text(value) or ""
+
+
+def _words(value: Any) -> str:
+    """A message for people, who are more than those that may read the pod's log."""
+    return hide_secrets(_said(value))
+
+
+def _name(value: Any) -> str:
+    return _said(value)[: c.MAX_NAME]
 
 
 def _number(value: Any) -> int:

@@ -1,4 +1,4 @@
-"""Whose token is it: TokenReview for the operator's own audience, remembered for a minute.
+"""Whose token is it: TokenReview for the operator's own audience, remembered for a while.
 
 Tokens are kept as hashes only and are never logged.
 """
@@ -30,54 +30,78 @@ _REVIEW_SECONDS = 5.0
 @dataclass(frozen=True, kw_only=True)
 class _Verdict:
     identity: PodIdentity | None
+    renew: float
     until: float
 
 
 class TokenReviews:
-    """Maps a bearer token to its pod. Verdicts are kept for at most a minute, refusals for seconds."""
+    """Maps a bearer token to its pod. A verdict is asked for anew after 45 s and serves until it is there, for two
+    minutes at most; a refusal is kept for seconds, where it drives out no verdict.
+    """
 
     def __init__(
         self,
         review: Callable[[str], PodIdentity | None],
         *,
         clock: Callable[[], float] = time.monotonic,
-        keep_seconds: float = 60.0,
+        renew_seconds: float = 45.0,
+        keep_seconds: float = 120.0,
         keep_refusal_seconds: float = 5.0,
         entries: int = 20_000,
+        refusals: int = 2_000,
     ) -> None:
         self._review = review
         self._clock = clock
-        self._keep = keep_seconds
+        self._renew, self._keep = renew_seconds, keep_seconds
         self._keep_refusal = keep_refusal_seconds
-        self._entries = entries
         self._lock = threading.Lock()
-        self._verdicts: OrderedDict[bytes, _Verdict] = OrderedDict()
+        self._verdicts = _Table(entries)
+        self._refusals = _Table(refusals)
 
     def __call__(self, token: str) -> PodIdentity | None:
         """The pod, None if the token is not valid; raises ``AuthenticationUnavailableError``."""
         key, now = _key(token), self._clock()
-        known = self._known(key, now)
-        if known is not None:
+        known = self._known(key)
+        if known is not None and now < known.renew:
             return known.identity
         identity = self._review(token)
-        keep = self._keep if identity is not None else self._keep_refusal
         with self._lock:
             # From before the call: the verdict is as old as the question.
-            self._verdicts[key] = _Verdict(identity=identity, until=now + keep)
-            self._verdicts.move_to_end(key)
-            while len(self._verdicts) > self._entries:
-                self._verdicts.popitem(last=False)
+            if identity is not None:
+                self._verdicts.put(key, _Verdict(identity=identity, renew=now + self._renew, until=now + self._keep))
+            else:
+                until = now + self._keep_refusal
+                self._verdicts.pop(key, None)
+                self._refusals.put(key, _Verdict(identity=None, renew=until, until=until))
         return identity
 
     def recall(self, token: str) -> PodIdentity | None:
         """The pod of a token that was reviewed lately; never blocks. None says nothing of the token."""
-        known = self._known(_key(token), self._clock())
-        return known.identity if known is not None else None
+        known = self._known(_key(token))
+        return known.identity if known is not None and self._clock() < known.until else None
 
-    def _known(self, key: bytes, now: float) -> _Verdict | None:
+    def due(self, token: str) -> bool:
+        """Whether it is time to ask for it again; never blocks."""
+        known = self._known(_key(token))
+        return known is None or self._clock() >= known.renew
+
+    def _known(self, key: bytes) -> _Verdict | None:
         with self._lock:
-            known = self._verdicts.get(key)
-        return known if known is not None and now < known.until else None
+            return self._verdicts.get(key) or self._refusals.get(key)
+
+
+class _Table(OrderedDict[bytes, _Verdict]):
+    """Bounded: the oldest goes first."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def put(self, key: bytes, verdict: _Verdict) -> None:
+        self[key] = verdict
+        self.move_to_end(key)
+        if len(self) > self._most:
+            self.popitem(last=False)
 
 
 def _key(token: str) -> bytes:

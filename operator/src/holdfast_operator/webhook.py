@@ -15,15 +15,18 @@ import logging
 import threading
 from bisect import bisect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from itertools import islice
+from operator import attrgetter
 from typing import Any
 
+from holdfast_operator import seen
 from holdfast_operator.constants import PORT_CONTROL, PROTOCOL_VERSION
 from holdfast_operator.errors import AgentRequestError
-from holdfast_operator.preflight import NETWORK, news, results
+from holdfast_operator.preflight import NETWORK, news
 from holdfast_operator.reading import loads
+from holdfast_operator.seen import Report
 
 logger = logging.getLogger(__name__)
 
@@ -34,9 +37,19 @@ PEER_FRESH = timedelta(seconds=10)
 MAX_POD_NAME = 253
 MAX_PEERS = 256
 # These change with every training step. They are kept, but do not wake a reconciliation.
-_VOLATILE_LAUNCHER_FIELDS = frozenset(
-    {"committedStep", "committedAt", "ranks", "loss", "throughput", "stepSeconds", "gradientNorm", "accounting"}
+_VOLATILE = frozenset(
+    {
+        "received_at",
+        "silent_seconds",
+        "committed_step",
+        "committed_at",
+        "loss",
+        "throughput",
+        "checkpointing",
+        "books",
+    }
 )
+_steady = attrgetter(*(field.name for field in fields(Report) if field.name not in _VOLATILE))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +63,12 @@ class PodIdentity:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentReport:
-    """The newest report of one pod; ``body`` is ``report.json`` as received."""
+    """The newest report of one pod, as far as it is understood: what else a body holds is not kept."""
 
-    received_at: datetime
     start_id: str
     number: int
-    body: Mapping[str, Any]
+    pod: str
+    said: Report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +84,6 @@ class _Pod:
     job_uid: str
     ip: str = ""
     report: AgentReport | None = None
-    digest: object = None
     past_starts: list[str] = field(default_factory=list)
 
 
@@ -80,9 +92,11 @@ class AgentHub:
 
     ``authenticate`` maps a bearer token to a pod, or None; it may block, and raises
     ``AuthenticationUnavailableError`` when it cannot tell. ``recall`` is what of that is known at once; None: ask.
+    ``due`` says of what is known whether to ask again.
     ``on_report`` gets the UID of a job one of whose pods said something new that a decision may depend on;
     ``on_repeat`` is called for a report that was answered and not taken, as it or a later one was taken before;
-    ``on_check`` for each check of a preflight that has passed or failed since the pod's last report.
+    ``on_check`` for each check of a preflight that has passed or failed since the pod's last report;
+    ``on_unheard`` with how many entries of a report's lists are too many to be heard.
     """
 
     def __init__(
@@ -91,16 +105,20 @@ class AgentHub:
         on_report: Callable[[str], None],
         *,
         recall: Callable[[str], PodIdentity | None] = lambda _token: None,
+        due: Callable[[str], bool] = lambda _token: False,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         on_repeat: Callable[[], None] = lambda: None,
         on_check: Callable[[str, str], None] = lambda _check, _result: None,
+        on_unheard: Callable[[int], None] = lambda _entries: None,
     ) -> None:
         self.authenticate = authenticate
         self.recall = recall
+        self.due = due
         self._on_report = on_report
         self._clock = clock
         self._on_repeat = on_repeat
         self._on_check = on_check
+        self._on_unheard = on_unheard
         self._lock = threading.Lock()
         self._pods: dict[str, _Pod] = {}
         self._jobs: dict[str, set[str]] = {}
@@ -186,18 +204,31 @@ class AgentHub:
 
     def record(self, identity: PodIdentity, raw: bytes) -> int:
         """Take one report; returns the revision that is published. Raises ``AgentRequestError``."""
-        body = parse_report(raw)
-        if body["pod"]["uid"] != identity.pod_uid:
-            raise AgentRequestError(403, "the token belongs to another pod than the report")
+        report = self._read(identity, raw)
         with self._lock:
             pod = self._pods.get(identity.pod_uid)
             if pod is None:
                 raise AgentRequestError(404, "this pod belongs to no job")
-            news = self._keep(pod, body)
+            news = self._keep(pod, report)
             publication = self._publications.get(pod.job_uid)
         if news:
             self._on_report(pod.job_uid)
         return publication.revision if publication else 0
+
+    def _read(self, identity: PodIdentity, raw: bytes) -> AgentReport:
+        body = parse_report(raw)
+        if body["pod"]["uid"] != identity.pod_uid:
+            raise AgentRequestError(403, "the token belongs to another pod than the report")
+        said = seen.parse_report(body, self._clock())
+        if said is None:
+            raise AgentRequestError(400, "the report names no pod")
+        self._on_unheard(said.unheard)
+        return AgentReport(
+            start_id=body["sidecar"]["startId"],
+            number=body["sidecar"]["number"],
+            pod=str(body["pod"].get("name") or "")[:MAX_POD_NAME],
+            said=said,
+        )
 
     def peers_of(self, pod_uid: str) -> list[dict[str, Any]] | None:
         """Whom the pod is to reach, if its preflight still asks: all others of its job whose launcher listens.
@@ -206,7 +237,7 @@ class AgentHub:
         """
         with self._lock:
             own = self._pods.get(pod_uid)
-            if own is None or own.report is None or not _asks_for_peers(own.report.body):
+            if own is None or own.report is None or not _asks_for_peers(own.report.said):
                 return None
             since = self._clock() - PEER_FRESH
             others = sorted(self._jobs.get(own.job_uid, set()) - {pod_uid})
@@ -224,65 +255,44 @@ class AgentHub:
         if not of_job:
             del self._jobs[pod.job_uid]
 
-    def _keep(self, pod: _Pod, body: Mapping[str, Any]) -> bool:
+    def _keep(self, pod: _Pod, report: AgentReport) -> bool:
         """Store the report unless it is a repetition; True when a decision may depend on what changed."""
-        start_id, number = str(body["sidecar"]["startId"]), int(body["sidecar"]["number"])
-        last = pod.report
+        last, start_id = pod.report, report.start_id
         if last is not None and (
-            start_id in pod.past_starts or (start_id == last.start_id and number <= last.number)
+            start_id in pod.past_starts or (start_id == last.start_id and report.number <= last.number)
         ):
             self._on_repeat()
             return False
         if last is not None and start_id != last.start_id:
             pod.past_starts = [*pod.past_starts, last.start_id][-REMEMBERED_STARTS:]
-        for check, result in news(last.body if last else None, body):
+        for check, result in news(last.said.preflight if last else None, report.said.preflight, first=last is None):
             self._on_check(check, result)
-        pod.report = AgentReport(received_at=self._clock(), start_id=start_id, number=number, body=body)
-        digest = _decisive(body)
-        changed = last is None or digest != pod.digest
-        pod.digest = digest
-        return changed
+        pod.report = report
+        return last is None or start_id != last.start_id or _decisive(report.said) != _decisive(last.said)
 
     def _notify(self, job_uid: str) -> None:
         if self._listener is not None:
             self._listener(job_uid)
 
 
-def _asks_for_peers(body: Mapping[str, Any]) -> bool:
-    return any(name == NETWORK and result in ("Running", "Failed") for name, result in results(body))
+def _asks_for_peers(said: Report) -> bool:
+    return said.preflight is not None and said.preflight.result(NETWORK) in ("Running", "Failed")
 
 
 def _peer(uid: str, pod: _Pod, since: datetime) -> dict[str, Any] | None:
     """None of one that is not there, not ready, or was not heard of lately."""
-    if not pod.ip or pod.report is None or pod.report.received_at < since:
+    if not pod.ip or pod.report is None or pod.report.said.received_at < since:
         return None
-    launcher = pod.report.body.get("launcher")
-    if not isinstance(launcher, Mapping) or launcher.get("ready") is not True or launcher.get("exit") is not None:
+    said = pod.report.said
+    if not said.ready or said.exit is not None:
         return None
-    ports = launcher.get("ports")
-    port = ports.get("control") if isinstance(ports, Mapping) else None
-    known = isinstance(port, int) and 0 < port < 65536
-    name = str(pod.report.body["pod"].get("name") or "")[:MAX_POD_NAME]
-    return {"pod": name, "podUID": uid, "ip": pod.ip, "port": port if known else PORT_CONTROL}
+    port = said.control if 0 < said.control < 65536 else PORT_CONTROL
+    return {"pod": pod.report.pod, "podUID": uid, "ip": pod.ip, "port": port}
 
 
-def _decisive(body: Mapping[str, Any]) -> object:
+def _decisive(said: Report) -> tuple[Any, bool]:
     """The part of a report that may change a decision."""
-    launcher = body.get("launcher")
-    silent = body.get("launcherSilentSeconds")
-    steady = (
-        {key: value for key, value in launcher.items() if key not in _VOLATILE_LAUNCHER_FIELDS}
-        if isinstance(launcher, Mapping)
-        else None
-    )
-    return (
-        steady,
-        isinstance(silent, int | float) and silent >= SILENT_LAUNCHER_SECONDS,
-        body.get("notices"),
-        body.get("gpu"),
-        body.get("preflight"),
-        body["sidecar"]["startId"],
-    )
+    return _steady(said), (said.silent_seconds or 0.0) >= SILENT_LAUNCHER_SECONDS
 
 
 def parse_report(raw: bytes) -> dict[str, Any]:

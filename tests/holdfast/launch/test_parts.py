@@ -173,6 +173,40 @@ def test_the_status_keeps_no_secret_and_its_size() -> None:
         assert len(message) == 1000
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Authorization: Basic s3cret",
+        "{'authorization': 'Basic s3cret'}",
+        "sent Bearer s3cret",
+        "the claim eyJhbGciOiJSUzI1NiJ9.s3cret.c2ln",
+        "id AKIA" + "IOSFODNN7EXAMPLE",
+    ],
+)
+def test_credentials_are_redacted_whatever_their_scheme(text: str) -> None:
+    shown = termination.redact(text)
+    assert "***" in shown
+    assert "s3cret" not in shown
+    assert "IOSFODNN7EXAMPLE" not in shown
+
+
+def test_of_many_incidents_without_an_operator_the_oldest_are_told_first() -> None:
+    failure = Failure(cause=Cause.APPLICATION, reason="Exception", message="", priority=Priority.EXCEPTION)
+    pairs = [Pair(1, number) for number in range(1, 100)]
+    incidents = tuple(Incident(pair=pair, failure=failure, action=Remedy.WAIT, detected=1.0) for pair in pairs)
+    shown = report.status(
+        identity=report.Identity(pod_uid="a", pod="w0", node="n"),
+        state=State(me="a", incidents=incidents[::-1]),
+        ranks=(),
+        progress=Progress(),
+        control_port=1,
+        store_port=2,
+        notices=(),
+        ending=None,
+    )
+    assert [told["attempt"] for told in shown["incidents"]] == list(range(1, 33))
+
+
 def test_without_a_termination_log_nothing_happens(tmp_path: Path) -> None:
     termination.write(tmp_path / "none" / "termination-log", Ending(code=0))
     assert list(tmp_path.iterdir()) == []

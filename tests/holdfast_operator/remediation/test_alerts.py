@@ -377,6 +377,23 @@ def test_without_a_token_of_ours_there_is_no_webhook(serve: Callable[..., Wire])
     assert serve(None).post(body(told())) == 404
 
 
+@pytest.mark.parametrize(("odd", "counted"), [(-1, 0), (True, 0), ("7", 0), (10**400, 10**9), (7, 7)])
+def test_an_alert_is_acted_on_whatever_number_is_said_to_be_left_out(box: Box, odd: object, counted: int) -> None:
+    box.inbox.receive(body(told(), truncatedAlerts=odd))
+    assert box.woken == 1
+    assert box.counts["truncated"] == counted
+
+
+def test_an_alert_is_acted_on_though_it_cannot_be_counted(box: Box) -> None:
+    def fails(_result: str, _number: int) -> None:
+        raise ValueError("counters can only be incremented by non-negative amounts")
+
+    box.inbox._counted = fails
+    with pytest.raises(ValueError, match="counters"):
+        box.inbox.receive(body(told()))
+    assert box.woken == 1
+
+
 def test_a_storm_of_ten_thousand_alerts_is_absorbed(serve: Callable[..., Wire], box: Box) -> None:
     """All in one body, then by the hundred at once, then all again: one word each, and no more than asked for."""
     box.nodes = [node(f"n{number}") for number in range(500)]

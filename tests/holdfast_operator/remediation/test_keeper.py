@@ -200,12 +200,12 @@ def test_from_an_alert_to_a_drained_node_and_back(world: World) -> None:
     world.run()
     world.run()
     world.run()
-    assert world.cluster.writes == ["n0 Drain unschedulable=True", "evict web"]
+    assert world.cluster.writes == ["history 1", "n0 Drain unschedulable=True", "evict web"]
     assert list(world.cluster.pods) == ["logs"], "what belongs to the node stays on it"
     world.alert("n0", status="resolved")
     world.run(1)
     world.run(10)
-    assert world.cluster.writes[2:] == [
+    assert world.cluster.writes[3:] == [
         "n0 Drain unschedulable=as it was",
         "history 1",
         "n0 no mark unschedulable=None",
@@ -218,8 +218,9 @@ def test_from_an_alert_to_a_drained_node_and_back(world: World) -> None:
 def test_from_an_alert_to_a_machine_that_is_replaced(world: World) -> None:
     world.alert("n0", "Dead")
     world.run()
-    world.run()
+    world.run(1)
     assert world.cluster.writes == [
+        "history 1",
         "n0 Replace unschedulable=True",
         "history 1",
         "n0 Replace unschedulable=as it was",
@@ -288,7 +289,7 @@ def test_a_job_that_opted_out_keeps_its_worker_and_the_node_under_it(world: Worl
     for _ in range(4):
         world.run(10)
     assert "gpt-w0" in world.cluster.pods
-    assert world.cluster.writes == ["n0 Replace unschedulable=True"]
+    assert world.cluster.writes == ["history 1", "n0 Replace unschedulable=True"]
     assert world.reasons() == ["NodeCordoned", "DrainWaits"]
     world.cluster.pods["gpt-w0"]["status"]["phase"] = "Succeeded"
     world.run()
@@ -306,13 +307,13 @@ def test_a_node_whose_mode_is_raised_to_replace_is_drained_first(world: World, r
     world.alert("n0", "Dead" if repeated else "Warm")
     world.run()
     world.run(1)
-    assert world.cluster.writes == ["n0 Cordon unschedulable=True"]
+    assert world.cluster.writes == ["history 1", "n0 Cordon unschedulable=True"]
     world.rules = replace(world.rules, mode=Mode.REPLACE)
     world.restart()
     world.alert("n0", "Dead")
     for _ in range(4):
         world.run(1)
-    assert world.cluster.writes[1:] == ["n0 Replace unschedulable=as it was", "evict web"]
+    assert world.cluster.writes[2:] == ["n0 Replace unschedulable=as it was", "evict web"]
     assert "gpt-w0" in world.cluster.pods
 
 
@@ -379,7 +380,7 @@ def test_a_restart_releases_nothing_until_the_end_of_the_alert_is_told(world: Wo
     assert not world.cluster.nodes["n0"]["spec"]["unschedulable"]
 
 
-@pytest.mark.parametrize("writes", range(5))
+@pytest.mark.parametrize("writes", range(6))
 def test_a_crash_between_any_two_writes_comes_to_the_same_end(writes: int) -> None:
     world = World("n0", "n1", "n2")
     world.cluster.add_pod("web", "n0")
@@ -432,7 +433,7 @@ def test_an_api_server_that_is_away_changes_nothing_and_is_asked_again(world: Wo
         world.run()
     world.cluster.down = False
     world.run()
-    assert world.cluster.writes == ["n0 Drain unschedulable=True"]
+    assert world.cluster.writes == ["history 1", "n0 Drain unschedulable=True"]
 
 
 def test_a_cloud_that_refuses_is_told_once_and_asked_again(world: World) -> None:

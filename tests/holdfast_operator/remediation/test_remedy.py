@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -132,6 +133,44 @@ def test_a_node_is_left_alone_for_a_while_after_it_was_released() -> None:
     assert (made.actions, reasons(made)) == ((), ["CoolingDown"])
     assert made.requeue_after == 600
     assert plan(machine(), alerts=[alert()], history=[entry], now=NOW + 11 * MINUTE).actions
+
+
+def test_the_rate_knows_of_nodes_that_were_taken_away_while_they_bore_the_mark() -> None:
+    """An autoscaler removes what is drained and empty: each node's name is new, and no mark is left to count."""
+    history: tuple[Entry, ...] = ()
+    begun = 0
+    for minute in range(12):
+        made = plan(
+            machine(f"n{minute}"),
+            alerts=[alert(f"n{minute}")],
+            now=NOW + minute * MINUTE,
+            history=history,
+            max_per_hour=2,
+        )
+        begun += len(made.actions)
+        history = made.history
+    assert begun == 2
+
+
+def test_a_mark_whose_write_failed_is_written_later_and_counted_once() -> None:
+    failed = plan(machine(), alerts=[alert()], max_per_hour=1)
+    again = plan(machine(), alerts=[alert()], now=NOW + MINUTE, history=failed.history, max_per_hour=1)
+    assert [type(action) for action in again.actions] == [SetMark]
+    assert [entry.started for entry in again.history] == [NOW + MINUTE]
+    assert reasons(plan(machine("n1"), alerts=[alert("n1")], history=again.history, max_per_hour=1)) == [
+        "RateLimited"
+    ]
+
+
+def test_a_marked_node_counts_once_and_cools_down_only_from_its_release() -> None:
+    (first,) = plan(machine(), alerts=[alert()]).history
+    node = marked(since=first.started)
+    assert (
+        reasons(plan(node, machine("n1"), alerts=[alert("n1")], history=[first], max_per_hour=2))[-1]
+        == "NodeCordoned"
+    )
+    back = replace(machine(), uid="another machine of that name")
+    assert plan(back, alerts=[alert()], now=NOW + MINUTE, history=[first]).actions
 
 
 def test_nodes_that_are_away_for_any_reason_count_for_the_breaker() -> None:
@@ -361,6 +400,17 @@ RULES = st.builds(
     max_unavailable=st.builds(Limit, number=st.integers(0, 7)),
     max_per_hour=st.integers(0, 7),
 )
+
+
+def test_what_a_plan_costs_grows_with_the_nodes_and_not_with_their_square() -> None:
+    def seconds(number: int) -> float:
+        nodes = [machine(f"n{n}", labels={"pool": "gpu"}) for n in range(number)]
+        began = time.process_time()
+        plan(*nodes, alerts=[alert(node.name) for node in nodes], max_per_hour=1, node_selector={"pool": "gpu"})
+        return time.process_time() - began
+
+    seconds(100)
+    assert seconds(8_000) < 30 * seconds(800)
 
 
 @given(RULES, ALERTS, machines(), st.timedeltas(min_value=timedelta(0), max_value=timedelta(hours=3)))

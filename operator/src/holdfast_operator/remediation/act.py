@@ -151,7 +151,12 @@ def event_of(decision: Decision, now: datetime, identity: str) -> dict[str, Any]
 
 def _lines(history: tuple[Entry, ...]) -> str:
     values = (
-        {"node": entry.node, "started": format_time(entry.started), "ended": format_time(entry.ended)}
+        {
+            "node": entry.node,
+            "uid": entry.uid,
+            "started": format_time(entry.started),
+            "ended": format_time(entry.ended),
+        }
         for entry in history
     )
     return "\n".join(json.dumps(value, separators=(",", ":")) for value in values)

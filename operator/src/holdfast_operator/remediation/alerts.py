@@ -19,6 +19,7 @@ Json = Mapping[str, Any]
 
 VERSION = "4"
 _SUMMARY = 200
+_MOST = 10**9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +62,13 @@ def parse_body(raw: bytes, rules: Rules, node_named: Callable[[str], str | None]
             counts[alert] += 1
         else:
             found.append(alert)
-    truncated = body.get("truncatedAlerts")
-    return Parsed(alerts=tuple(found), truncated=truncated if isinstance(truncated, int) else 0, **counts)
+    return Parsed(alerts=tuple(found), truncated=_number(body.get("truncatedAlerts")), **counts)
+
+
+def _number(value: Any) -> int:
+    """How many; 0 for what is no number."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return min(max(value, 0), _MOST) if whole else 0
 
 
 def _alert(item: Any, rules: Rules, node_named: Callable[[str], str | None], now: datetime) -> Alert | str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hmac
 import logging
 import threading
+from collections import Counter as Tally
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -68,8 +69,12 @@ class Inbox:
         except AgentRequestError:
             self._counted("malformed", 1)
             raise
-        if self._keep(parsed, now):
+        counts = self._keep(parsed, now)
+        # First of all: sent again, it is nothing new.
+        if counts["firing"] or counts["resolved"]:
             self._wake()
+        for result, number in counts.items():
+            self._counted(result, number)
         if parsed.truncated:
             logger.warning("Alertmanager left out %d alerts: raise max_alerts of its receiver", parsed.truncated)
 
@@ -87,21 +92,17 @@ class Inbox:
                     del self._told[node]
             return tuple(alert for told in self._told.values() for alert, _at in told.values())
 
-    def _keep(self, parsed: Parsed, now: datetime) -> bool:
-        counts = {"unmatched": parsed.unmatched, "nowhere": parsed.nowhere, "malformed": parsed.malformed}
-        news = False
+    def _keep(self, parsed: Parsed, now: datetime) -> Tally[str]:
+        """What became of each alert, by result."""
+        counts = Tally({name: getattr(parsed, name) for name in ("unmatched", "nowhere", "malformed", "truncated")})
         with self._lock:
             for alert in parsed.alerts:
                 told = self._told.setdefault(alert.node, {})
                 result = _result(told, alert, now)
-                counts[result] = counts.get(result, 0) + 1
+                counts[result] += 1
                 if result in ("firing", "resolved"):
                     told[alert.fingerprint] = (alert, now)
-                    news = True
-        for result, number in (counts | {"truncated": parsed.truncated}).items():
-            if number:
-                self._counted(result, number)
-        return news
+        return +counts
 
 
 RESULTS = (

@@ -108,7 +108,7 @@ def _entry(line: str) -> Entry | None:
         return None
     if started is None or ended is None:
         return None
-    return Entry(node=str(value.get("node", "")), started=started, ended=ended)
+    return Entry(node=str(value.get("node", "")), uid=str(value.get("uid", "")), started=started, ended=ended)
 
 
 def machine_of(body: Json) -> Machine:

@@ -70,6 +70,11 @@ class Machine:
         return None if self.pods is None else tuple(pod for pod in self.pods if self.ready or not pod.deleting)
 
     @property
+    def away(self) -> bool:
+        """It takes no pods, whoever brought that about."""
+        return not self.ready or self.unschedulable
+
+    @property
     def control_plane(self) -> bool:
         """Never touched."""
         return any(label in self.labels for label in _CONTROL_PLANE)
@@ -77,11 +82,20 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What a mark that is about to go leaves behind, for rate and cool-down."""
+    """What outlives a mark, for rate and cool-down.
+
+    Noted with the mark, since its node may be taken away at any time, and again when the mark is about to go.
+    """
 
     node: str
     started: datetime
     ended: datetime
+    uid: str = ""
+
+    @property
+    def only_begun(self) -> bool:
+        """The mark was to be written, and lives if it was."""
+        return self.ended == self.started
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +175,9 @@ class _Desk:
     firing: dict[str, list[Alert]]
     resolved: dict[str, set[str]]
     history: tuple[Entry, ...]
+    pool: frozenset[str]  # nodes that may be chosen
+    away: set[str]  # of those; what this plan begins is added
+    lately: tuple[tuple[datetime, str], ...]  # begun within an hour before this plan, with the UID where only begun
     actions: list[Action] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
     begun: set[str] = field(default_factory=set)
@@ -176,12 +193,23 @@ class _Desk:
         self.wake = after if self.wake is None else min(self.wake, after)
 
     def note(self, machine: Machine, mark: Mark) -> None:
-        others = (entry for entry in self.history if (entry.node, entry.started) != (machine.name, mark.since))
-        self.history = (*others, Entry(node=machine.name, started=mark.since, ended=self.now))
+        others = (
+            entry
+            for entry in self.history
+            if (entry.node, entry.started) != (machine.name, mark.since) and not _unmarked_yet(entry, machine)
+        )
+        self.history = (*others, Entry(node=machine.name, uid=machine.uid, started=mark.since, ended=self.now))
+
+
+def _unmarked_yet(entry: Entry, machine: Machine) -> bool:
+    """It tells of a mark that this node, which has none, did not get: the write failed."""
+    return machine.mark is None and entry.only_begun and entry.uid == machine.uid
 
 
 def remedy(sight: Sight, now: datetime) -> Plan:
     """What to do about all nodes."""
+    # Once for all nodes: in a storm each of thousands asks for it.
+    pool = frozenset(m.name for m in sight.machines if not m.control_plane and _selected(m, sight.rules))
     desk = _Desk(
         sight=sight,
         now=now,
@@ -191,6 +219,9 @@ def remedy(sight: Sight, now: datetime) -> Plan:
             for node, alerts in _by_node(alert for alert in sight.alerts if not alert.firing).items()
         },
         history=_recent(sight, now),
+        pool=pool,
+        away={machine.name for machine in sight.machines if machine.name in pool and machine.away},
+        lately=_lately(sight, now),
     )
     marked = [machine for machine in sight.machines if machine.mark is not None]
     for machine in sorted(marked, key=lambda machine: machine.name):
@@ -218,6 +249,12 @@ def _recent(sight: Sight, now: datetime) -> tuple[Entry, ...]:
     return tuple(entry for entry in sight.history if now - entry.ended < span)
 
 
+def _lately(sight: Sight, now: datetime) -> tuple[tuple[datetime, str], ...]:
+    starts = {(entry.node, entry.started): entry.uid if entry.only_begun else "" for entry in _recent(sight, now)}
+    starts |= {(machine.name, machine.mark.since): "" for machine in sight.machines if machine.mark is not None}
+    return tuple(sorted((time, uid) for (_node, time), uid in starts.items() if now - time < HOUR))
+
+
 # Nodes without a mark
 
 
@@ -234,6 +271,7 @@ def _consider(desk: _Desk, machine: Machine) -> None:
         desk.say(machine, reason, f"{why}; {mode.word} is held back: {words}", warning=True)
         return
     desk.begun.add(machine.name)
+    desk.away.add(machine.name)
     if desk.sight.rules.dry_run:
         desk.say(machine, "DryRun", f"{why}; would be done: {mode.word}", warning=True)
         return
@@ -245,6 +283,7 @@ def _consider(desk: _Desk, machine: Machine) -> None:
         draining_since=desk.now if mode >= Mode.DRAIN else None,
     )
     desk.actions.append(SetMark(machine=machine, mark=mark, cordon=True))
+    desk.note(machine, mark)
     desk.say(machine, "NodeCordoned", f"{why}; the node is cordoned, mode {mode.word}", warning=True)
     desk.wake_in(POLL_DRAIN if mode >= Mode.DRAIN else POLL_MARKED)
 
@@ -260,7 +299,8 @@ def _held(desk: _Desk, machine: Machine) -> tuple[str, str] | None:
         return "NotSelected", "nodeSelector leaves it out"
     if machine.unschedulable:
         return "CordonedByOthers", "somebody else cordoned it"
-    last = max((entry.ended for entry in desk.history if entry.node == machine.name), default=None)
+    released = (entry.ended for entry in desk.history if entry.node == machine.name and not entry.only_begun)
+    last = max(released, default=None)
     if last is not None and desk.now - last < rules.cooldown:
         desk.wake_in(last + rules.cooldown - desk.now)
         return "CoolingDown", "it was acted on a short while ago (cooldownSeconds)"
@@ -270,15 +310,13 @@ def _held(desk: _Desk, machine: Machine) -> tuple[str, str] | None:
 def _broken(desk: _Desk, machine: Machine) -> tuple[str, str] | None:
     """The breaker: many sick nodes at once are more likely a sick alert."""
     rules = desk.sight.rules
-    pool = [other for other in desk.sight.machines if not other.control_plane and _selected(other, rules)]
-    away = [other for other in pool if other.name != machine.name and _away(desk, other)]
-    limit = rules.max_unavailable.of(len(pool))
-    if len(away) + 1 > limit:
+    limit = rules.max_unavailable.of(len(desk.pool))
+    if len(desk.away) + (machine.name not in desk.away) > limit:
         desk.wake_in(POLL_HELD)
-        return "BreakerOpen", f"with it more nodes would be away than maxUnavailable allows ({limit} of {len(pool)})"
-    starts = {(entry.node, entry.started) for entry in desk.history}
-    starts |= {(other.name, other.mark.since) for other in desk.sight.machines if other.mark is not None}
-    lately = sorted(time for _node, time in starts if desk.now - time < HOUR)
+        words = f"with it more nodes would be away than maxUnavailable allows ({limit} of {len(desk.pool)})"
+        return "BreakerOpen", words
+    # Its own mark that could not be written is no other one.
+    lately = [time for time, uid in desk.lately if not uid or uid != machine.uid]
     if len(lately) + len(desk.begun) >= rules.max_per_hour:
         desk.wake_in(lately[0] + HOUR - desk.now if lately else HOUR)
         return "RateLimited", f"maxPerHour ({rules.max_per_hour}) is reached"
@@ -287,10 +325,6 @@ def _broken(desk: _Desk, machine: Machine) -> tuple[str, str] | None:
 
 def _selected(machine: Machine, rules: Rules) -> bool:
     return all(machine.labels.get(key) == value for key, value in rules.node_selector.items())
-
-
-def _away(desk: _Desk, machine: Machine) -> bool:
-    return not machine.ready or machine.unschedulable or machine.name in desk.begun
 
 
 # Nodes with our mark

@@ -17,6 +17,7 @@ from holdfast.logs import rfc3339
 from holdfast.worlds import Pair
 
 _MAX_MESSAGE = 1000
+_MAX_INCIDENTS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +69,7 @@ def status(
         "highestClaim": _highest_claim(state, progress),
         "foreignClaims": [claim.to_json() for claim in state.foreign],
         "conflict": state.conflict,
-        "incidents": [_incident(incident) for incident in state.incidents],
+        "incidents": [_incident(incident) for incident in _told(state)],
         "notices": [dict(notice) for notice in notices],
         "lostMembers": _lost(state),
         "exit": None if ending is None else ending.to_status(),
@@ -127,6 +128,14 @@ def _highest_claim(state: State, progress: Progress) -> dict[str, Any] | None:
     inherited = () if state.membership is None else state.membership.claims
     known = {claim.pair: claim for claim in inherited} | progress.claims
     return known[max(known)].to_json() if known else None
+
+
+def _told(state: State) -> list[Incident]:
+    """The oldest, in the order of the worlds that they ended: the others follow when those are acknowledged.
+
+    Without an operator for long there are ever more, and the report with all of them would be too large for it.
+    """
+    return sorted(state.incidents, key=lambda incident: incident.pair)[:_MAX_INCIDENTS]
 
 
 def _incident(incident: Incident) -> dict[str, Any]:

@@ -18,8 +18,10 @@ _MAX_BYTES = 4000  # the kubelet cuts at 4096
 _MAX_LINES = 12
 _MAX_LINE = 300
 _SECRET = re.compile(
-    r"(?i)((?:token|secret|password|passwd|api[_-]?key|authorization|credential)\w*[\"']?\s*[=:]\s*)(?:bearer\s+)?\S+"
+    r"(?i)((?:token|secret|password|passwd|api[_-]?key|authorization|credential|x-amz-signature)\w*[\"']?\s*[=:]\s*)"
+    r"(?:[\"']?(?:bearer|basic|token)\s+)?\S+"
 )
+_BARE = re.compile(r"(?i:\bbearer)\s+[\w.~+/=-]+|\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b")
 _URL_USER = re.compile(r"(://)[^/\s@]+@")
 
 
@@ -54,7 +56,7 @@ class Ending:
 
 def redact(text: str) -> str:
     """Take out what looks like a credential: the termination log is visible to whoever may see the pod."""
-    return _URL_USER.sub(r"\1***@", _SECRET.sub(r"\1***", text))
+    return _URL_USER.sub(r"\1***@", _SECRET.sub(r"\1***", _BARE.sub("***", text)))
 
 
 def last_lines(lines: Sequence[str]) -> tuple[str, ...]:
