@@ -180,13 +180,15 @@ class Scripted:
     name = "AWS"
     longest = 1.0
 
-    def __init__(self, *answers: Notice | Exception | None) -> None:
+    def __init__(self, *answers: Notice | Exception | None, known: bool = False) -> None:
         self._answers = list(answers)
+        self.known = known
 
     def poll(self, now: datetime) -> tuple[Notice, ...]:
         answer = self._answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
+        self.known = True
         return () if answer is None else (answer,)
 
 
@@ -239,6 +241,22 @@ def test_an_absent_source_is_asked_ever_less_often_and_is_one_line(run_dir: Path
 def test_a_source_that_has_answered_is_never_left_for_long(run_dir: Path, clock):
     waits, _ = watch(run_dir, clock, None, *[SourceError("500")] * 9)
     assert max(waits) == 5.0
+
+
+def test_a_source_that_is_too_busy_from_the_start_is_never_left_for_long(run_dir: Path, clock, caplog):
+    source = Scripted(*[SourceError("429")] * 9, known=True)
+    watcher = Watcher(source, Ledger(run_dir), clock, lambda low, high: high)
+    assert max(watcher.tick() for _ in range(9)) == 5.0
+    assert "no notices for now" in caplog.text
+
+
+def test_a_source_that_is_found_after_all_is_said(run_dir: Path, clock, caplog):
+    source = Scripted(SourceError("refused"), SourceError("429"))
+    watcher = Watcher(source, Ledger(run_dir), clock, lambda low, high: high)
+    watcher.tick()
+    source.known = True
+    watcher.tick()
+    assert [record.message.partition(" (")[0] for record in caplog.records] == ["AWS: no notices for now"]
 
 
 def test_a_source_that_recovers_is_polled_at_its_usual_pace(run_dir: Path, clock):

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from holdfast_sidecar import constants as c
 from holdfast_sidecar.contract import Notice
 from holdfast_sidecar.errors import SidecarError, SourceError
+from holdfast_sidecar.sources.answers import Lesser, OnError
 from holdfast_sidecar.transport import Response, Transport
 
 PREEMPTED_PATH = "/computeMetadata/v1/instance/preempted"
@@ -29,20 +30,27 @@ class GcpSource:
 
     name = c.PROVIDER_GCP
 
-    def __init__(self, transport: Transport, *, checkpoint_deadline: float, hold: int) -> None:
+    def __init__(
+        self, transport: Transport, *, checkpoint_deadline: float, hold: int, on_error: OnError = lambda _: None
+    ) -> None:
         self.longest = hold + 3 * c.METADATA_TIMEOUT_SECONDS
         self._transport = transport
         self._checkpoint_deadline = timedelta(seconds=checkpoint_deadline)
         self._hold = hold
         self._etag = _NO_ETAG
+        self._event = _NOTHING
         self._migrates_since: datetime | None = None
+        self._host = Lesser(self.name, MAINTENANCE_PATH, on_error)
+        self.known = False
 
     def poll(self, now: datetime) -> tuple[Notice, ...]:
         """The preemption, else the maintenance."""
         if self._preempted():
             lead = timedelta(seconds=c.GCP_PREEMPTION_SECONDS)
             return (self._notice("gcp-preempted", "instance/preempted", "preempt", now + lead, now),)
-        return self._maintenance(self._maintenance_event(), now)
+        with self._host.question():
+            self._event = self._maintenance_event()
+        return self._maintenance(self._event, now)
 
     def _maintenance(self, event: str, now: datetime) -> tuple[Notice, ...]:
         reason = f"instance/maintenance-event {event}"
@@ -97,4 +105,5 @@ class GcpSource:
             raise SourceError(
                 f"{path.partition('?')[0]} answered {response.status}, and not Google's metadata server"
             )
+        self.known = self.known or response.status != 404
         return response
