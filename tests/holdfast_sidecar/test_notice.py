@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_sidecar.contract import Notice, dump_document, parse_time
+from holdfast_sidecar.contract import Notice, dump_document, format_time, parse_time
 from holdfast_sidecar.errors import SourceError
 from holdfast_sidecar.notice import Ledger, Watcher, merge_requests
 
@@ -105,6 +105,18 @@ def test_a_drain_takes_over_a_checkpoint_that_waits_and_names_it():
     merged = merge_requests(dump_document(waiting), notice("aws-spot-1").as_request()).request
     assert (merged["id"], merged["drain"], merged["supersedes"]) == ("aws-spot-1", True, ["aws-rebalance-1"])
     assert merged["deadline"] == waiting["deadline"], "the earlier deadline holds"
+
+
+@pytest.mark.parametrize("deadline", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
+def test_a_deadline_out_of_all_range_is_none(deadline: str):
+    waiting = dump_document({"version": 1, "id": "by-hand", "deadline": deadline})
+    joined = merge_requests(waiting, notice().as_request()).request
+    assert joined["deadline"] == notice().as_request()["deadline"]
+
+
+def test_the_earliest_time_of_all_is_read_as_it_was_written():
+    earliest = datetime.min.replace(tzinfo=UTC)
+    assert parse_time(format_time(earliest)) == earliest
 
 
 def test_a_checkpoint_does_not_displace_a_drain_that_waits():
@@ -257,6 +269,14 @@ def test_a_source_that_is_found_after_all_is_said(run_dir: Path, clock, caplog):
     source.known = True
     watcher.tick()
     assert [record.message.partition(" (")[0] for record in caplog.records] == ["AWS: no notices for now"]
+
+
+def test_a_fault_that_nobody_thought_of_costs_its_source_a_poll_and_is_said_with_its_traceback(
+    run_dir: Path, clock, caplog
+):
+    waits, told = watch(run_dir, clock, None, RecursionError("deep"), RecursionError("deep"), notice())
+    assert (waits[1:3], told) == ([1.0, 2.0], [notice()])
+    assert [record.exc_info is not None for record in caplog.records if "own" in record.message] == [True]
 
 
 def test_a_source_that_recovers_is_polled_at_its_usual_pace(run_dir: Path, clock):

@@ -47,9 +47,9 @@ def http_time(text: object, what: str) -> datetime:
     """A time as in `21 Jan 2019 09:00:43 GMT`, with or without the day of the week."""
     try:
         when = parsedate_to_datetime(str(text))
-    except (ValueError, IndexError) as error:
+        return when.replace(tzinfo=UTC) if when.tzinfo is None else when.astimezone(UTC)
+    except (ValueError, IndexError, OverflowError) as error:
         raise SourceError(f"{what} is no time: {str(text)[:40]!r}") from error
-    return when.replace(tzinfo=UTC) if when.tzinfo is None else when.astimezone(UTC)
 
 
 def on_this_host(when: datetime, response: Response, now: datetime) -> datetime:
@@ -60,9 +60,9 @@ def on_this_host(when: datetime, response: Response, now: datetime) -> datetime:
     """
     try:
         skew = now - http_time(response.headers.get("date"), "Date")
-    except SourceError:
+        return when if abs(skew) < timedelta(seconds=c.CLOCK_TOLERANCE_SECONDS) else when + skew
+    except (SourceError, OverflowError):
         return when
-    return when if abs(skew) < timedelta(seconds=c.CLOCK_TOLERANCE_SECONDS) else when + skew
 
 
 def readable(entries: Iterable[Any], read: Callable[[Any], Read | None]) -> list[Read]:
