@@ -107,9 +107,61 @@ class Says:
         return Response(status=status, headers={"metadata-flavor": self.flavor, "etag": "abc"}, body=body.encode())
 
 
-def source_of(service: Says, errors: list[str] | None = None) -> GcpSource:
+def source_of(service: Says, errors: list[str] | None = None, *, gpus: bool = False) -> GcpSource:
     counted = [] if errors is None else errors
-    return GcpSource(service, checkpoint_deadline=25.0, hold=0, on_error=counted.append)
+    return GcpSource(service, checkpoint_deadline=25.0, hold=0, gpus=gpus, on_error=counted.append)
+
+
+STOPS = "TERMINATE_ON_HOST_MAINTENANCE"
+
+
+def test_a_machine_with_gpus_is_told_an_hour_ahead_and_left_a_quarter_before(clock):
+    service = Says(maintenance_event="NONE")
+    source = source_of(service, gpus=True)
+    source.poll(clock.now())
+    end = clock.now() + timedelta(hours=1)
+    service.values["maintenance_event"] = STOPS
+    clock.forward(44 * 60)
+    assert source.poll(clock.now()) == ()
+    clock.forward(60)
+    (notice,) = source.poll(clock.now())
+    assert (notice.action, notice.deadline) == ("terminate", end)
+
+
+def test_what_may_have_been_announced_for_long_is_not_waited_for(clock):
+    """The sidecar was started after the announcement."""
+    (notice,) = source_of(Says(maintenance_event=STOPS), gpus=True).poll(clock.now())
+    assert notice.deadline == clock.now() + timedelta(seconds=60)
+
+
+def test_the_hour_began_after_the_last_word_that_the_machine_stays(clock):
+    service = Says(maintenance_event="NONE")
+    source = source_of(service, gpus=True)
+    source.poll(clock.now())
+    service.values["maintenance_event"] = 503
+    clock.forward(50 * 60)
+    assert source.poll(clock.now()) == ()
+    service.values["maintenance_event"] = STOPS
+    (notice,) = source.poll(clock.now())
+    assert notice.deadline == clock.now() + timedelta(minutes=10)
+
+
+def test_maintenance_of_a_machine_with_gpus_that_is_called_off_in_time_never_was(clock):
+    service = Says(maintenance_event="NONE")
+    source = source_of(service, gpus=True)
+    for event, minutes in (("NONE", 0), (STOPS, 30), ("NONE", 0), (STOPS, 30), (STOPS, 0)):
+        service.values["maintenance_event"] = event
+        assert source.poll(clock.now()) == ()
+        clock.forward(60 * minutes)
+
+
+def test_a_machine_without_gpus_is_left_at_once_also_when_it_was_to_stay(clock):
+    service = Says(maintenance_event="NONE")
+    source = source_of(service)
+    source.poll(clock.now())
+    service.values["maintenance_event"] = STOPS
+    (notice,) = source.poll(clock.now())
+    assert notice.deadline == clock.now() + timedelta(seconds=60)
 
 
 def test_maintenance_that_is_not_told_here_hides_no_preemption(clock):

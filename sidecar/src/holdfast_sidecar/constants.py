@@ -105,7 +105,8 @@ CLOCK_TOLERANCE_SECONDS: Final = 3.0
 """A cloud's clock that differs by less is taken for the same: its times are whole seconds."""
 GCP_PREEMPTION_SECONDS: Final = 30.0
 GCP_MAINTENANCE_SECONDS: Final = 60.0
-"""Compute Engine names no times, but says what it gives at least."""
+GCP_GPU_MAINTENANCE_SECONDS: Final = 3600.0
+"""Compute Engine names no times, but says what it gives at least: a machine with GPUs an hour."""
 AZURE_FIRST_ANSWER_SECONDS: Final = 130.0
 """The first request enables Scheduled Events and may be answered after two minutes, says Azure."""
 

@@ -38,7 +38,8 @@ def _aws(here: _Surroundings) -> Source:
 def _gcp(here: _Surroundings) -> Source:
     deadline = here.settings.checkpoint_deadline_seconds
     hold = int(c.SOURCE_POLL_SECONDS)
-    return GcpSource(here.metadata(), checkpoint_deadline=deadline, hold=hold, on_error=here.on_error)
+    gpus = bool(here.settings.dcgm_url)
+    return GcpSource(here.metadata(), checkpoint_deadline=deadline, hold=hold, gpus=gpus, on_error=here.on_error)
 
 
 def _azure(here: _Surroundings) -> Source:
