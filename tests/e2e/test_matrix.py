@@ -1,4 +1,4 @@
-"""Rows of the drill matrix that no other test keeps on real nodes. `make drill` keeps them all, and times them."""
+"""Each row of the drill matrix on real nodes, once. `make drill` keeps them too, and times them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,6 @@ pytestmark = pytest.mark.e2e
 
 NAMESPACE = "matrix"
 ELSEWHERE = {
-    "rank-killed": "test_promises.py",
-    "exception": "test_promises.py",
-    "pod-deleted": "test_promises.py",
-    "operator-killed": "test_promises.py",
-    "all-killed": "test_promises.py",
-    "node-power": "test_promises.py",
     "disk-full": "tests/holdfast/checkpoint/test_full_disk.py: here it would fill the disk of the machine",
 }
 HERE = [case for case in cases(DRILL_INTERVAL_STEPS) if case.name not in ELSEWHERE]

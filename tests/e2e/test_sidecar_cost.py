@@ -1,18 +1,32 @@
-"""What a sidecar takes in a real pod that trains, with all its sources on; `make bench-sidecar` measures the rest."""
+"""What a sidecar takes in a real pod, with all its sources on; `make bench-sidecar` measures the rest."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from holdfast_testbed.cluster import Cluster
+from holdfast_testbed.dcgm import ExporterServer, FakeGpu, FakeNode
 from holdfast_testbed.drill.faults import Stage
+from holdfast_testbed.drill.install import example_job, install_chart
+from holdfast_testbed.drill.watch import PodSight, Watcher
 
 pytestmark = pytest.mark.e2e
 
 MOST_MIB = 60
+MOST_MILLICORES = 5
+IDLE_SECONDS = 45.0
+GPU = "nvidia.com/gpu"
+IDLE_JOB = "idle"
+SLEEP = "import time; time.sleep(1e6)"
 
 
 def test_a_sidecar_stays_within_its_memory_in_a_real_pod(running_job: Callable[..., Any]) -> None:
@@ -21,6 +35,72 @@ def test_a_sidecar_stays_within_its_memory_in_a_real_pod(running_job: Callable[.
     print(f"PSS of the sidecars, MiB: {taken}")
     assert len(taken) == 3
     assert max(taken.values()) <= MOST_MIB
+
+
+@pytest.fixture
+def exporter(cluster: Cluster) -> Iterator[ExporterServer]:
+    """A GPU on each node, and an exporter that all sidecars ask; as it was afterwards."""
+    nodes = range(1, cluster.nodes + 1)
+    with ExporterServer(FakeNode(), address=cluster.host_address) as server:
+        install_chart(cluster, f"sidecar.dcgmUrl={server.url}")
+        for node in nodes:
+            cluster.advertise(node, GPU, 1)
+        yield server
+        for node in nodes:
+            cluster.advertise(node, GPU, 0)
+        install_chart(cluster)
+
+
+def test_a_sidecar_costs_next_to_nothing_at_idle_with_all_clouds_and_a_gpu_watched(
+    cluster: Cluster, namespace: str, exporter: ExporterServer
+) -> None:
+    cluster.kubectl("-n", namespace, "apply", "-f", "-", input=json.dumps(idle_job()))
+    with Watcher(cluster, namespace, IDLE_JOB) as watcher:  # which reads their metrics all the time: not below
+        stage = Stage(cluster=cluster, watcher=watcher, say=print)
+        watcher.wait("three workers", lambda: len(stage.workers()) == 3, timeout=240)
+        pods = stage.workers()
+        exporter.node.gpus += [gpu_of(pod, number, namespace) for number, pod in enumerate(pods)]
+        watcher.wait("their GPUs to be watched", lambda: all(map(watches_a_gpu, pods)), timeout=240)
+        sidecars = {pod.name: stage.sidecar(pod).pid for pod in pods}
+    before = {name: cpu_seconds(pid) for name, pid in sidecars.items()}
+    began = time.monotonic()
+    time.sleep(IDLE_SECONDS)
+    passed = time.monotonic() - began
+    millicores = {name: 1000 * (cpu_seconds(pid) - before[name]) / passed for name, pid in sidecars.items()}
+    taken = {name: pss_mib(pid) for name, pid in sidecars.items()}
+    print(f"at idle, thousandths of a core: {millicores}; PSS, MiB: {taken}")
+    assert max(millicores.values()) <= MOST_MILLICORES
+    assert max(taken.values()) <= MOST_MIB
+
+
+def idle_job() -> dict[str, Any]:
+    """The example with a script that does nothing, on a GPU each."""
+    body: dict[str, Any] = yaml.safe_load(example_job())
+    body["metadata"]["name"] = IDLE_JOB
+    trainer = body["spec"]["workers"]["template"]["spec"]["containers"][0]
+    trainer["command"] = ["holdfast", "run", "--", "python", "-c", SLEEP]
+    trainer["resources"]["limits"][GPU] = 1
+    return body
+
+
+def gpu_of(pod: PodSight, number: int, namespace: str) -> FakeGpu:
+    """As the exporter maps it."""
+    return FakeGpu(index=number, uuid=f"GPU-{number}", pod=pod.name, namespace=namespace, pod_uid=pod.uid)
+
+
+def watches_a_gpu(pod: PodSight) -> bool:
+    """By the sidecar's own word."""
+    try:
+        with urllib.request.urlopen(f"http://{pod.ip}:9464/metrics", timeout=5) as answer:
+            return b"holdfast_gpu_temperature_celsius{" in answer.read()
+    except (urllib.error.URLError, ConnectionError):
+        return False
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of all its threads that still live."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 def pss_mib(pid: int) -> float:

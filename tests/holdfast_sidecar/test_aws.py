@@ -6,7 +6,7 @@ import pytest
 
 from holdfast_sidecar.clock import SystemClock
 from holdfast_sidecar.errors import SidecarError
-from holdfast_sidecar.sources.aws import MAINTENANCE_PATH, SPOT_PATH, TOKEN_PATH, AwsSource
+from holdfast_sidecar.sources.aws import MAINTENANCE_PATH, REBALANCE_PATH, SPOT_PATH, TOKEN_PATH, AwsSource
 from holdfast_sidecar.transport import Connection, Response
 from holdfast_testbed.metadata import AWS
 
@@ -134,22 +134,32 @@ def test_two_short_disturbances_are_two_notices(source, sky, clock):
 
 
 class Lists:
-    """A service with a list of maintenance that the test writes."""
+    """A service with a list of maintenance, or a status instead of it, that the test sets."""
 
-    def __init__(self, body: bytes) -> None:
-        self._body = body
+    def __init__(self, listed: bytes | int) -> None:
+        self.said: dict[str, bytes | int] = {TOKEN_PATH: b"token", MAINTENANCE_PATH: listed}
 
     def request(self, method: str, path: str, **_: object) -> Response:
-        body = {TOKEN_PATH: b"token", MAINTENANCE_PATH: self._body}.get(path)
-        return Response(status=404 if body is None else 200, headers={}, body=body or b"")
+        said = self.said.get(path, 404)
+        status, body = (said, b"") if isinstance(said, int) else (200, said)
+        return Response(status=status, headers={}, body=body)
+
+
+def source_of(service: Lists, clock, errors: list[str]) -> AwsSource:
+    return AwsSource(service, clock.monotonic, checkpoint_deadline=25.0, on_error=errors.append)
 
 
 GOOD = b'{"EventId": "e-1", "Code": "system-reboot", "State": "active", "NotBefore": "31 Jan 2026 12:05:00 GMT"}'
 
 
+RECOMMENDED = b'{"noticeTime": "2026-01-31T12:00:00Z"}'
+
+
 @pytest.mark.parametrize(
-    "body",
+    "listed",
     [
+        429,
+        500,
         b"{}",
         b"[[]]",
         b'[{"EventId": "e-1", "Code": "system-reboot", "NotBefore": "31 Jan 2026 12:05:00 GMT"}]',
@@ -157,9 +167,43 @@ GOOD = b'{"EventId": "e-1", "Code": "system-reboot", "State": "active", "NotBefo
         b'[{"EventId": 7, "Code": "system-reboot", "State": "active", "NotBefore": "31 Jan 2026 12:05:00 GMT"}]',
     ],
 )
-def test_maintenance_of_another_form_is_an_error(clock, body):
+def test_maintenance_that_is_not_understood_is_counted_and_hides_nothing_else(clock, caplog, listed):
+    errors: list[str] = []
+    service = Lists(listed)
+    source = source_of(service, clock, errors)
+    assert [source.poll(clock.now()) for _ in range(3)] == [()] * 3
+    assert errors == [AWS] * 3
+    assert len(caplog.records) == 1
+    service.said[REBALANCE_PATH] = RECOMMENDED
+    assert [notice.action for notice in source.poll(clock.now())] == ["rebalance"]
+
+
+@pytest.mark.parametrize("recommended", [429, 500, b"{}"])
+def test_a_recommendation_that_is_not_understood_is_counted_and_hides_no_maintenance(clock, recommended):
+    errors: list[str] = []
+    service = Lists(b"[" + GOOD + b"]")
+    service.said[REBALANCE_PATH] = recommended
+    assert [notice.action for notice in source_of(service, clock, errors).poll(clock.now())] == ["reboot"]
+    assert errors == [AWS]
+
+
+def test_maintenance_that_was_announced_holds_while_the_list_is_not_answered(clock):
+    service = Lists(b"[" + GOOD + b"]")
+    source = source_of(service, clock, [])
+    assert source.poll(clock.now())
+    service.said[MAINTENANCE_PATH] = 500
+    clock.forward(60)
+    assert [notice.action for notice in source.poll(clock.now())] == ["reboot"]
+
+
+def test_amazon_is_known_by_its_token(clock):
+    service = Lists(b"[]")
+    service.said[SPOT_PATH] = 500
+    source = source_of(service, clock, [])
+    assert not source.known
     with pytest.raises(SidecarError):
-        AwsSource(Lists(body), clock.monotonic, checkpoint_deadline=25.0).poll(clock.now())
+        source.poll(clock.now())
+    assert source.known
 
 
 def test_an_entry_that_cannot_be_read_hides_no_other(clock):

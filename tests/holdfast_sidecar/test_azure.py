@@ -192,10 +192,10 @@ class Says:
     """A service with a document that the test writes."""
 
     def __init__(self, *entries: object, name: bytes = ME.encode()) -> None:
-        self._bodies = {NAME_PATH: name, EVENTS_PATH: json.dumps({"Events": entries}).encode()}
+        self.bodies = {NAME_PATH: name, EVENTS_PATH: json.dumps({"Events": entries}).encode()}
 
     def request(self, method: str, path: str, **_: object) -> Response:
-        return Response(status=200, headers={}, body=self._bodies[path.partition("?")[0]])
+        return Response(status=200, headers={}, body=self.bodies[path.partition("?")[0]])
 
 
 def entry(**changes: object) -> dict[str, object]:
@@ -237,3 +237,13 @@ def test_another_machines_event_may_have_any_form(clock):
 def test_without_the_machines_name_nothing_is_taken_for_ours(clock, name):
     with pytest.raises(SidecarError):
         AzureSource(Says(entry(Resources=[""]), name=name), checkpoint_deadline=25.0).poll(clock.now())
+
+
+def test_azure_is_known_by_the_machines_name(clock):
+    service = Says()
+    service.bodies[EVENTS_PATH] = b"busy"
+    source = AzureSource(service, checkpoint_deadline=25.0)
+    assert not source.known
+    with pytest.raises(SidecarError):
+        source.poll(clock.now())
+    assert source.known

@@ -1,5 +1,6 @@
 """GCP: the long poll for the preemption, and host maintenance."""
 
+import contextlib
 import threading
 from datetime import timedelta
 
@@ -93,26 +94,122 @@ def test_another_clouds_service_is_not_taken_for_googles(sky, clock):
 
 
 class Says:
-    """A server whose values the test sets; what it does not set is not there, as in GKE's own metadata server."""
+    """A server whose values or statuses the test sets; what it does not set is not there, as in GKE's own one."""
 
-    def __init__(self, **values: str) -> None:
-        self._values = {"preempted": "FALSE", **values}
+    def __init__(self, flavor: str = "Google", **values: str | int) -> None:
+        self.flavor = flavor
+        self.values: dict[str, str | int] = {"preempted": "FALSE", **values}
 
     def request(self, method: str, path: str, **_: object) -> Response:
         name = path.partition("?")[0].rpartition("/")[2].replace("-", "_")
-        value = self._values.get(name)
-        headers = {"metadata-flavor": "Google", "etag": "abc"}
-        return Response(status=404 if value is None else 200, headers=headers, body=(value or "").encode())
+        value = self.values.get(name, 404)
+        status, body = (value, "") if isinstance(value, int) else (200, value)
+        return Response(status=status, headers={"metadata-flavor": self.flavor, "etag": "abc"}, body=body.encode())
+
+
+def source_of(service: Says, errors: list[str] | None = None, *, gpus: bool = False) -> GcpSource:
+    counted = [] if errors is None else errors
+    return GcpSource(service, checkpoint_deadline=25.0, hold=0, gpus=gpus, on_error=counted.append)
+
+
+STOPS = "TERMINATE_ON_HOST_MAINTENANCE"
+
+
+def test_a_machine_with_gpus_is_told_an_hour_ahead_and_left_a_quarter_before(clock):
+    service = Says(maintenance_event="NONE")
+    source = source_of(service, gpus=True)
+    source.poll(clock.now())
+    end = clock.now() + timedelta(hours=1)
+    service.values["maintenance_event"] = STOPS
+    clock.forward(44 * 60)
+    assert source.poll(clock.now()) == ()
+    clock.forward(60)
+    (notice,) = source.poll(clock.now())
+    assert (notice.action, notice.deadline) == ("terminate", end)
+
+
+def test_what_may_have_been_announced_for_long_is_not_waited_for(clock):
+    """The sidecar was started after the announcement."""
+    (notice,) = source_of(Says(maintenance_event=STOPS), gpus=True).poll(clock.now())
+    assert notice.deadline == clock.now() + timedelta(seconds=60)
+
+
+def test_the_hour_began_after_the_last_word_that_the_machine_stays(clock):
+    service = Says(maintenance_event="NONE")
+    source = source_of(service, gpus=True)
+    source.poll(clock.now())
+    service.values["maintenance_event"] = 503
+    clock.forward(50 * 60)
+    assert source.poll(clock.now()) == ()
+    service.values["maintenance_event"] = STOPS
+    (notice,) = source.poll(clock.now())
+    assert notice.deadline == clock.now() + timedelta(minutes=10)
+
+
+def test_maintenance_of_a_machine_with_gpus_that_is_called_off_in_time_never_was(clock):
+    service = Says(maintenance_event="NONE")
+    source = source_of(service, gpus=True)
+    for event, minutes in (("NONE", 0), (STOPS, 30), ("NONE", 0), (STOPS, 30), (STOPS, 0)):
+        service.values["maintenance_event"] = event
+        assert source.poll(clock.now()) == ()
+        clock.forward(60 * minutes)
+
+
+def test_a_machine_without_gpus_is_left_at_once_also_when_it_was_to_stay(clock):
+    service = Says(maintenance_event="NONE")
+    source = source_of(service)
+    source.poll(clock.now())
+    service.values["maintenance_event"] = STOPS
+    (notice,) = source.poll(clock.now())
+    assert notice.deadline == clock.now() + timedelta(seconds=60)
 
 
 def test_maintenance_that_is_not_told_here_hides_no_preemption(clock):
-    assert GcpSource(Says(), checkpoint_deadline=25.0, hold=0).poll(clock.now()) == ()
+    assert source_of(Says()).poll(clock.now()) == ()
 
 
-@pytest.mark.parametrize("values", [{"preempted": "MAYBE"}, {"preempted": ""}, {"maintenance_event": "PARTY"}])
-def test_a_value_that_is_not_known_is_an_error(clock, values):
+@pytest.mark.parametrize("value", ["MAYBE", ""])
+def test_a_value_that_is_not_known_is_an_error(clock, value):
     with pytest.raises(SidecarError):
-        GcpSource(Says(**values), checkpoint_deadline=25.0, hold=0).poll(clock.now())
+        source_of(Says(preempted=value)).poll(clock.now())
+
+
+@pytest.mark.parametrize("value", ["PARTY", "", 429, 500])
+def test_maintenance_that_is_not_understood_is_counted_and_hides_no_preemption(clock, caplog, value):
+    errors: list[str] = []
+    service = Says(maintenance_event=value)
+    source = source_of(service, errors)
+    assert [source.poll(clock.now()) for _ in range(3)] == [()] * 3
+    assert errors == [GCP] * 3
+    assert caplog.text.count(MAINTENANCE_PATH) == 2, "one line, which names it twice"
+    service.values["preempted"] = "TRUE"
+    assert [notice.action for notice in source.poll(clock.now())] == ["preempt"]
+
+
+def test_what_was_said_of_the_host_holds_while_it_says_nothing(clock):
+    service = Says(maintenance_event="MIGRATE_ON_HOST_MAINTENANCE")
+    source = source_of(service)
+    (before,) = source.poll(clock.now())
+    service.values["maintenance_event"] = 503
+    assert [notice.id for notice in source.poll(clock.now())] == [before.id]
+
+
+@pytest.mark.parametrize(
+    ("service", "known"),
+    [
+        (Says(), True),
+        (Says(preempted=429), True),
+        (Says(preempted=503), True),
+        (Says(preempted=404), False),
+        (Says(flavor="", preempted=503), False),
+    ],
+)
+def test_google_is_known_by_its_answers_also_when_they_are_of_no_use(clock, service, known):
+    """GKE's own server is Google's too, and will never know the key."""
+    source = source_of(service)
+    with contextlib.suppress(SidecarError):
+        source.poll(clock.now())
+    assert source.known is known
 
 
 def test_maintenance_is_asked_for_at_each_poll(source, sky, clock):

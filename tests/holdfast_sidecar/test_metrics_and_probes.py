@@ -147,6 +147,7 @@ def test_what_happens_is_counted(metrics, golden, clock):
         '{"version": 1, "accounting": {"seconds": {"data": "x", "idle": true, "\\ud800": -1}, "recoveries": [3]}}',
         '{"version": 1, "stepSeconds": -1, "committedAt": "soon", "accounting": {"activities": {"data": "x"}}}',
         '{"version": 1, "stepSeconds": 1, "committedAt": "soon", "accounting": {"activities": [1]}}',
+        '{"version": 1, "stepSeconds": 1, "committedAt": "0001-01-01T00:00:00+14:00"}',
         '{"version": 1, "accounting": {"seconds": [], "recoveries": {"count": 1}, "wallSeconds": null}}',
         '{"version": 1, "accounting": {"recoveries": [{"count": 1, "sum": 1, "buckets": [[1], 2, ["a", 1]]}]}}',
         '{"version": 1, "loss": NaN, "throughput": 1e999, "committedStep": 1' + "0" * 400 + "}",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_sidecar.contract import Notice, dump_document, parse_time
+from holdfast_sidecar.contract import Notice, dump_document, format_time, parse_time
 from holdfast_sidecar.errors import SourceError
 from holdfast_sidecar.notice import Ledger, Watcher, merge_requests
 
@@ -107,6 +107,18 @@ def test_a_drain_takes_over_a_checkpoint_that_waits_and_names_it():
     assert merged["deadline"] == waiting["deadline"], "the earlier deadline holds"
 
 
+@pytest.mark.parametrize("deadline", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
+def test_a_deadline_out_of_all_range_is_none(deadline: str):
+    waiting = dump_document({"version": 1, "id": "by-hand", "deadline": deadline})
+    joined = merge_requests(waiting, notice().as_request()).request
+    assert joined["deadline"] == notice().as_request()["deadline"]
+
+
+def test_the_earliest_time_of_all_is_read_as_it_was_written():
+    earliest = datetime.min.replace(tzinfo=UTC)
+    assert parse_time(format_time(earliest)) == earliest
+
+
 def test_a_checkpoint_does_not_displace_a_drain_that_waits():
     waiting = notice("aws-spot-1").as_request()
     new = notice("aws-rebalance-1", "rebalance", minutes=9).as_request()
@@ -180,13 +192,15 @@ class Scripted:
     name = "AWS"
     longest = 1.0
 
-    def __init__(self, *answers: Notice | Exception | None) -> None:
+    def __init__(self, *answers: Notice | Exception | None, known: bool = False) -> None:
         self._answers = list(answers)
+        self.known = known
 
     def poll(self, now: datetime) -> tuple[Notice, ...]:
         answer = self._answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
+        self.known = True
         return () if answer is None else (answer,)
 
 
@@ -239,6 +253,30 @@ def test_an_absent_source_is_asked_ever_less_often_and_is_one_line(run_dir: Path
 def test_a_source_that_has_answered_is_never_left_for_long(run_dir: Path, clock):
     waits, _ = watch(run_dir, clock, None, *[SourceError("500")] * 9)
     assert max(waits) == 5.0
+
+
+def test_a_source_that_is_too_busy_from_the_start_is_never_left_for_long(run_dir: Path, clock, caplog):
+    source = Scripted(*[SourceError("429")] * 9, known=True)
+    watcher = Watcher(source, Ledger(run_dir), clock, lambda low, high: high)
+    assert max(watcher.tick() for _ in range(9)) == 5.0
+    assert "no notices for now" in caplog.text
+
+
+def test_a_source_that_is_found_after_all_is_said(run_dir: Path, clock, caplog):
+    source = Scripted(SourceError("refused"), SourceError("429"))
+    watcher = Watcher(source, Ledger(run_dir), clock, lambda low, high: high)
+    watcher.tick()
+    source.known = True
+    watcher.tick()
+    assert [record.message.partition(" (")[0] for record in caplog.records] == ["AWS: no notices for now"]
+
+
+def test_a_fault_that_nobody_thought_of_costs_its_source_a_poll_and_is_said_with_its_traceback(
+    run_dir: Path, clock, caplog
+):
+    waits, told = watch(run_dir, clock, None, RecursionError("deep"), RecursionError("deep"), notice())
+    assert (waits[1:3], told) == ([1.0, 2.0], [notice()])
+    assert [record.exc_info is not None for record in caplog.records if "own" in record.message] == [True]
 
 
 def test_a_source_that_recovers_is_polled_at_its_usual_pace(run_dir: Path, clock):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast_testbed.metadata import CLOUDS, Instance, MetadataServer
+from holdfast_testbed.metadata import CLOUDS, GCP, Answer, Instance, MetadataServer
 
 DEADLINE = 240.0
 
@@ -384,6 +384,22 @@ def test_a_source_that_waits_for_its_answer_keeps_neither_others_nor_sigterm_wai
     metadata.interrupt()
     wait((run_dir / "emergency_checkpoint").exists, "AWS's notice")
     assert sidecar.terminate() == 0
+
+
+def test_what_fails_besides_a_preemption_is_counted_and_hides_it_not(sidecar, operator, metadata, run_dir, wait):
+    whole = metadata.gcp.answer
+
+    def answer(request: Any) -> Any:
+        busy = request.path.endswith("maintenance-event")
+        return Answer(status=503, headers={"Metadata-Flavor": "Google"}) if busy else whole(request)
+
+    metadata.gcp.answer = answer
+    sidecar.environment["HOLDFAST_NOTICE_PROVIDERS"] = "GCP"
+    sidecar.start()
+    wait(lambda: 'poll_errors_total{source="GCP"}' in sidecar.get("/metrics")[1], "the fault to be counted")
+    metadata.announce(GCP)
+    wait((run_dir / "emergency_checkpoint").exists, "the preemption")
+    assert sidecar.says("maintenance-event for now") == 1
 
 
 def test_azure_may_begin_once_the_launcher_has_acknowledged_the_commit(sidecar, operator, metadata, run_dir, wait):

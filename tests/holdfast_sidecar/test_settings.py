@@ -55,6 +55,15 @@ def test_what_is_wrong_is_named(name: str, value: str):
         read_environment({**NEEDED, name: value})
 
 
+@pytest.mark.parametrize(("exporter", "waits"), [("", False), ("http://10.0.0.1:9400/metrics", True)])
+def test_a_pod_with_gpus_has_an_hours_notice_of_gcp(sky, clock, exporter: str, waits: bool):
+    here = {"HOLDFAST_NOTICE_PROVIDERS": "GCP", "HOLDFAST_METADATA_URL": sky.url, "HOLDFAST_DCGM_URL": exporter}
+    (source,) = sources.build(read_environment({**NEEDED, **here}), lambda: 0.0, lambda _: False)
+    source.poll(clock.now())
+    sky.announce("GCP", "TERMINATE_ON_HOST_MAINTENANCE")
+    assert (source.poll(clock.now()) == ()) is waits
+
+
 def test_a_provider_that_is_not_known_is_left_out_and_said(caplog):
     settings = read_environment({**NEEDED, "HOLDFAST_NOTICE_PROVIDERS": "AWS, Moon,AWS,Azure, GCP"})
     built = sources.build(settings, lambda: 0.0, lambda _: False)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from holdfast_sidecar import constants as c
 from holdfast_sidecar.clock import SystemClock
-from holdfast_sidecar.contract import Notice
+from holdfast_sidecar.contract import Notice, parse_time
 from holdfast_sidecar.errors import DeadlineError, SidecarError
 from holdfast_sidecar.notice import Ledger, Watcher
 from holdfast_sidecar.sources.aws import AwsSource
@@ -182,20 +182,46 @@ def test_a_deadline_is_told_by_this_hosts_clock(make, poll, sky, clock, cloud):
 class Says:
     """A service that gives each path's body whole, and else has nothing to tell."""
 
-    def __init__(self, cloud: str, body: bytes) -> None:
+    def __init__(self, cloud: str, body: bytes, **headers: str) -> None:
         self._bodies = {FIRST_PATH[cloud]: body}
-        self._etag = 0
+        self._headers = {"metadata-flavor": "Google", "etag": "abc", **headers}
 
     def request(self, method: str, path: str, **_: Any) -> Response:
         path = path.partition("?")[0]
-        headers = {"metadata-flavor": "Google", "etag": "abc"}
         fixed = {
             "/latest/api/token": b"token==",
             "/metadata/instance/compute/name": b"gpt-node_1",
             "/computeMetadata/v1/instance/maintenance-event": b"NONE",
         }
         body = self._bodies.get(path, fixed.get(path))
-        return Response(status=404 if body is None else 200, headers=headers, body=body or b"")
+        return Response(status=404 if body is None else 200, headers=self._headers, body=body or b"")
+
+
+BEYOND = "21 Jan 99999999999999999999 09:00:43 GMT"
+EVENT = {"EventId": "A1", "EventType": "Preempt", "EventStatus": "Scheduled", "Resources": ["gpt-node_1"]}
+
+
+@pytest.mark.parametrize(
+    ("cloud", "said"),
+    [
+        (AWS, {"action": "terminate", "time": "0001-01-01T00:00:00+14:00"}),
+        (AZURE, {"Events": [{**EVENT, "NotBefore": BEYOND}]}),
+        (AZURE, {"Events": [{**EVENT, "NotBefore": "Mon, 01 Jan 2026 00:00:00 +99999999999999"}]}),
+    ],
+)
+def test_a_time_out_of_all_range_is_an_error(cloud, said):
+    with pytest.raises(SidecarError):
+        source_of(cloud, Says(cloud, json.dumps(said).encode()), lambda: 0.0).poll(SystemClock().now())
+
+
+@pytest.mark.parametrize(
+    ("time", "date"),
+    [("2026-11-24T08:00:00Z", BEYOND), ("9999-12-31T23:59:59Z", "Mon, 01 Jan 2024 00:00:00 GMT")],
+)
+def test_a_deadline_that_cannot_be_told_by_this_hosts_clock_is_the_clouds(clock, time, date):
+    service = Says(AWS, json.dumps({"action": "terminate", "time": time}).encode(), date=date)
+    (notice,) = source_of(AWS, service, lambda: 0.0).poll(clock.now())
+    assert notice.deadline == parse_time(time)
 
 
 json_values = st.recursive(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from holdfast_testbed.demo.table import Check, render
-from holdfast_testbed.drill.faults import flip_one_bit, newest_commit
+from holdfast_testbed.drill.faults import flip_one_bit, kill_launcher_and_operator, newest_commit
 from holdfast_testbed.drill.judge import (
     Outcome,
     Promise,
@@ -146,6 +148,42 @@ def test_the_newest_commit_is_by_step_then_by_world(tmp_path: Path) -> None:
     for name in ("step-90.g1.a1", "step-100.g1.a2", "step-100.g2.a1"):
         (tmp_path / name / "MANIFEST.json").touch()
     assert newest_commit(tmp_path).name == "step-100.g2.a1"
+
+
+class Played:
+    """A stage that notes what it is asked for and what it does, in order."""
+
+    def __init__(self) -> None:
+        self.cluster, self.noted = self, []
+
+    def workers(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(name=f"gpt-w{number}") for number in range(3)]
+
+    def launcher(self, pod: SimpleNamespace) -> SimpleNamespace:
+        return self._found(f"launcher of {pod.name}")
+
+    def operator(self) -> SimpleNamespace:
+        return self._found("operator")
+
+    def strike(self) -> None:
+        self.noted.append("strike")
+
+    def signal(self, process: SimpleNamespace, number: int) -> None:
+        self.noted.append((process.name, number))
+
+    def say(self, text: str) -> None:
+        """Nobody listens."""
+
+    def _found(self, name: str) -> SimpleNamespace:
+        self.noted.append(name)
+        return SimpleNamespace(name=name, pid=1)
+
+
+def test_the_operator_dies_before_the_recovery_can_be_over() -> None:
+    stage = Played()
+    kill_launcher_and_operator(stage)  # type: ignore[arg-type]
+    killed = [("launcher of gpt-w1", signal.SIGKILL), ("operator", signal.SIGKILL)]
+    assert stage.noted == ["launcher of gpt-w1", "operator", "strike", *killed]
 
 
 def test_damage_is_one_bit(tmp_path: Path) -> None:

@@ -20,12 +20,14 @@ from holdfast_testbed.drill.notes import (
     struck_at,
     weights_equal,
     whole,
+    worlds,
     wrong_samples,
 )
 from holdfast_testbed.drill.sight import Pair
 from holdfast_testbed.drill.trial import Trial
 
 ONE, TWO = Pair(generation=1, attempt=1), Pair(generation=1, attempt=2)
+THIRD, FOURTH = Pair(generation=2, attempt=1), Pair(generation=2, attempt=2)
 EPOCH = (0, 1, 2, 3, 4, 5), (6, 7, 8, 9, 10, 11)
 
 
@@ -59,7 +61,8 @@ STORY = [
 def test_a_story_without_loss() -> None:
     assert newest_pair(STORY) == TWO
     assert resumed_at(STORY, ONE, 0.0) == 3.0
-    assert lost_steps(STORY, ONE) == 0
+    assert lost_steps(STORY) == 0
+    assert worlds(STORY) == 2
     assert wrong_samples(STORY, batch=6, epoch=2) == 0
     assert weights_equal(STORY)
     assert longest_pause(STORY, 1.0) == 1.0
@@ -67,8 +70,24 @@ def test_a_story_without_loss() -> None:
 
 def test_steps_that_were_made_again_are_lost_but_their_samples_count_once() -> None:
     again = [*STORY[:-6], *begin(TWO, 1, "h1", "w0", "w1"), *step(TWO, 2, "w0", "w1"), *step(TWO, 3, "w0", "w1")]
-    assert lost_steps(again, ONE) == 1
+    assert lost_steps(again) == 1
     assert wrong_samples(again, batch=6, epoch=2) == 0
+
+
+def test_what_a_later_world_goes_back_is_lost_too() -> None:
+    steps = (
+        *step(TWO, 3, "w0", "w1"),
+        *step(TWO, 4, "w0", "w1"),
+        *begin(THIRD, 2, "h2", *THREE),
+        *step(THIRD, 3, *THREE),
+    )
+    assert lost_steps([*STORY, *steps]) == 2
+
+
+def test_a_step_is_lost_once_however_far_the_worlds_before_had_come() -> None:
+    """The second world goes back from 9 to 3 and makes 4; the third begins with 5."""
+    far = [note("commit", ONE, number) for number in range(1, 10)]
+    assert lost_steps([*far, note("commit", TWO, 4), note("commit", THIRD, 5)]) == 6
 
 
 def test_a_sample_that_a_step_missed_or_an_epoch_saw_twice_is_wrong() -> None:
@@ -89,6 +108,17 @@ def test_a_sample_that_a_step_missed_or_an_epoch_saw_twice_is_wrong() -> None:
 )
 def test_other_weights_are_seen(odd: Note) -> None:
     assert not weights_equal([*STORY, odd])
+
+
+def test_a_world_that_begins_with_a_step_that_nobody_made_is_seen() -> None:
+    assert not weights_equal([*STORY, *begin(THIRD, 9, "h9", "w0", "w1")])
+    later = [entry for entry in STORY if entry.step > 1]
+    assert not weights_equal([*later, *begin(THIRD, 1, "h1", "w0", "w1")]), "what was before the notes is not known"
+
+
+def test_a_step_in_doubt_may_be_applied_though_nobody_is_left_who_noted_it() -> None:
+    assert weights_equal([*STORY, *begin(THIRD, 4, "h4", "w0", "w1"), *begin(FOURTH, 4, "h4", "w0", "w1")])
+    assert not weights_equal([*STORY, *begin(THIRD, 4, "h4", "w0"), *begin(FOURTH, 4, "other", "w0", "w1")])
 
 
 def test_files_are_read_cleared_and_torn_lines_left_alone(tmp_path: Path) -> None:
@@ -121,7 +151,9 @@ def test_a_trial_holds_if_nothing_is_lost_wrong_or_counted_otherwise() -> None:
     for change in ({"lost": 1}, {"wrong": 1}, {"equal": False}, {"counted": {}}, {"resumed": None}):
         assert not Trial(**{**good.to_json(), **change}).held(case), change
     undisturbed = next(case for case in cases(50) if not case.cause)
-    assert Trial(case=undisturbed.name, resumed=0.1, equal=True).held(undisturbed)
+    calm = Trial(case=undisturbed.name, resumed=0.1, equal=True)
+    assert calm.held(undisturbed)
+    assert not Trial(**{**calm.to_json(), "worlds": 2}).held(undisturbed), "it is promised the same world"
 
 
 def test_each_case_has_a_name_of_its_own() -> None:

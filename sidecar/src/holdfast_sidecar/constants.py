@@ -92,9 +92,9 @@ KEEPALIVE_COUNT: Final = 3
 SOURCE_POLL_SECONDS: Final = 2.0
 """The longest time between two polls of a source that answers; the shortest is half of it."""
 SOURCE_BACKOFF_KNOWN_SECONDS: Final = 5.0
-"""Longest pause after errors of a source that has answered before: a notice is too short to wait longer."""
+"""Longest pause after errors of a source that is known to be here: a notice is too short to wait longer."""
 SOURCE_BACKOFF_ABSENT_SECONDS: Final = 60.0
-"""The same for a source that never answered: it probably does not exist here."""
+"""The same for a source that never answered as its cloud does: it probably does not exist here."""
 METADATA_TIMEOUT_SECONDS: Final = 1.0
 METADATA_TOKEN_TTL_SECONDS: Final = 21600
 MAINTENANCE_POLL_SECONDS: Final = 30.0
@@ -105,7 +105,8 @@ CLOCK_TOLERANCE_SECONDS: Final = 3.0
 """A cloud's clock that differs by less is taken for the same: its times are whole seconds."""
 GCP_PREEMPTION_SECONDS: Final = 30.0
 GCP_MAINTENANCE_SECONDS: Final = 60.0
-"""Compute Engine names no times, but says what it gives at least."""
+GCP_GPU_MAINTENANCE_SECONDS: Final = 3600.0
+"""Compute Engine names no times, but says what it gives at least: a machine with GPUs an hour."""
 AZURE_FIRST_ANSWER_SECONDS: Final = 130.0
 """The first request enables Scheduled Events and may be answered after two minutes, says Azure."""
 

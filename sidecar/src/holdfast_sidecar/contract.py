@@ -42,18 +42,18 @@ SIGNIFICANT = (
 
 def format_time(when: datetime) -> str:
     """RFC 3339 in UTC with microseconds and a trailing Z."""
-    return when.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return when.astimezone(UTC).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
 
 
 def parse_time(text: str) -> datetime:
     """The reverse of `format_time`; any precision is read, a time without a zone is refused."""
     try:
         when = datetime.fromisoformat(text)
-    except ValueError as error:
+        if when.tzinfo is None:
+            raise MalformedError(f"{text[:40]!r} has no time zone")
+        return when.astimezone(UTC)
+    except (ValueError, OverflowError) as error:  # the latter: beyond the years 1 to 9999 of UTC
         raise MalformedError(f"{text[:40]!r} is not a time") from error
-    if when.tzinfo is None:
-        raise MalformedError(f"{text[:40]!r} has no time zone")
-    return when.astimezone(UTC)
 
 
 def _finite(text: str) -> float | None:

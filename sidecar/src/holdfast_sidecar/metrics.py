@@ -96,7 +96,7 @@ class Metrics:
             notices.add_metric([source, action], count)
         yield notices
         errors = CounterMetricFamily(
-            "holdfast_sidecar_poll_errors", "Polls of a source without a usable answer", labels=["source"]
+            "holdfast_sidecar_poll_errors", "Questions to a source without a usable answer", labels=["source"]
         )
         for source, count in self._errors.items():
             errors.add_metric([source], count)

@@ -192,7 +192,6 @@ class Watcher:
         self._uniform = uniform
         self._on_notice = on_notice
         self._on_error = on_error
-        self._answered = False
         self._failures = 0
         self._state = Transitions(_log)
 
@@ -203,9 +202,9 @@ class Watcher:
             for notice in self._source.poll(self._clock.now()):
                 if self._ledger.pass_on(notice):
                     self._on_notice(notice)
-        except (SidecarError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - what nobody thought of costs this source, not reports and the others
             return self._failed(error)
-        self._failures, self._answered = 0, True
+        self._failures = 0
         self._state(logging.INFO, "answers", f"{self._source.name}: the source of notices answers")
         pause = self._uniform(c.SOURCE_POLL_SECONDS / 2, c.SOURCE_POLL_SECONDS)
         return max(0.0, pause - (self._clock.monotonic() - began))
@@ -213,11 +212,14 @@ class Watcher:
     def _failed(self, error: Exception) -> float:
         self._failures += 1
         self._on_error(self._source.name)
-        longest = c.SOURCE_BACKOFF_KNOWN_SECONDS if self._answered else c.SOURCE_BACKOFF_ABSENT_SECONDS
-        self._state(
-            logging.WARNING if self._answered else logging.INFO,
-            "fails",
-            f"{self._source.name}: {'no notices for now' if self._answered else 'no such service here'} ({error}); "
+        known = self._source.known
+        longest = c.SOURCE_BACKOFF_KNOWN_SECONDS if known else c.SOURCE_BACKOFF_ABSENT_SECONDS
+        new = self._state(
+            logging.WARNING if known else logging.INFO,
+            "fails" if known else "absent",
+            f"{self._source.name}: {'no notices for now' if known else 'no such service here'} ({error}); "
             f"asking again, at least every {longest:.0f} s",
         )
+        if new and not isinstance(error, SidecarError | OSError):
+            _log.error("%s: a fault of the sidecar's own", self._source.name, exc_info=error)
         return backoff(self._failures, first=c.SOURCE_POLL_SECONDS / 2, longest=longest, uniform=self._uniform)

@@ -111,7 +111,7 @@ class Sidecar:
             self._reports,
             self._loop("membership", membership.step, c.MEMBERSHIP_TIMEOUT_SECONDS),
         ]
-        found = sources.build(settings, clock.monotonic, ledger.committed)
+        found = sources.build(settings, clock.monotonic, ledger.committed, self._metrics.poll_error)
         self._watches = [self._watch(source, ledger) for source in found]
         self._loops += self._watches
         if self._gpu_watch is not None:

@@ -1,5 +1,7 @@
 """Whose the GPUs in an exporter's text are, and what it says of them."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -97,6 +99,18 @@ def test_a_broken_line_costs_only_itself(node_of, gpu_of, pod):
     text = node_of(gpu_of(0)).text()
     broken = b'DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-x\nDCGM_FI_DEV_FB_USED{} }{ 3\nDCGM_FI_DEV_GPU_UTIL{\xff} 1\n'
     assert read(broken + text + broken, pod) == read(text, pod)
+
+
+def test_a_long_line_takes_no_longer_a_byte_than_a_short_one(pod):
+    """4 MiB of them took a minute and a half."""
+
+    def seconds(length: int) -> float:
+        line = b"DCGM_FI_DEV_GPU_TEMP{" + b"a" * length + b"} 1\n"
+        began = time.process_time()
+        read(line * (200_000 // length), pod)
+        return time.process_time() - began
+
+    assert seconds(8000) < 10 * seconds(80)
 
 
 def test_a_node_of_any_size_is_bounded(node_of, gpu_of, pod):

@@ -139,6 +139,20 @@ def test_a_field_that_is_missing_for_a_while_goes_on_from_where_it_was(watch):
     assert told(watch.see(ECC_DBE_VOL_TOTAL=6)) == [("DoubleBitEcc", None, 1)]
 
 
+def test_a_field_that_stands_in_for_a_missing_one_counts_no_error_again(watch):
+    watch.see(ECC_DBE_VOL_TOTAL=0, ECC_DBE_AGG_TOTAL=7)
+    assert told(watch.see(ECC_DBE_VOL_TOTAL=1, ECC_DBE_AGG_TOTAL=8)) == [("DoubleBitEcc", None, 1)]
+    assert watch.see(ECC_DBE_AGG_TOTAL=8) == []
+    assert watch.see(ECC_DBE_AGG_TOTAL=9) == [], "it waits for the field that counts"
+    assert told(watch.see(ECC_DBE_VOL_TOTAL=2, ECC_DBE_AGG_TOTAL=9)) == [("DoubleBitEcc", None, 1)]
+
+
+def test_where_only_the_second_field_was_there_at_first_that_one_counts(watch):
+    watch.see(ECC_DBE_AGG_TOTAL=7)
+    assert told(watch.see(ECC_DBE_VOL_TOTAL=1, ECC_DBE_AGG_TOTAL=8)) == [("DoubleBitEcc", None, 1)]
+    assert watch.see(ECC_DBE_VOL_TOTAL=1, ECC_DBE_AGG_TOTAL=8) == []
+
+
 def test_a_rate_is_told_once_an_episode(watch):
     watch.see(ECC_SBE_VOL_TOTAL=0)
     assert watch.see(ECC_SBE_VOL_TOTAL=60) == []

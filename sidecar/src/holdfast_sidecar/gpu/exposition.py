@@ -24,7 +24,8 @@ _BLANK_FROM: Final = 2.0**47
 
 # Prometheus's own parser takes five times as long, which would be most of what the sidecar costs.
 _LINE: Final = re.compile(r"(\w+)\{(.*)\}\s+(\S+)(?:\s+-?\d+)?\s*")
-_LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+# A name begins at a word's beginning only, or a long word without a value would be tried from each of its letters.
+_LABEL: Final = re.compile(r'\b(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 class _Owner(Enum):

@@ -3,6 +3,7 @@
 - Counters count by difference. A counter that falls was reset, by a driver that was loaded anew: what it shows then
   is new. One low sample is no reset, since exporters hiccup; it takes a second one.
 - A field that is missing says nothing: counters go on from where they were, a state has to last from its return.
+- Of several fields for one counter the first that is seen is kept: another one would count the same errors again.
 - What a GPU shows when it is first seen is the past, for counters and XIDs; a state (rows that cannot be replaced) is
   told at once.
 - The same XID twice in a row is seen only where the exporter counts XIDs; the field alone shows the last one.
@@ -10,7 +11,7 @@
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from holdfast_sidecar import constants as c
@@ -89,11 +90,12 @@ def judge(known: Known, sample: Sample, now: float) -> tuple[Known, tuple[Findin
 
 
 def _first_seen(gpu: Gpu, now: float) -> tuple[Track, list[Finding]]:
+    read = {name: one for name, fields in table.COUNTERS.items() if (one := _field(fields, {}, gpu)) is not None}
     track = Track(
         uuid=gpu.uuid,
         index=gpu.index,
-        fields={name: gpu.values[name] for name in _counter_fields() if name in gpu.values},
-        counted={name: 0.0 for name, fields in table.COUNTERS.items() if any(one in gpu.values for one in fields)},
+        fields={one: gpu.values[one] for one in read.values()},
+        counted=dict.fromkeys(read, 0.0),
         xid=int(gpu.values.get(table.XID, 0)),
         xids=gpu.xids,
         pulse=_pulse(gpu),
@@ -179,17 +181,17 @@ def _xid_finding(track: Track, xid: int, count: int) -> Finding:
 # Counters
 
 
-def _counter_fields() -> Iterator[str]:
-    for fields in table.COUNTERS.values():
-        yield from fields
+def _field(fields: Sequence[str], known: Mapping[str, float], gpu: Gpu) -> str | None:
+    """The one that was read before, else the first that is there."""
+    return next((one for shown in (known, gpu.values) for one in fields if one in shown), None)
 
 
 def _counts(track: Track, gpu: Gpu, now: float) -> tuple[Track, list[Finding]]:
     new: dict[str, float] = {}
     for name, fields in table.COUNTERS.items():
-        known = next((one for one in fields if one in gpu.values), None)
-        if known is not None:
-            track, new[name] = _difference(track, known, gpu.values[known])
+        one = _field(fields, track.fields, gpu)
+        if one is not None and one in gpu.values:
+            track, new[name] = _difference(track, one, gpu.values[one])
     counted = {name: track.counted.get(name, 0.0) + delta for name, delta in new.items()}
     track = replace(track, counted={**track.counted, **counted})
     findings: list[Finding] = []

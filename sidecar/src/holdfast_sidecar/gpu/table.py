@@ -66,7 +66,7 @@ COUNTERS: Final = {
     "nvlink_replay": ("DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL",),
     "nvlink_recovery": ("DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL",),
 }
-"""Counters by our name for them; of several fields the first one that the exporter has."""
+"""Counters by our name for them; of several fields the first one that the exporter had."""
 
 
 @dataclass(frozen=True, kw_only=True)

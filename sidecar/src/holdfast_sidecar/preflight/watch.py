@@ -72,7 +72,7 @@ class PreflightWatch:
             self._dials.follow(_peers(answer))
         try:
             shown = parsedate_to_datetime(str(answer.headers.get("date")))
-        except (ValueError, IndexError):
+        except (ValueError, IndexError, OverflowError):
             return
         theirs = (shown if shown.tzinfo else shown.replace(tzinfo=UTC)) + timedelta(seconds=0.5)  # it is cut off
         ours = self._clock.now() - timedelta(seconds=took / 2)

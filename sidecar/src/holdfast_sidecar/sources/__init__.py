@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from holdfast_sidecar import constants as c
 from holdfast_sidecar.settings import Settings
+from holdfast_sidecar.sources.answers import OnError
 from holdfast_sidecar.sources.aws import AwsSource
 from holdfast_sidecar.sources.azure import AzureSource
 from holdfast_sidecar.sources.base import Source
@@ -22,6 +23,7 @@ class _Surroundings:
     settings: Settings
     monotonic: Monotonic
     committed: Callable[[str], bool]
+    on_error: OnError
 
     def metadata(self) -> Connection:
         """A connection of a source's own: one that waits for its answer keeps no other waiting."""
@@ -30,12 +32,14 @@ class _Surroundings:
 
 def _aws(here: _Surroundings) -> Source:
     deadline = here.settings.checkpoint_deadline_seconds
-    return AwsSource(here.metadata(), here.monotonic, checkpoint_deadline=deadline)
+    return AwsSource(here.metadata(), here.monotonic, checkpoint_deadline=deadline, on_error=here.on_error)
 
 
 def _gcp(here: _Surroundings) -> Source:
     deadline = here.settings.checkpoint_deadline_seconds
-    return GcpSource(here.metadata(), checkpoint_deadline=deadline, hold=int(c.SOURCE_POLL_SECONDS))
+    hold = int(c.SOURCE_POLL_SECONDS)
+    gpus = bool(here.settings.dcgm_url)
+    return GcpSource(here.metadata(), checkpoint_deadline=deadline, hold=hold, gpus=gpus, on_error=here.on_error)
 
 
 def _azure(here: _Surroundings) -> Source:
@@ -50,10 +54,16 @@ _CLOUDS: dict[str, Callable[[_Surroundings], Source]] = {
 }
 
 
-def build(settings: Settings, monotonic: Monotonic, committed: Callable[[str], bool]) -> list[Source]:
+def build(
+    settings: Settings,
+    monotonic: Monotonic,
+    committed: Callable[[str], bool],
+    on_error: OnError = lambda _: None,
+) -> list[Source]:
     """The sources that the settings name. A name that this version does not know is left out, and said: the pod must
-    train also when its operator is newer than its sidecar. `committed` tells whether a notice's commit is made."""
-    here = _Surroundings(settings=settings, monotonic=monotonic, committed=committed)
+    train also when its operator is newer than its sidecar. `committed` tells whether a notice's commit is made;
+    `on_error` counts what a poll was not told though it went on."""
+    here = _Surroundings(settings=settings, monotonic=monotonic, committed=committed, on_error=on_error)
     found: list[Source] = []
     for name in dict.fromkeys(settings.providers):
         if name in _CLOUDS:

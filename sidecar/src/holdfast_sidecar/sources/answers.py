@@ -1,16 +1,22 @@
 """What the answers of metadata services have in common: JSON, times, and a clock that may not be this host's."""
 
+import contextlib
 import json
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
 from holdfast_sidecar import constants as c
 from holdfast_sidecar.contract import Document, Notice
-from holdfast_sidecar.errors import SourceError
+from holdfast_sidecar.errors import SidecarError, SourceError
+from holdfast_sidecar.logs import Transitions
 from holdfast_sidecar.transport import Response
 
+_log = logging.getLogger(__name__)
+
+OnError = Callable[[str], None]
 Read = TypeVar("Read")
 
 
@@ -41,9 +47,9 @@ def http_time(text: object, what: str) -> datetime:
     """A time as in `21 Jan 2019 09:00:43 GMT`, with or without the day of the week."""
     try:
         when = parsedate_to_datetime(str(text))
-    except (ValueError, IndexError) as error:
+        return when.replace(tzinfo=UTC) if when.tzinfo is None else when.astimezone(UTC)
+    except (ValueError, IndexError, OverflowError) as error:
         raise SourceError(f"{what} is no time: {str(text)[:40]!r}") from error
-    return when.replace(tzinfo=UTC) if when.tzinfo is None else when.astimezone(UTC)
 
 
 def on_this_host(when: datetime, response: Response, now: datetime) -> datetime:
@@ -54,9 +60,9 @@ def on_this_host(when: datetime, response: Response, now: datetime) -> datetime:
     """
     try:
         skew = now - http_time(response.headers.get("date"), "Date")
-    except SourceError:
+        return when if abs(skew) < timedelta(seconds=c.CLOCK_TOLERANCE_SECONDS) else when + skew
+    except (SourceError, OverflowError):
         return when
-    return when if abs(skew) < timedelta(seconds=c.CLOCK_TOLERANCE_SECONDS) else when + skew
 
 
 def readable(entries: Iterable[Any], read: Callable[[Any], Read | None]) -> list[Read]:
@@ -74,6 +80,27 @@ def readable(entries: Iterable[Any], read: Callable[[Any], Read | None]) -> list
     if problem is not None and not found:
         raise problem
     return found
+
+
+class Lesser:
+    """What is asked for after the interruption. A fault there is counted and said once, and hides nothing else."""
+
+    def __init__(self, source: str, path: str, on_error: OnError) -> None:
+        self._source = source
+        self._path = path
+        self._on_error = on_error
+        self._state = Transitions(_log, "answers")
+
+    @contextlib.contextmanager
+    def question(self) -> Iterator[None]:
+        """Around the question."""
+        try:
+            yield
+        except SidecarError as error:
+            self._on_error(self._source)
+            self._state(logging.WARNING, "fails", f"{self._source}: nothing new of {self._path} for now ({error})")
+        else:
+            self._state(logging.INFO, "answers", f"{self._source}: {self._path} answers again")
 
 
 def due(notices: Iterable[Notice], now: datetime, checkpoint_deadline: timedelta) -> tuple[Notice, ...]:

@@ -13,7 +13,16 @@ from typing import Any
 from holdfast_sidecar import constants as c
 from holdfast_sidecar.contract import Document, Notice, parse_time
 from holdfast_sidecar.errors import MalformedError, SourceError
-from holdfast_sidecar.sources.answers import due, http_time, json_list, json_object, on_this_host, readable
+from holdfast_sidecar.sources.answers import (
+    Lesser,
+    OnError,
+    due,
+    http_time,
+    json_list,
+    json_object,
+    on_this_host,
+    readable,
+)
 from holdfast_sidecar.transport import Response, Transport
 
 TOKEN_PATH = "/latest/api/token"  # noqa: S105 - a path
@@ -37,9 +46,16 @@ class AwsSource:
     """Asks for the interruption first: once it is known, the rest adds nothing."""
 
     name = c.PROVIDER_AWS
-    longest = 7 * c.METADATA_TIMEOUT_SECONDS
+    longest = 10 * c.METADATA_TIMEOUT_SECONDS
 
-    def __init__(self, transport: Transport, monotonic: Callable[[], float], *, checkpoint_deadline: float) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        monotonic: Callable[[], float],
+        *,
+        checkpoint_deadline: float,
+        on_error: OnError = lambda _: None,
+    ) -> None:
         self._transport = transport
         self._monotonic = monotonic
         self._checkpoint_deadline = timedelta(seconds=checkpoint_deadline)
@@ -47,15 +63,26 @@ class AwsSource:
         self._renew_at = 0.0
         self._scheduled: list[Notice] = []
         self._ask_scheduled_at = 0.0
+        self._recommendation = Lesser(self.name, REBALANCE_PATH, on_error)
+        self._schedule = Lesser(self.name, MAINTENANCE_PATH, on_error)
+
+    @property
+    def known(self) -> bool:
+        """Nobody else gives such tokens."""
+        return bool(self._token)
 
     def poll(self, now: datetime) -> tuple[Notice, ...]:
         """The interruption, else maintenance that is near, and the recommendation."""
         if (answer := self._get(SPOT_PATH)) is not None:
             return (self._interruption(answer, now),)
         found: list[Notice] = []
-        if (answer := self._get(REBALANCE_PATH)) is not None:
-            found.append(self._rebalance(answer, now))
-        return due([*found, *self._maintenance(now)], now, self._checkpoint_deadline)
+        with self._recommendation.question():
+            if (answer := self._get(REBALANCE_PATH)) is not None:
+                found.append(self._rebalance(answer, now))
+        with self._schedule.question():
+            self._ask_scheduled(now)
+        found += (replace(notice, observed_at=now) for notice in self._scheduled)
+        return due(found, now, self._checkpoint_deadline)
 
     def _interruption(self, answer: Response, now: datetime) -> Notice:
         said = json_object(answer.body, SPOT_PATH)
@@ -82,13 +109,12 @@ class AwsSource:
             observed_at=now,
         )
 
-    def _maintenance(self, now: datetime) -> list[Notice]:
-        """Asked for seldom: it is known days ahead."""
+    def _ask_scheduled(self, now: datetime) -> None:
+        """Seldom: it is known days ahead."""
         if self._monotonic() >= self._ask_scheduled_at:
             answer = self._get(MAINTENANCE_PATH)
             self._scheduled = [] if answer is None else self._events(answer, now)
             self._ask_scheduled_at = self._monotonic() + c.MAINTENANCE_POLL_SECONDS
-        return [replace(notice, observed_at=now) for notice in self._scheduled]
 
     def _events(self, answer: Response, now: datetime) -> list[Notice]:
         entries = json_list(answer.body, MAINTENANCE_PATH)

@@ -102,6 +102,11 @@ class AzureSource:
         self._approved: set[str] = set()
         self._approval = Transitions(_log)
 
+    @property
+    def known(self) -> bool:
+        """It has told the machine's name."""
+        return bool(self._machine)
+
     def poll(self, now: datetime) -> tuple[Notice, ...]:
         """This machine's events that are near."""
         self._machine = self._machine or self._ask_name()

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from holdfast_sidecar import constants as c
 from holdfast_sidecar.contract import Notice
 from holdfast_sidecar.errors import SidecarError, SourceError
+from holdfast_sidecar.sources.answers import Lesser, OnError, due
 from holdfast_sidecar.transport import Response, Transport
 
 PREEMPTED_PATH = "/computeMetadata/v1/instance/preempted"
@@ -29,32 +30,54 @@ class GcpSource:
 
     name = c.PROVIDER_GCP
 
-    def __init__(self, transport: Transport, *, checkpoint_deadline: float, hold: int) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        checkpoint_deadline: float,
+        hold: int,
+        gpus: bool = False,
+        on_error: OnError = lambda _: None,
+    ) -> None:
         self.longest = hold + 3 * c.METADATA_TIMEOUT_SECONDS
         self._transport = transport
         self._checkpoint_deadline = timedelta(seconds=checkpoint_deadline)
         self._hold = hold
         self._etag = _NO_ETAG
+        self._notice_given = timedelta(seconds=c.GCP_GPU_MAINTENANCE_SECONDS if gpus else 0)
+        self._event = _NOTHING
+        self._stayed_at: datetime | None = None
+        """When the host last said that the machine stays: a termination was announced after that."""
         self._migrates_since: datetime | None = None
+        self._host = Lesser(self.name, MAINTENANCE_PATH, on_error)
+        self.known = False
 
     def poll(self, now: datetime) -> tuple[Notice, ...]:
         """The preemption, else the maintenance."""
         if self._preempted():
             lead = timedelta(seconds=c.GCP_PREEMPTION_SECONDS)
             return (self._notice("gcp-preempted", "instance/preempted", "preempt", now + lead, now),)
-        return self._maintenance(self._maintenance_event(), now)
+        with self._host.question():
+            self._event = self._maintenance_event()
+            self._stayed_at = self._stayed_at if self._event in _TERMINATIONS else now
+        return self._maintenance(self._event, now)
 
     def _maintenance(self, event: str, now: datetime) -> tuple[Notice, ...]:
         reason = f"instance/maintenance-event {event}"
         if event in _TERMINATIONS:
-            deadline = now + timedelta(seconds=c.GCP_MAINTENANCE_SECONDS)
-            return (self._notice("gcp-terminate-on-host-maintenance", reason, "terminate", deadline, now),)
+            notice = self._notice("gcp-terminate-on-host-maintenance", reason, "terminate", self._stops(now), now)
+            return due((notice,), now, self._checkpoint_deadline)
         if event != _MIGRATION:
             self._migrates_since = None
             return ()
         self._migrates_since = since = self._migrates_since or now
         name = f"gcp-migrate-{since:%Y-%m-%dT%H:%M:%SZ}"
         return (self._notice(name, reason, "migrate", since + self._checkpoint_deadline, now),)
+
+    def _stops(self, now: datetime) -> datetime:
+        """A machine that this sidecar never saw without the announcement may have had it for long."""
+        soonest = now + timedelta(seconds=c.GCP_MAINTENANCE_SECONDS)
+        return soonest if self._stayed_at is None else max(soonest, self._stayed_at + self._notice_given)
 
     def _notice(self, name: str, reason: str, action: str, deadline: datetime, now: datetime) -> Notice:
         return Notice(id=name, reason=reason, source=self.name, action=action, deadline=deadline, observed_at=now)
@@ -97,4 +120,5 @@ class GcpSource:
             raise SourceError(
                 f"{path.partition('?')[0]} answered {response.status}, and not Google's metadata server"
             )
+        self.known = self.known or response.status != 404
         return response

@@ -203,13 +203,13 @@ def reclaim_and_replace(stage: Stage) -> None:
 
 
 def kill_launcher_and_operator(stage: Stage) -> None:
+    """Both are looked up first: a recovery is over before the API server has been asked where the operator is."""
     pod = stage.workers()[1]
-    launcher = stage.launcher(pod)
+    launcher, operator = stage.launcher(pod), stage.operator()
     stage.strike()
-    stage.cluster.signal(launcher, signal.SIGKILL)
+    for process in (launcher, operator):
+        stage.cluster.signal(process, signal.SIGKILL)
     stage.say(f"SIGKILL to the launcher of {pod.name}: the pod is lost")
-    operator = stage.operator()
-    stage.cluster.signal(operator, signal.SIGKILL)
     stage.say(f"SIGKILL to the operator in the middle of the recovery (pid {operator.pid})")
 
 

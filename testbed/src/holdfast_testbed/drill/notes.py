@@ -10,7 +10,7 @@ import itertools
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,12 +92,24 @@ def longest_pause(notes: Iterable[Note], since: float) -> float | None:
     return max((later - at for at, later in itertools.pairwise([since, *times])), default=None)
 
 
-def lost_steps(notes: Iterable[Note], before: Pair) -> int:
-    """Steps committed up to `before` and made again after it."""
-    commits = [note for note in notes if note.do == COMMIT]
-    last = max((note.step for note in commits if note.pair <= before), default=0)
-    first = min((note.step for note in commits if note.pair > before), default=last + 1)
-    return max(0, last + 1 - first)
+def committed_steps(notes: Iterable[Note]) -> set[int]:
+    """Those that some rank noted, in any world."""
+    return {note.step for note in notes if note.do == COMMIT}
+
+
+def worlds(notes: Iterable[Note]) -> int:
+    """How many there were, also such as made no step."""
+    return len({note.pair for note in notes})
+
+
+def lost_steps(notes: Iterable[Note]) -> int:
+    """Steps that a world committed and the next one made again, over all worlds."""
+    made: dict[Pair, list[int]] = defaultdict(list)
+    for note in notes:
+        if note.do == COMMIT:
+            made[note.pair].append(note.step)
+    in_order = [steps for _, steps in sorted(made.items())]
+    return sum(max(0, max(earlier) + 1 - min(later)) for earlier, later in itertools.pairwise(in_order))
 
 
 def wrong_samples(notes: Iterable[Note], *, batch: int, epoch: int) -> int:
@@ -119,15 +131,22 @@ def wrong_samples(notes: Iterable[Note], *, batch: int, epoch: int) -> int:
 
 def weights_equal(notes: Iterable[Note]) -> bool:
     """All ranks had the same weights after each step, and began each world with those of the step it went on from."""
-    after: dict[tuple[int, Pair], set[str]] = defaultdict(set)
-    found: dict[tuple[int, Pair], set[str]] = defaultdict(set)
+    noted: dict[tuple[Pair, int], set[str]] = defaultdict(set)
+    begun: set[tuple[Pair, int]] = set()
     for note in notes:
         if note.do in (BEGIN, COMMIT):
-            (after if note.do == COMMIT else found)[note.step, note.pair].add(note.weights)
-    same = all(len(weights) == 1 for weights in (*after.values(), *found.values()))
-    return same and all(_known(step, pair, weights, after) for (step, pair), weights in found.items())
+            noted[note.pair, note.step].add(note.weights)
+        if note.do == BEGIN:
+            begun.add((note.pair, note.step))
+    same = all(len(weights) == 1 for weights in noted.values())
+    return same and all(_known(pair, step, noted) for pair, step in begun)
 
 
-def _known(step: int, pair: Pair, weights: set[str], after: dict[tuple[int, Pair], set[str]]) -> bool:
-    made = [(other, hashes) for (number, other), hashes in after.items() if number == step and other < pair]
-    return not made or max(made)[1] == weights
+def _known(pair: Pair, step: int, noted: Mapping[tuple[Pair, int], set[str]]) -> bool:
+    """A world went on from what an earlier one noted, or from the step after that: one that was in doubt when its
+    world ended may be applied though nobody is left who noted it."""
+    earlier = [at for at in noted if at[0] < pair]
+    made = [at for at in earlier if at[1] == step]
+    if made:
+        return noted[max(made)] == noted[pair, step]
+    return not earlier or step == max(earlier)[1] + 1

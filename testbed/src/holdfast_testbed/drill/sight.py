@@ -63,7 +63,6 @@ class JobSight:
     generation: int = 0
     members: tuple[str, ...] = ()
     checkpoint_step: int | None = None
-    checkpoint_name: str = ""
 
     def is_true(self, condition: str) -> bool:
         return self.conditions.get(condition, ("", "", ""))[0] == "True"
@@ -109,18 +108,11 @@ def parse_job(resource: Mapping[str, Any]) -> JobSight:
         generation=int(membership.get("generation", 0)),
         members=tuple(member["pod"] for member in membership.get("members") or ()),
         checkpoint_step=checkpoint.get("step"),
-        checkpoint_name=_checkpoint_name(checkpoint),
     )
 
 
 def _conditions(entries: Iterable[Mapping[str, str]]) -> dict[str, tuple[str, str, str]]:
     return {e["type"]: (e["status"], e.get("reason", ""), e.get("message", "")) for e in entries}
-
-
-def _checkpoint_name(checkpoint: Mapping[str, Any]) -> str:
-    if "step" not in checkpoint:
-        return ""
-    return f"step-{checkpoint['step']}.g{checkpoint['generation']}.a{checkpoint['attempt']}"
 
 
 def _incident(entry: Mapping[str, Any]) -> Incident:

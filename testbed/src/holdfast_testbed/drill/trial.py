@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from holdfast_testbed.drill import notes
-from holdfast_testbed.drill.faults import Stage, crowding_worker, delete_pod
+from holdfast_testbed.drill.faults import Stage, commits, crowding_worker, delete_pod, step_of
 from holdfast_testbed.drill.matrix import Case
 from holdfast_testbed.drill.sight import Pair
 from holdfast_testbed.drill.watch import PodSight
@@ -27,7 +27,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What one trial showed. `detected` is None where nothing was counted; there `resumed` is the longest pause."""
+    """What one trial showed. `detected` is None where nothing was counted; there `resumed` is the longest pause, and
+    one world all that there may be."""
 
     case: str
     resumed: float | None
@@ -35,6 +36,7 @@ class Trial:
     lost: int = 0
     wrong: int = 0
     equal: bool = False
+    worlds: int = 1
     counted: Mapping[str, int] = field(default_factory=dict)
     complaint: str = ""
 
@@ -46,7 +48,8 @@ class Trial:
         """Everything that is promised except seconds."""
         counted = {case.cause: 1} if case.cause else {}
         whole = self.resumed is not None and self.equal and not self.wrong and not self.complaint
-        return whole and self.lost <= case.max_lost_steps and dict(self.counted) == counted
+        same = bool(case.cause) or self.worlds == 1
+        return whole and same and self.lost <= case.max_lost_steps and dict(self.counted) == counted
 
 
 def settle(stage: Stage, workers: int = WORKERS, *, warm: bool = True) -> None:
@@ -69,12 +72,12 @@ def run(case: Case, stage: Stage, *, warm: bool = True) -> Trial:
 def _run(case: Case, stage: Stage, warm: bool) -> Trial:
     settle(stage, warm=warm)
     _spread(stage)
-    folder, known = stage.checkpoints, dict(stage.watcher.sight.restarts)
+    known = dict(stage.watcher.sight.restarts)
     pairs = {incident.pair for incident in stage.watcher.sight.incidents}
-    notes.clear(folder)
+    notes.clear(stage.checkpoints)
     if case.max_lost_steps:
         _await_commit(stage)
-    before = _await("a step", lambda: _known(notes.newest_pair(notes.read(folder))), 30.0)
+    before = _await("a step", lambda: _known(notes.newest_pair(_noted(stage))), 30.0)
     stage.struck.clear()
     asked = time.time()
     case.inflict(stage)
@@ -88,16 +91,16 @@ def _run(case: Case, stage: Stage, warm: bool) -> Trial:
             case.repair(stage)
     settle(stage, warm=warm)
     _await_count(case, stage, known)
-    until = time.time()
-    seen = notes.whole(notes.read(folder), until)
+    seen = _noted(stage)
     times = [i.detected.timestamp() for i in stage.watcher.sight.incidents if i.pair not in pairs and i.detected]
     return Trial(
         case=case.name,
         resumed=notes.longest_pause(seen, struck) if resumed is None else resumed - struck,
         detected=max(0.0, min(times) - struck) if times else None,
-        lost=notes.lost_steps(seen, before),
+        lost=notes.lost_steps(seen),
         wrong=notes.wrong_samples(seen, batch=BATCH, epoch=EPOCH_STEPS),
         equal=notes.weights_equal(seen),
+        worlds=notes.worlds(seen),
         counted=_new(known, stage.watcher.sight.restarts),
     )
 
@@ -121,8 +124,18 @@ def _renew(stage: Stage, pod: PodSight | None = None) -> None:
 
 def _await_commit(stage: Stage) -> None:
     """A commit whose steps are noted, so that what is restored from it can be compared."""
-    known = stage.watcher.sight.checkpoint_name
-    stage.watcher.wait("a checkpoint", lambda: stage.watcher.sight.checkpoint_name != known, timeout=60)
+
+    def noted() -> bool:
+        steps = notes.committed_steps(_noted(stage))
+        return any(step_of(commit) in steps for commit in commits(stage.checkpoints))
+
+    stage.watcher.wait("a checkpoint", noted, timeout=60)
+
+
+def _noted(stage: Stage) -> list[notes.Note]:
+    """What is noted by now of whole steps."""
+    until = time.time()
+    return notes.whole(notes.read(stage.checkpoints), until)
 
 
 def _await_count(case: Case, stage: Stage, known: Mapping[str, int]) -> None:
