@@ -57,7 +57,7 @@ POLL_SECONDS = 2.0
 NOTICES = {
     "AWS spot interruption": (AWS, "terminate"),
     "GCP preemption": (GCP, "preempted"),
-    "GCP host maintenance": (GCP, "TERMINATE_ON_HOST_MAINTENANCE"),
+    "GCP host maintenance": (GCP, "MIGRATE_ON_HOST_MAINTENANCE"),  # what ends a machine with GPUs waits for 45 min
     "Azure Scheduled Event": (AZURE, "Preempt"),
 }
 """What each cloud announces."""
