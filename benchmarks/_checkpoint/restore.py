@@ -114,14 +114,8 @@ def cold(folder: Path, nbytes: int, rounds: int, name: str) -> list[bench.Row]:
     }
     loads: Acts = {"ours": ours, "through": through, "dcp": theirs}
 
-    def ready(who: str) -> None:
-        kept.clear()
-        if who == TAKEN:
-            time.sleep(TAKEN_SECONDS)
-        else:
-            at_hand(nbytes)
-
     def measured(measure: Measure, acts: Acts) -> dict[str, list[float]]:
+        ready = partial(make_ready, kept, nbytes)
         return bench.interleaved(
             {who: when_cold(folder, partial(ready, who), measure, acts[who]) for who in acts}, rounds
         )
@@ -142,6 +136,15 @@ def cold(folder: Path, nbytes: int, rounds: int, name: str) -> list[bench.Row]:
         *against(walls, "through", "limit of through", f"{what}, {there}"),
         *costs(cpu, grown, nbytes, f"{nbytes / 1e9:.2g} GB of {name}"),
     ]
+
+
+def make_ready(kept: list[Empty], nbytes: int, who: str) -> None:
+    """Let go of what was restored last, and have fresh memory at hand, or not."""
+    kept.clear()
+    if who == TAKEN:
+        time.sleep(TAKEN_SECONDS)
+    else:
+        at_hand(nbytes)
 
 
 def against(walls: Mapping[str, list[float]], whose: str, limit: str, what: str) -> list[bench.Row]:
