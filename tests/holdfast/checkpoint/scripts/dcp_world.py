@@ -102,7 +102,7 @@ def main():
 
 
 main()
-# gloo's threads may still hold tensors of destroyed groups, and abort an interpreter that ends (SIGABRT:
-# pytorch#179291).
+# Rarely an interpreter that ends is aborted (SIGABRT), most likely by gloo's threads, which hold tensors still
+# (pytorch#179291).
 sys.stdout.flush()
 os._exit(0)

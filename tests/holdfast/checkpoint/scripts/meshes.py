@@ -177,6 +177,6 @@ def main(folder: Path) -> None:
 if __name__ == "__main__":
     RANK = int(os.environ["RANK"])
     main(Path(sys.argv[1]))
-    # gloo's threads may still hold tensors of destroyed groups, and abort an interpreter that ends (SIGABRT:
-    # pytorch#179291).
+    # Rarely an interpreter that ends is aborted (SIGABRT), most likely by gloo's threads, which hold tensors still
+    # (pytorch#179291).
     os._exit(0)
