@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import _bench as bench
+import safetensors.torch
 import torch
 import torch.distributed as dist
 from _checkpoint import memory, restore
@@ -23,6 +24,7 @@ from _checkpoint.contenders import (
     Copy,
     Dcp,
     Disk,
+    OneFile,
     OnTheNode,
     Ours,
     State,
@@ -34,6 +36,10 @@ from _checkpoint.contenders import (
 )
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+FILES: dict[str, Callable[[dict[str, torch.Tensor], Path], object]] = {
+    "safetensors": safetensors.torch.save_file,
+    "torch.save": torch.save,
+}
 
 
 def main() -> int:
@@ -72,6 +78,7 @@ def of_state(folder: Path, state: State, what: str, rounds: int, steps: int) -> 
     """Stall, save and training beside it, for one state."""
     ours, dcp = Ours(folder / "ours", state), Dcp(folder / "dcp", state)
     local = OnTheNode(folder / "local", state)
+    files = {name: OneFile(folder / name, state, write) for name, write in FILES.items()}
     stall = bench.interleaved(
         {
             "ours": ours.stall,
@@ -82,10 +89,12 @@ def of_state(folder: Path, state: State, what: str, rounds: int, steps: int) -> 
         },
         rounds,
     )
+    saves = {"ours": ours, "local": local, "dcp": dcp} | files
     save = bench.interleaved(
-        {"ours": ours.save, "local": local.save, "dcp": dcp.save, "limit": Disk(folder / "limit", state)}, rounds
+        {name: one.save for name, one in saves.items()} | {"limit": Disk(folder / "limit", state)}, rounds
     )
-    local.forget()
+    for one in (local, *files.values()):
+        one.forget()
     return [
         on_the_node(stall, f"stall of {what}", "x memcpy"),
         on_the_node(save, f"durable commit of {what}", "x disk limit"),
@@ -102,6 +111,12 @@ def of_state(folder: Path, state: State, what: str, rounds: int, steps: int) -> 
             bench.ratios(save["dcp"], save["ours"]),
             "x",
             target=">= 2.5",
+        ),
+        *(
+            bench.row(
+                "", f"{name}, fsynced: its time for {what} over ours", bench.ratios(save[name], save["ours"]), "x"
+            )
+            for name in files
         ),
         beside(ours, dcp, what, rounds, steps),
         *costs(ours, dcp, state, what, rounds),

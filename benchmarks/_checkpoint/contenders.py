@@ -189,6 +189,29 @@ class Dcp:
         return seconds
 
 
+@dataclass
+class OneFile:
+    """A library that writes all tensors to one file, without a digest or a commit; fsynced here."""
+
+    path: Path
+    state: State
+    write: Callable[[dict[str, torch.Tensor], Path], object]
+
+    def save(self) -> float:
+        """Seconds until it is on the disk."""
+        self.path.unlink(missing_ok=True)
+        idle()
+        began = time.perf_counter()
+        self.write(dict(self.state.tensors), self.path)
+        with self.path.open("rb") as file:
+            os.fsync(file.fileno())
+        return time.perf_counter() - began
+
+    def forget(self) -> None:
+        """Give its room on the disk back."""
+        self.path.unlink(missing_ok=True)
+
+
 class Copy:
     """The memory's limit: each tensor copied to memory that is there already."""
 
