@@ -44,9 +44,9 @@ from holdfast.checkpoint.names import CLAIMS, CommitName, parse_commit, slices_f
 from holdfast.checkpoint.numerics import fingerprint
 from holdfast.checkpoint.reader import Where, as_stores, newest
 from holdfast.checkpoint.reading import Copies, Extent, extent, read_into
-from holdfast.checkpoint.shard import TensorSpec, plan_shard, whole
+from holdfast.checkpoint.shard import plan_shard, whole
 from holdfast.checkpoint.slices import LEAST_BYTES, Slicer
-from holdfast.checkpoint.state import Flat, empty, flatten_values, unflatten
+from holdfast.checkpoint.state import Flat, flatten_values, torch_dtype, unflatten
 from holdfast.checkpoint.stores import open_file
 from holdfast.errors import CheckpointError, StateError
 from holdfast.worlds import Pair
@@ -360,7 +360,7 @@ class StorageReader(storage.StorageReader):
 
 def _tensor_metadata(told: Mapping[str, Any]) -> meta.TensorStorageMetadata:
     return meta.TensorStorageMetadata(
-        properties=meta.TensorProperties(dtype=empty(TensorSpec(name="", dtype=told["dtype"], shape=(0,))).dtype),
+        properties=meta.TensorProperties(dtype=torch_dtype(told["dtype"])),
         size=torch.Size(told["size"]),
         chunks=[
             meta.ChunkStorageMetadata(offsets=torch.Size(box["offsets"]), sizes=torch.Size(box["sizes"]))
@@ -406,9 +406,10 @@ class _Wanted:
         sizes, lengths = tuple(box["sizes"]), tuple(item.lengths)
         target = planner.resolve_tensor(item).detach()
         shape = (lengths[0], *sizes[1:]) if sizes else ()
-        rows = empty(TensorSpec(name=index.fqn, dtype=record.dtype, shape=shape))
-        if target.device.type == "cpu" and target.is_contiguous() and target.dtype == rows.dtype and lengths == shape:
-            rows = target
+        dtype = torch_dtype(record.dtype)
+        fits = lengths == shape and target.dtype == dtype
+        straight = fits and target.device.type == "cpu" and target.is_contiguous()
+        rows = target if straight else torch.empty(shape, dtype=dtype)
         if chunk is None:
             return cls(item=item, file="", offset=0, rows=rows, target=target)
         row = chunk.nbytes // sizes[0] if sizes and sizes[0] else 0

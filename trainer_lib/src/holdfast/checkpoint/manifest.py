@@ -18,7 +18,7 @@ import xxhash
 
 from holdfast.checkpoint.boxes import tiles
 from holdfast.checkpoint.names import inherited, is_shard, parse_commit, shard_rank
-from holdfast.checkpoint.shard import ITEM_BYTES, Piece, TensorSpec
+from holdfast.checkpoint.shard import ITEM_BYTES
 from holdfast.constants import LARGEST_THRESHOLD
 from holdfast.errors import DamagedError, UnknownFormatError
 from holdfast.worlds import Pair
@@ -58,10 +58,12 @@ def whole_number(value: Any) -> int:
 
 def whole_numbers(value: Any) -> tuple[int, ...]:
     """A shape, or the like; ValueError for anything else, or if the product were too large to count."""
-    numbers = tuple(map(whole_number, _listed(value)))
-    if len(numbers) > _MOST_DIMENSIONS or math.prod(max(number, 1) for number in numbers) > _MOST:
-        raise ValueError(f"{str(numbers)[:40]} is too large")
-    return numbers
+    product = 1
+    for number in _listed(value)[:_MOST_DIMENSIONS]:
+        product *= whole_number(number) or 1
+    if len(value) > _MOST_DIMENSIONS or product > _MOST:
+        raise ValueError(f"{str(value)[:40]} is too large")
+    return tuple(value)
 
 
 def _listed(value: Any) -> list[Any]:
@@ -446,17 +448,15 @@ def _check_apart(tensors: Iterable[TensorRecord]) -> None:
 def _check_tensor(name: str, tensor: TensorRecord, files: Mapping[str, FileRecord]) -> None:
     if tensor.dtype not in ITEM_BYTES:
         raise DamagedError(f"MANIFEST.json: tensor {name} has an unknown dtype {tensor.dtype!r}")
-    spec = TensorSpec(name=name, dtype=tensor.dtype, shape=tensor.shape)
-    if not (all(_fits(spec, chunk, files) for chunk in tensor.chunks) and _made_up(tensor)):
+    if not (all(_fits(tensor.dtype, chunk, files) for chunk in tensor.chunks) and _made_up(tensor)):
         raise DamagedError(f"MANIFEST.json: the chunks of tensor {name} do not make it up")
     _check_patches(name, tensor, files)
 
 
-def _fits(spec: TensorSpec, chunk: Chunk, files: Mapping[str, FileRecord]) -> bool:
+def _fits(dtype: str, chunk: Chunk, files: Mapping[str, FileRecord]) -> bool:
     """Whether it lies in its file, and is as long as what it holds."""
-    piece = Piece(spec=spec, start=chunk.start, shape=chunk.shape)
     within = chunk.file in files and 0 <= chunk.offset <= chunk.offset + chunk.nbytes <= files[chunk.file].nbytes
-    return within and piece.nbytes == chunk.nbytes
+    return within and ITEM_BYTES[dtype] * math.prod(chunk.shape) == chunk.nbytes
 
 
 def _made_up(tensor: TensorRecord) -> bool:
