@@ -171,5 +171,4 @@ def test_ranks_that_read_only_their_rows_find_together_whatever_is_bad(
     assert (first.step, second.step) == (1, 1)
     assert bytes(first.loaded.tensors["a"]) + bytes(second.loaded.tensors["a"]) == data[99:]
     assert first.quarantined == second.quarantined
-    damage = "its header" if place == 20 else f"digest of chunk {place // CHUNK_BYTES} differs"
-    assert damage in first.quarantined[0].reason
+    assert f"digest of chunk {place // CHUNK_BYTES} differs" in first.quarantined[0].reason

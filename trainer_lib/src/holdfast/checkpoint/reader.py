@@ -447,14 +447,17 @@ class _Reading:
         # Of the ranks' own files each rank reads its own; together they verify all.
         turns = [file for index, file in enumerate(small) if file == own or index % exchange.size == exchange.rank]
         beside = self._turns(rows)
-        for file in {*turns, *needed(manifest, rows), *(span.file for span in beside)}:
-            # Before room is made for what they claim to hold.
-            copies.fetch(file, partial(check_source, file=file, manifest=manifest))
+        looks = {
+            file: partial(check_source, file=file, manifest=manifest)
+            for file in sorted({*turns, *needed(manifest, rows), *(span.file for span in beside)})
+        }
+        for file in looks:
+            copies.fetch(file, _is_there)  # before room is made for what they claim to hold
         read = {file: read_small(copies, file) for file in turns}
         layout, patches = lay_out(manifest, rows), sparse.wanted(manifest, rows)
         readers = max([READERS, *(getattr(store, "readers", 0) for store in self._stores[:1])])
         extents = sparse.extents((one for _, one in patches), layout.extents)
-        read_into(copies, extents, also=beside, threads=readers, fresh=True)
+        read_into(copies, extents, also=beside, looks=looks, threads=readers, fresh=True)
         for name, patch in patches:
             self._apply(patch, layout.tensors[name], rows.get(name))
         if own in read:
@@ -481,6 +484,10 @@ class _Reading:
         spans = (span for one in self._manifest.tensors.values() for span in one.spans)
         offsets = [offset for own, offset, _ in spans if own == file]
         return min(offsets, default=self._manifest.files[file].nbytes)
+
+
+def _is_there(_: object) -> None:
+    """An open file is as long as the manifest says."""
 
 
 def _raise_first(outcomes: Sequence[_Outcome]) -> None:

@@ -16,6 +16,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Final, Protocol
 
@@ -39,6 +40,8 @@ _BLOCK_BYTES: Final = 256 << 10
 # Less than this is not worth a read of its own.
 _LEAST_DIRECT: Final = 64 << 10
 
+Look = Callable[[Source], None]
+"""At an open file: a CheckpointError if it is not as it should be."""
 Rows = Mapping[str, tuple[int, int]]
 """Of tensors that are not wanted whole, which rows are: [begin, end)."""
 
@@ -207,7 +210,7 @@ class Copies:
         self._ever.clear()
         self._open.clear()
 
-    def fetch(self, file: str, act: Callable[[Source], None], beside: Collection[int] = ()) -> int:
+    def fetch(self, file: str, act: Look, beside: Collection[int] = ()) -> int:
         """Do this with the first copy of a file with which it goes well, none of those in `beside`; which it was."""
         failed: list[Fault] = []
         for copy in (copy for copy in range(len(self.openers)) if copy not in beside):
@@ -289,10 +292,12 @@ def read_into(
     extents: Mapping[str, Sequence[Extent]],
     *,
     also: Iterable[Span] = (),
+    looks: Mapping[str, Look] | None = None,
     threads: int = READERS,
     fresh: bool = False,
 ) -> None:
-    """Fill all extents, from verified bytes only; what is in `also` is verified whoever wants it.
+    """Fill all extents, from verified bytes only; what is in `also` is verified whoever wants it, and `looks` are
+    taken at files beside that.
 
     DamagedError if no copy of some of it is good. Memory beside the extents: a chunk for each thread. `fresh`: the
     extents' own is of `pages.fresh`, and was never touched.
@@ -302,14 +307,32 @@ def read_into(
     reader = _Reader(copies, extents, ahead)
     ranges = _ranges(extents, also)
     spans = [span for file in sorted(ranges) for span in _spans(copies, file, ranges[file])]
-    if len(spans) == 1 or threads == 1:
-        for span in spans:
-            reader.read(span)
+    tasks = _tasks(reader, copies, spans, looks or {})
+    if len(tasks) == 1 or threads == 1:
+        for task in tasks:
+            task()
         return
     with ahead or nullcontext(), Pool(threads, "holdfast-read") as pool:
-        tasks = [pool.submit(reader.read, span) for span in spans]
-        for task in tasks:
-            task.result()
+        for begun in [pool.submit(task) for task in tasks]:
+            begun.result()
+
+
+def _tasks(
+    reader: _Reader, copies: Copies, spans: Sequence[Span], looks: Mapping[str, Look]
+) -> list[Callable[[], None]]:
+    """What is done in any order. A file is looked at once its first bytes are verified, if they are read: of damage
+    to those, the digest tells."""
+
+    def look(file: str, first: Span | None = None) -> None:
+        if first is not None:
+            reader.read(first)
+        copies.fetch(file, looks[file])
+
+    begins = {span.file: span for span in spans if not span.begin}
+    return [
+        *(partial(look, file, begins.get(file)) for file in looks),
+        *(partial(reader.read, span) for span in spans if span.begin or span.file not in looks),
+    ]
 
 
 def spare(copies: Copies, beside: Collection[int]) -> bool:
