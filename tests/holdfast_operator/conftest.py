@@ -28,12 +28,22 @@ from holdfast_operator.actions import (
     Plan,
     Publish,
 )
-from holdfast_operator.api import format_seconds, format_time, parse_job
+from holdfast_operator.api import format_seconds, format_time, parse_job, parse_time
 from holdfast_operator.decide import decide
-from holdfast_operator.line import Known, Line
+from holdfast_operator.line import Known, Line, standing_of
 from holdfast_operator.observe import rival_of
 from holdfast_operator.occupancy import usage_of
-from holdfast_operator.seen import Observed, Platform, Refusal, Usage, parse_node, parse_pod, parse_report
+from holdfast_operator.seen import (
+    Observed,
+    Platform,
+    Refusal,
+    Rival,
+    Standing,
+    Usage,
+    parse_node,
+    parse_pod,
+    parse_report,
+)
 from holdfast_operator.standin import spoken_for
 from holdfast_operator.status import Status
 
@@ -118,6 +128,8 @@ class Sim:
         self.step = 0
         self.restored: Body | None = None  # what launchers say of the origin of their world's state
         self.unplaceable = False
+        self.priority, self.preempts = 0, True  # of its pods, as admission sets it
+        self.lingers = timedelta(0)  # so long its pods take to end
         self.uids = 0
         self.nonces = 0
         self.events: list[tuple[str, str]] = []
@@ -201,8 +213,15 @@ class Sim:
         return Known(
             nodes=tuple(self._node(name) for name in self.nodes),
             usage=self._usage(),
-            rivals=tuple(filter(None, (rival_of(job.body) for job in (self, *self.peers)))),
+            rivals=tuple(filter(None, (job.rival() for job in (self, *self.peers)))),
         )
+
+    def rival(self) -> Rival | None:
+        """This job as others see it in the line."""
+        found = rival_of(self.body)
+        views = (parse_pod(body) for body in self.pods.values())
+        standing = standing_of(view for view in views if not (view.bound or view.terminal or view.leaving))
+        return found and replace(found, standing=standing or Standing())
 
     def _usage(self) -> tuple[Usage, ...]:
         return tuple(filter(None, map(usage_of, self._all_pods())))
@@ -273,6 +292,8 @@ class Sim:
         body = without_nulls(copy.deepcopy(dict(action.manifest)))  # the API server keeps none
         body["metadata"] |= {"uid": f"uid-{action.name}", "creationTimestamp": format_seconds(self.now)}
         body["status"] = {"phase": "Pending"}
+        policy = "PreemptLowerPriority" if self.preempts else c.NEVER_PREEMPTS
+        body["spec"] |= {"priority": self.priority, "preemptionPolicy": policy}
         self.pods[body["metadata"]["uid"]] = body
         return True
 
@@ -317,6 +338,8 @@ class Sim:
             node = body["spec"].get("nodeName")
             up = node is None or (node in self.nodes and self._node_up(node))
             if body["metadata"].get("deletionTimestamp") and up:
+                if self.now < parse_time(body["metadata"]["deletionTimestamp"]) + self.lingers:
+                    continue
                 if body["status"]["phase"] == "Running":
                     self._end(body, 75)
                 self.graves[uid] = self.pods.pop(uid)
@@ -341,10 +364,34 @@ class Sim:
             free = [
                 name for name in usable if taken.get(name, 0) < int(self.nodes[name]["status"]["allocatable"]["cpu"])
             ]
+            kept = self._kept_for_others(body)
+            free = [name for name in free if name not in kept]
             if free and not body["metadata"].get("deletionTimestamp"):
                 node = min(free, key=lambda name: (taken.get(name, 0), name))
                 body["spec"]["nodeName"] = node
+                body["status"].pop("nominatedNodeName", None)
                 taken[node] = taken.get(node, 0) + 1
+            elif self.preempts and not body["status"].get("nominatedNodeName"):
+                self._preempt(body, [name for name in usable if name not in kept])
+
+    def _kept_for_others(self, body: Body) -> set[str]:
+        """Nodes on which the scheduler makes room for pods that this one does not outrank."""
+        others = [other for other in self._all_pods() if other is not body and not other["spec"].get("nodeName")]
+        kept = (o["status"].get("nominatedNodeName") for o in others if o["spec"]["priority"] >= self.priority)
+        return {node for node in kept if node}
+
+    def _preempt(self, body: Body, nodes: list[str]) -> None:
+        """One pod of lower priority, the least of them, has to go for this one."""
+        victims = [
+            (other["spec"]["priority"], other["metadata"]["name"], peer)
+            for peer in self.peers
+            for other in peer.pods.values()
+            if other["spec"].get("nodeName") in nodes and other["spec"]["priority"] < self.priority
+        ]
+        if victims:
+            _, name, peer = min(victims, key=lambda victim: victim[:2])
+            body["status"]["nominatedNodeName"] = peer.node_of(name)
+            peer.evict(name, "PreemptionByScheduler")
 
     def _suits(self, node: str, body: Body) -> bool:
         labels = self.nodes[node]["metadata"].get("labels", {})

@@ -216,6 +216,21 @@ def test_who_is_kept_away_from_depends_on_the_namespace(term: dict[str, Any], he
     assert Room(nodes, [bound], NOW).place(newcomer) == held, "who is there keeps others away as well"
 
 
+def test_who_would_go_keeps_nobody_away_and_who_takes_the_place_does() -> None:
+    away = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "x"}}}
+    guard = Tenant(namespace="ml", keeps_away=keeps_away(apart_from(away)))
+    bound = Usage(node="n1", amounts={}, tenants=(guard,))
+    room = Room([node("n1", cpu="8", labels={"kubernetes.io/hostname": "n1"})], [bound], NOW)
+    newcomer = Ask(pod_spec=pod(), count=9, namespace="ml", labels={"app": "x"})
+    freed = room.without([bound])
+    assert (room.copy().place(newcomer), freed.copy().place(newcomer)) == (0, 4)
+
+    trial = freed.copy()
+    trial.place(Ask(pod_spec=apart_from(away), count=1, namespace="ml"))
+    room.put(trial.beyond(freed))
+    assert room.without([bound]).place(newcomer) == 0, "whoever took the place keeps others away from it"
+
+
 def test_one_domain_holds_all_or_the_most() -> None:
     nodes = [labelled("n1", zone="a"), labelled("n2", zone="b"), labelled("n3", zone="b"), labelled("n4")]
     room = Room(nodes, [], NOW)

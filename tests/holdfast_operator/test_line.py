@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from random import Random
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_operator.capacity import Ask
-from holdfast_operator.line import Known, Line
+from holdfast_operator.capacity import Ask, Room
+from holdfast_operator.line import Known, Line, standing_of
 from holdfast_operator.lines import Lines
 from holdfast_operator.occupancy import Occupancy
-from holdfast_operator.seen import NodeView, Rival, parse_node
+from holdfast_operator.seen import NodeView, Rival, Standing, Tenant, Usage, parse_node, parse_pod
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 POD = {"containers": [{"name": "trainer", "resources": {"requests": {"cpu": "1"}}}]}
@@ -25,24 +27,52 @@ def node(name: str, cpu: int) -> NodeView:
     return parse_node({"metadata": {"name": name}, "spec": {}, "status": status})
 
 
-def gang(number: int, pods: int, *, lifted: bool = False, retry_in: float | None = None) -> Rival:
+def gang(
+    number: int,
+    pods: int,
+    *,
+    lifted: bool = False,
+    retry_in: float | None = None,
+    priority: int = 0,
+    preempts: bool = True,
+) -> Rival:
     created = NOW + timedelta(seconds=number)
-    retry_at = None if retry_in is None else NOW + timedelta(seconds=retry_in)
     key = f"ml/job-{number}"
     return Rival(
-        key=key, uid=key, created=created, since=created, lifted=lifted, pods=pods, pod_spec=POD, retry_at=retry_at
+        key=key,
+        uid=key,
+        created=created,
+        since=created,
+        lifted=lifted,
+        pods=pods,
+        pod_spec=POD,
+        retry_at=None if retry_in is None else NOW + timedelta(seconds=retry_in),
+        standing=Standing(priority=priority, preempts=preempts),
     )
 
 
+def rooms(line: Line, rival: Rival) -> list[Room]:
+    return list(line.before(rival.standing, rival.created, rival.key)[0])
+
+
+def taken(on: str, cpu: int, priority: int) -> Usage:
+    return Usage(node=on, amounts={"cpu": Decimal(cpu)}, tenants=(Tenant(namespace="ml"),), priority=priority)
+
+
 def left_to(line: Line, rival: Rival) -> int:
-    return line.before(rival.created, rival.key)[0].place(Ask(pod_spec=POD, count=1000))
+    return rooms(line, rival)[0].place(Ask(pod_spec=POD, count=1000))
+
+
+def may_have(line: Line, rival: Rival) -> int:
+    """At most, if need be in the place of others."""
+    return rooms(line, rival)[-1].place(Ask(pod_spec=POD, count=1000))
 
 
 def test_each_gang_finds_what_the_older_ones_leave() -> None:
     gangs = [gang(number, pods=3) for number in range(4)]
     line = Line(Known(nodes=(node("n1", 6), node("n2", 4)), rivals=tuple(reversed(gangs))), NOW)
     assert [left_to(line, one) for one in gangs] == [10, 7, 4, 1]
-    assert line.before(gangs[3].created, gangs[3].key)[1] == 9
+    assert line.before(gangs[3].standing, gangs[3].created, gangs[3].key)[1] == 9
     assert [left_to(line, one) for one in gangs] == [10, 7, 4, 1], "trying something in it changes nothing"
 
 
@@ -66,6 +96,114 @@ def test_who_goes_first_is_served_first_whatever_waits(shapes: list[tuple[int, b
             assert left_to(line, one) == left
         if one.lifted or one.pods <= cpu:
             left -= min(left, one.pods)
+
+
+def test_of_those_that_wait_the_higher_priority_goes_first_then_age() -> None:
+    old, young, urgent = gang(0, pods=2), gang(1, pods=3), gang(2, pods=4, priority=10)
+    lifted = gang(3, pods=1, lifted=True, priority=-5)
+    line = Line(Known(nodes=(node("n1", 20),), rivals=(old, young, urgent, lifted)), NOW)
+    assert [left_to(line, one) for one in (urgent, old, young)] == [19, 15, 13]
+
+
+def test_what_pods_of_lower_priority_take_is_free_to_a_gang_and_of_no_others() -> None:
+    usage = (taken("n1", 4, priority=0), taken("n2", 4, priority=10))
+    line = Line(Known(nodes=(node("n1", 4), node("n2", 4)), usage=usage), NOW)
+    assert [may_have(line, gang(0, pods=1, priority=p)) for p in (-1, 0, 5, 10, 11)] == [0, 0, 4, 4, 8]
+    assert len(rooms(line, gang(0, pods=1, priority=0))) == 1, "nobody to displace"
+    assert may_have(line, gang(0, pods=1, priority=11, preempts=False)) == 0
+
+
+def test_a_gang_that_displaces_others_leaves_their_place_to_nobody_behind_it() -> None:
+    usage = (taken("n1", 4, priority=0), taken("n2", 4, priority=0))
+    first, second = gang(2, pods=4, priority=10), gang(3, pods=2, priority=5)
+    behind = gang(0, pods=1)
+    line = Line(Known(nodes=(node("n1", 4), node("n2", 4)), usage=usage, rivals=(behind, second, first)), NOW)
+    assert [may_have(line, one) for one in (first, second, behind)] == [8, 4, 0]
+    assert line.before(behind.standing, behind.created, behind.key)[1] == 6
+
+
+def test_who_makes_room_for_a_lifted_gang_makes_it_for_no_second_one() -> None:
+    usage = (taken("n1", 4, priority=0),)
+    lifted, urgent = gang(0, pods=4, lifted=True, priority=5), gang(1, pods=4, priority=10)
+    line = Line(Known(nodes=(node("n1", 4),), usage=usage, rivals=(urgent, lifted)), NOW)
+    assert may_have(line, urgent) == 0
+
+
+def test_a_gang_with_room_beside_the_others_displaces_none_of_them() -> None:
+    usage = (taken("n1", 4, priority=0),)
+    urgent, behind = gang(1, pods=4, priority=10), gang(0, pods=4)
+    line = Line(Known(nodes=(node("n1", 4), node("n2", 4), node("n3", 4)), usage=usage, rivals=(urgent, behind)), NOW)
+    assert left_to(line, behind) == 4
+
+
+def test_who_has_to_displace_some_takes_first_what_is_free() -> None:
+    usage = (taken("n1", 4, priority=0), taken("n2", 4, priority=0))
+    urgent, behind = gang(1, pods=8, priority=10), gang(0, pods=1)
+    line = Line(Known(nodes=(node("n1", 4), node("n2", 4), node("n3", 4)), usage=usage, rivals=(urgent, behind)), NOW)
+    assert left_to(line, behind) == 0
+
+
+def test_of_pods_of_two_priorities_the_least_counts() -> None:
+    views = [parse_pod({"spec": {"priority": priority}}) for priority in (7, 3)]
+    assert standing_of(views) == Standing(priority=3)
+    never = parse_pod({"spec": {"preemptionPolicy": "Never"}})
+    assert standing_of([*views, never]) == Standing(priority=0, preempts=False)
+    assert standing_of([]) is None
+
+
+RIVALS = st.lists(st.tuples(st.integers(1, 6), st.booleans(), st.integers(-1, 2), st.booleans()), max_size=8)
+TAKEN = st.lists(st.tuples(st.sampled_from(["n1", "n2"]), st.integers(1, 3), st.integers(-1, 2)), max_size=6)
+
+
+def a_line(shapes: list[tuple[int, bool, int, bool]], usage: list[tuple[str, int, int]]) -> tuple[Line, list[Rival]]:
+    gangs = [
+        gang(number, pods=pods, lifted=lifted, priority=priority, preempts=preempts)
+        for number, (pods, lifted, priority, preempts) in enumerate(shapes)
+    ]
+    used = tuple(taken(on, cpu, priority) for on, cpu, priority in usage)
+    nodes = tuple(node(name, 9) for name in ("n1", "n2"))
+    return Line(Known(nodes=nodes, usage=used, rivals=tuple(gangs)), NOW), gangs
+
+
+@given(RIVALS, TAKEN, st.integers(-1, 3), st.booleans())
+def test_a_gang_never_displaces_pods_of_its_own_priority_or_a_higher_one(
+    shapes: list[tuple[int, bool, int, bool]], usage: list[tuple[str, int, int]], priority: int, preempts: bool
+) -> None:
+    line, _ = a_line(shapes, usage)
+    for room in rooms(line, gang(99, pods=1, priority=priority, preempts=preempts)):
+        before = room.copy()
+        room.place(Ask(pod_spec=POD, count=1000))
+        for put in room.beyond(before):
+            stay = [cpu for on, cpu, other in usage if on == put.node and (other >= priority or not preempts)]
+            assert put.amounts["cpu"] + sum(stay) <= max(9, sum(stay))
+
+
+@given(RIVALS, TAKEN, st.randoms())
+def test_each_gang_has_one_place_in_the_line_whoever_is_listed_first(
+    shapes: list[tuple[int, bool, int, bool]], usage: list[tuple[str, int, int]], random: Random
+) -> None:
+    line, gangs = a_line(shapes, usage)
+    waiting = [one for one in gangs if not one.lifted]
+    shuffled = random.sample(gangs, len(gangs))
+    used = tuple(taken(on, cpu, priority) for on, cpu, priority in usage)
+    other = Line(Known(nodes=(node("n1", 9), node("n2", 9)), usage=used, rivals=tuple(shuffled)), NOW)
+    assert [may_have(line, one) for one in waiting] == [may_have(other, one) for one in waiting]
+
+
+@given(RIVALS, TAKEN)
+def test_what_a_gang_may_have_hangs_on_no_gang_behind_it(
+    shapes: list[tuple[int, bool, int, bool]], usage: list[tuple[str, int, int]]
+) -> None:
+    line, gangs = a_line(shapes, usage)
+    used = tuple(taken(on, cpu, priority) for on, cpu, priority in usage)
+    for one in gangs:
+        ahead = [
+            other
+            for other in gangs
+            if other.lifted or (-other.standing.priority, other.created) < (-one.standing.priority, one.created)
+        ]
+        short = Line(Known(nodes=(node("n1", 9), node("n2", 9)), usage=used, rivals=tuple(ahead)), NOW)
+        assert one.lifted or may_have(short, one) == may_have(line, one)
 
 
 def known(count: int) -> Known:
@@ -106,7 +244,7 @@ def test_the_line_is_kept_while_nothing_changes_and_made_anew_when_a_gang_may_tr
     assert lines.of("ml/job-0", NOW + timedelta(seconds=91)) is not second
 
 
-def pod(name: str, on: str, cpu: str, phase: str = "Running") -> dict[str, object]:
+def pod(name: str, on: str, cpu: str, phase: str = "Running") -> dict[str, Any]:
     resources = {"requests": {"cpu": cpu}}
     spec = {"nodeName": on, "containers": [{"name": "trainer", "resources": resources}]}
     return {"metadata": {"name": name, "namespace": "ml"}, "spec": spec, "status": {"phase": phase}}
@@ -125,6 +263,19 @@ def test_what_pods_take_is_the_sum_of_those_that_are_there(changes: list[tuple[s
         sums = {usage.node: (usage.amounts["cpu"], len(usage.tenants)) for usage in occupancy.by_node()}
         wanted = {name: [cpu for on, cpu in there.values() if on == name] for name in ("n1", "n2")}
         assert sums == {name: (Decimal(sum(cpus)), len(cpus)) for name, cpus in wanted.items() if cpus}
+
+
+def test_what_pods_of_each_priority_take_is_told_apart() -> None:
+    occupancy = Occupancy()
+    for name, priority in (("a", None), ("b", 5), ("c", 5)):
+        body = pod(name, "n1", "1")
+        if priority is not None:
+            body["spec"]["priority"] = priority
+        occupancy.put(name, body)
+    assert [(one.priority, one.amounts["cpu"], len(one.tenants)) for one in occupancy.by_node()] == [
+        (0, Decimal(1), 1),
+        (5, Decimal(2), 2),
+    ]
 
 
 def test_what_did_not_change_on_a_node_is_the_same_object() -> None:

@@ -9,6 +9,8 @@ from typing import Any
 from holdfast_operator.cache import Cache
 from holdfast_operator.constants import APPLY_AGAIN
 from holdfast_operator.observe import Memory, Observer
+from holdfast_operator.seen import Standing
+from holdfast_operator.slim import slim_pod
 from holdfast_operator.webhook import AgentHub
 
 
@@ -96,6 +98,45 @@ def test_children_are_applied_anew_after_a_while_and_not_all_jobs_at_once(traine
     assert min(due) >= APPLY_AGAIN.total_seconds()
     assert max(due) <= 2 * APPLY_AGAIN.total_seconds() + 10
     assert len(due) > 5
+
+
+def a_gang_that_waits(make_sim: Any) -> Any:
+    sim = make_sim(replicas=3, nodes=1)
+    sim.priority = 10
+    sim.run(10)
+    assert sim.status.status == "WaitingForCapacity"
+    return sim
+
+
+def standings(sim: Any, cache: Cache) -> list[Standing]:
+    hub = AgentHub(lambda _token: None, lambda _uid: None)
+    for node in sim.nodes.values():
+        cache.put_node(node)
+    seen = observer(sim, cache, hub).cached("ml/gpt", Memory(), sim.now)
+    assert seen is not None
+    return [rival.standing for rival in seen.line.rivals] if seen.line is not None else []
+
+
+def test_a_gang_stands_where_its_pods_say(make_sim: Any) -> None:
+    sim, cache = a_gang_that_waits(make_sim), Cache()
+    cache.put_job(sim.body)
+    for name in ("one", "two"):
+        cache.put_pod(slim_pod(owned(sim, name, "ml")))
+    cache.put_pod(slim_pod(lowered(owned(sim, "forged", "elsewhere"))))
+    assert standings(sim, cache) == [Standing(priority=10)]
+    cache.put_pod(slim_pod(lowered(owned(sim, "three", "ml"))))
+    assert standings(sim, cache) == [Standing(priority=-5)]
+
+
+def test_a_gang_is_not_judged_before_its_pods_say_where_it_stands(make_sim: Any) -> None:
+    sim, cache = a_gang_that_waits(make_sim), Cache()
+    cache.put_job(sim.body)
+    assert standings(sim, cache) == []
+
+
+def lowered(body: dict[str, Any]) -> dict[str, Any]:
+    body["spec"]["priority"] = -5
+    return body
 
 
 def later(sim: Any, seconds: int) -> Any:

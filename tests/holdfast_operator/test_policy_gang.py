@@ -123,6 +123,93 @@ def test_two_gangs_of_two_thirds_each_both_finish(make_sim: Make) -> None:
     together([younger, older], 60, lambda: younger.status.holds("Complete"))
 
 
+def two_of_two_thirds(make_sim: Make, *, priority: int, lingers: int = 0) -> tuple[Any, Any]:
+    """One that trains on two of three places, and a younger one, of this priority, that wants two as well."""
+    first, urgent = (make_sim(name=name, replicas=2, minimum=2, nodes=3) for name in ("alpha", "beta"))
+    for node in first.nodes.values():
+        node["status"]["allocatable"]["cpu"] = "1"
+    first.lingers, urgent.priority = timedelta(seconds=lingers), priority
+    share(first, urgent)
+    together([first], 60, lambda: len(first.world_names()) == 2)
+    return first, urgent
+
+
+def test_a_gang_of_a_higher_priority_takes_the_room_of_workers_of_a_lower_one(make_sim: Make) -> None:
+    first, urgent = two_of_two_thirds(make_sim, priority=10)
+    together([urgent, first], 60, lambda: len(urgent.world_names()) == 2)
+    together([urgent, first], 30, lambda: bool(first.status.incidents))
+    assert [(told.cause, told.reason) for told in first.status.incidents] == [
+        ("Interruption", "PreemptionByScheduler")
+    ]
+    assert urgent.status.gang.attempts == 0
+    for _ in range(90):
+        urgent.tick()
+        first.tick()
+    assert len(urgent.world_names()) == 2, "what it displaced waits behind it"
+    urgent.complete_at = urgent.step + 3
+    together([urgent, first], 120, lambda: len(first.world_names()) == 2)
+    assert first.status.restart_count == 1
+
+
+def test_a_gang_of_the_same_priority_displaces_nobody(make_sim: Make) -> None:
+    first, other = two_of_two_thirds(make_sim, priority=0)
+    for _ in range(120):
+        first.tick()
+        other.tick()
+    assert first.status.restart_count == 0
+    assert other.status.status == "WaitingForCapacity"
+
+
+def test_a_gang_that_never_preempts_only_goes_first(make_sim: Make) -> None:
+    first, urgent = two_of_two_thirds(make_sim, priority=10)
+    older = make_sim(name="aged", replicas=2, minimum=2, nodes=3)
+    urgent.preempts = False
+    share(first, urgent, older)
+    for _ in range(60):
+        for one in (first, older, urgent):
+            one.tick()
+    assert first.status.restart_count == 0
+    assert "beside 1 of jobs that go first" in older.plan().message
+    assert urgent.status.status == "WaitingForCapacity"
+    first.complete_at = first.step + 3
+    together([first, older, urgent], 90, lambda: len(urgent.world_names()) == 2)
+    assert not older.running()
+
+
+def test_a_gang_waits_for_those_that_go_for_it_as_long_as_they_may_take(make_sim: Make) -> None:
+    first, urgent = two_of_two_thirds(make_sim, priority=10, lingers=200)
+    together([urgent, first], 30, lambda: urgent.status.gang.lifted_at is not None)
+    for _ in range(120):
+        urgent.tick()
+        first.tick()
+    assert urgent.status.gang.attempts == 0
+    assert "1 of them until pods of lower priority have left theirs" in urgent.plan().message
+    together([urgent, first], 120, lambda: len(urgent.world_names()) == 2)
+    assert urgent.created_names == ["beta-w0", "beta-w1"]
+
+
+def test_a_gang_that_waits_for_some_and_finds_no_place_for_others_is_taken_back(make_sim: Make) -> None:
+    first, urgent = two_of_two_thirds(make_sim, priority=10, lingers=200)
+    together([urgent, first], 30, lambda: urgent.status.gang.lifted_at is not None)
+    free = set(first.nodes) - {first.node_of(name) for name in first.names()}
+    first.nodes[free.pop()]["spec"]["unschedulable"] = True  # the room that was counted on goes
+    first.nodes[first.node_of("alpha-w1")]["spec"]["unschedulable"] = True
+    urgent.run(90, until=lambda: urgent.status.gang.attempts == 1)
+    assert any(reason == "GangTimeout" for reason, _ in urgent.events)
+    assert sum(bool(body["status"].get("nominatedNodeName")) for body in urgent.pods.values()) == 1
+
+
+def test_a_gang_does_not_wait_for_ever_for_those_that_do_not_go(make_sim: Make) -> None:
+    first, urgent = two_of_two_thirds(make_sim, priority=10, lingers=100_000)
+    together([urgent, first], 30, lambda: urgent.status.gang.lifted_at is not None)
+    for seconds in (3000, 500):
+        urgent.tick(seconds)
+        first.tick(seconds)
+        assert urgent.status.gang.attempts == 0
+    urgent.tick(200)
+    assert urgent.status.gang.attempts == 1
+
+
 def test_a_gang_that_no_empty_cluster_could_hold_blocks_nobody(make_sim: Make) -> None:
     huge, small = make_sim(name="alpha", replicas=30, nodes=2), make_sim(name="beta", replicas=2, minimum=2, nodes=2)
     share(huge, small)

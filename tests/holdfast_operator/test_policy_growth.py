@@ -51,6 +51,27 @@ def test_a_job_grows_one_step_at_a_time_with_a_pause_between(make_sim: Make) -> 
     assert sim.status.restart_count == 0
 
 
+def test_what_was_displaced_does_not_grow_back_into_the_room_of_who_displaced_it(make_sim: Make) -> None:
+    elastic = make_sim(name="alpha", replicas=2, nodes=4, elasticity=may_grow(4))
+    urgent = make_sim(name="beta", replicas=3, minimum=3, nodes=4)
+    for node in elastic.nodes.values():
+        node["status"]["allocatable"]["cpu"] = "1"
+    elastic.run(300, until=trains(elastic, 4))
+    urgent.nodes, urgent.leases, urgent.now, urgent.priority = elastic.nodes, elastic.leases, elastic.now, 10
+    elastic.peers, urgent.peers = [urgent], [elastic]
+    for _ in range(400):
+        urgent.tick()
+        elastic.tick()
+    assert (len(urgent.world_names()), len(elastic.world_names())) == (3, 1)
+    assert (urgent.status.restart_count, urgent.status.gang.attempts) == (0, 0)
+    assert {incident.cause for incident in elastic.status.incidents} == {"Interruption"}
+    urgent.complete_at = urgent.step + 3
+    for _ in range(300):
+        urgent.tick()
+        elastic.tick()
+    assert len(elastic.world_names()) == 4
+
+
 def test_it_does_not_grow_without_room_and_does_when_there_is(make_sim: Make) -> None:
     sim = make_sim(replicas=2, nodes=1, elasticity=may_grow(4))
     sim.run(200)

@@ -188,6 +188,19 @@ def test_the_schedulers_words_become_a_condition(sim: Any, message: str, shown: 
     assert message in sim.status.condition("Degraded").message
 
 
+def test_a_worker_for_which_the_scheduler_makes_room_is_no_trouble_however_long_that_takes(make_sim: Make) -> None:
+    sim = make_sim(startupDeadlineSeconds=60)
+    sim.unplaceable = True
+    sim.settle()
+    message = "0/4 nodes are available: 4 No preemption victims found for incoming pod."
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    for body in sim.pods.values():
+        body["status"] |= {"conditions": [condition], "nominatedNodeName": "node-1"}
+    sim.run(300)
+    assert sim.status.status == "Scheduling"
+    assert not sim.status.holds("Degraded")
+
+
 @pytest.mark.parametrize(
     ("code", "reason", "message"),
     [(128, "StartError", 'exec: "holdfast": executable file not found in $PATH'), (127, "Error", "")],

@@ -27,11 +27,22 @@ def test_a_slim_pod_reads_like_the_whole_one(trained: Any) -> None:
         whole = copy.deepcopy(body)
         whole["metadata"] |= {"managedFields": FIELDS, "annotations": {"note": "x" * 4096}}
         whole["spec"]["volumes"] = [{"name": "shm", "emptyDir": {}}]
+        whole["status"]["nominatedNodeName"] = "node-1"
         kept = slim_pod(whole)
         assert "managedFields" not in kept["metadata"]
         assert "volumes" not in kept["spec"]
         assert (parse_pod(kept), usage_of(kept)) == (parse_pod(whole), usage_of(whole))
         assert slim_pod(kept) == kept
+
+
+def test_a_priority_is_kept_of_a_pod_that_has_one(trained: Any) -> None:
+    whole = copy.deepcopy(next(iter(trained.pods.values())))
+    assert (whole["spec"]["priority"], whole["spec"]["preemptionPolicy"]) == (0, "PreemptLowerPriority")
+    assert not {"priority", "preemptionPolicy"} & slim_pod(whole)["spec"].keys()
+    whole["spec"] |= {"priority": -7, "preemptionPolicy": "Never"}
+    kept = slim_pod(whole)
+    assert (parse_pod(kept), usage_of(kept)) == (parse_pod(whole), usage_of(whole))
+    assert (parse_pod(kept).priority, parse_pod(kept).preempts) == (-7, False)
 
 
 def test_what_pods_have_in_common_is_in_memory_once(trained: Any) -> None:

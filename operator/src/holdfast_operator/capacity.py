@@ -56,6 +56,7 @@ class Room:
         self._left: dict[str, Amounts] = {node.name: dict(node.offers) for node in self._nodes}
         self._tenants: dict[str, tuple[Tenant, ...]] = {}
         self._wary: dict[str, tuple[Tenant, ...]] = {}  # those of them that keep others away
+        self._yielded: dict[str, Amounts] = {}  # what is free because pods of lower priority would go
         for taken in usage:
             if taken.node in self._left:
                 self._put(taken.node, taken.amounts, 1, taken.tenants)
@@ -66,8 +67,35 @@ class Room:
         other._left, other._tenants, other._wary = dict(self._left), dict(self._tenants), dict(self._wary)
         return other
 
+    def without(self, usage: Iterable[Usage]) -> Room:
+        """The same room with these pods taken for gone. What is put there goes first where none of them has to go."""
+        other = self.copy()
+        other._yielded = dict(self._yielded)
+        for taken in usage:
+            if taken.node in other._left:
+                other._take_out(taken)
+        return other
+
+    def put(self, usage: Iterable[Usage]) -> None:
+        """Take what these take, whether there is so much or not."""
+        for taken in usage:
+            self._put(taken.node, taken.amounts, 1, taken.tenants)
+
+    def beyond(self, before: Room) -> tuple[Usage, ...]:
+        """What was put here since this was a copy of the other."""
+        return tuple(
+            Usage(
+                node=node,
+                amounts={key: before._left[node].get(key, Decimal(0)) - value for key, value in left.items()},
+                tenants=self._tenants[node][len(before._tenants.get(node, ())) :],
+            )
+            for node, left in self._left.items()
+            if left is not before._left[node]
+        )
+
     def vacate(self, nodes: Iterable[str]) -> None:
         """Take these nodes for empty."""
+        self._yielded = {node: amounts for node, amounts in self._yielded.items() if node not in nodes}
         for node in self._nodes:
             if node.name in nodes:
                 self._left[node.name] = dict(node.offers)
@@ -84,7 +112,7 @@ class Room:
         own = Tenant(namespace=ask.namespace, labels=ask.labels, keeps_away=keeps_away(ask.pod_spec))
         from_itself = [term for term in own.keeps_away if _means(term, own, own)]
         barred, placed = self._barred(own), 0
-        for node in self._fullest_first(ask.pod_spec, ask.avoid):
+        for node in self._fullest_first(ask.pod_spec, ask.avoid, asked):
             if placed == ask.count or node in barred:
                 continue
             apart = self._sharing((_key(term), node) for term in from_itself)
@@ -104,10 +132,29 @@ class Room:
         if wary:
             self._wary[node] = (*self._wary.get(node, ()), *wary)
 
-    def _fullest_first(self, pod_spec: Json, avoid: Sequence[str]) -> list[str]:
+    def _take_out(self, taken: Usage) -> None:
+        node, gone = taken.node, {id(tenant) for tenant in taken.tenants}
+        for amounts in (self._left, self._yielded):
+            more = dict(amounts.get(node, {}))
+            add(more, taken.amounts)
+            amounts[node] = more
+        for tenants in (self._tenants, self._wary):
+            if node in tenants:
+                tenants[node] = tuple(tenant for tenant in tenants[node] if id(tenant) not in gone)
+
+    def _fullest_first(self, pod_spec: Json, avoid: Sequence[str], asked: Amounts) -> list[str]:
         """A node that takes a pod stays the fullest, so the order holds until all are put."""
         allowed = [node.name for node in self._nodes if node.name not in avoid and admits(node, pod_spec)]
-        return sorted(allowed, key=lambda name: (self._left[name].get("cpu", Decimal(0)), name))
+        ordered = sorted(allowed, key=lambda name: (self._left[name].get("cpu", Decimal(0)), name))
+        return sorted(ordered, key=lambda name: self._displaces(name, asked)) if self._yielded else ordered
+
+    def _displaces(self, node: str, asked: Amounts) -> bool:
+        """Whether somebody has to go for such a pod. The scheduler looks first where nobody has to."""
+        yielded, left = self._yielded.get(node), self._left[node]
+        if not yielded:
+            return False
+        zero = Decimal(0)
+        return any(left.get(key, zero) - yielded.get(key, zero) < value for key, value in asked.items())
 
     def _barred(self, own: Tenant) -> frozenset[str]:
         """Nodes from which the pods there keep this one away, or it keeps away from them."""

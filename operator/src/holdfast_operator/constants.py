@@ -35,6 +35,8 @@ LEASE_SECONDS = 15
 ANNOTATION_AGENTS_URL = "holdfast.dev/agents-url"
 
 GANG_GATE = "holdfast.dev/gang"
+# A pod's preemptionPolicy.
+NEVER_PREEMPTS = "Never"
 # Kueue's: by the label it knows whose quota a pod asks for, and it takes the gate from what it admits.
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
 QUEUE_GATE = "kueue.x-k8s.io/admission"
@@ -115,6 +117,9 @@ FIRST_ATTEMPT_WAIT_SECONDS = 30.0
 FIRST_GANG_WAIT = timedelta(seconds=FIRST_ATTEMPT_WAIT_SECONDS)
 # How long all pods of a gang have to be bound once their gates are lifted.
 GANG_BIND = timedelta(seconds=60)
+# The same where the scheduler makes room for those without a node: who has it may write a checkpoint for as long as a
+# job may ask for, and ends within its grace period.
+GANG_PREEMPT = timedelta(seconds=3600) + GANG_BIND
 # How long some of a gang keep their quota while a queue does not admit the others.
 QUEUE_PATIENCE = timedelta(minutes=5)
 GANG_BACKOFF_INITIAL = timedelta(seconds=10)

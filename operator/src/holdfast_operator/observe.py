@@ -20,7 +20,7 @@ from holdfast_operator.api import Job, parse_job, parse_scheduling, parse_time
 from holdfast_operator.cache import Cache, job_key, owner_of
 from holdfast_operator.cluster import Cluster
 from holdfast_operator.errors import UnreadableError
-from holdfast_operator.line import Known
+from holdfast_operator.line import Known, standing_of
 from holdfast_operator.lines import Lines
 from holdfast_operator.memo import Memo
 from holdfast_operator.podspec import check
@@ -33,6 +33,7 @@ from holdfast_operator.seen import (
     Refusal,
     Report,
     Rival,
+    Standing,
     parse_node,
     parse_pod,
 )
@@ -210,12 +211,26 @@ class Observer:
 
     def _known(self) -> Known:
         jobs = {job_key(body): body for body in self._cache.jobs()}
+        rivals = tuple(filter(None, (self._waiting(key, body) for key, body in jobs.items())))
+        standings = {rival.key: self._standing(rival) for rival in rivals}
+        unseen = {key for key, standing in standings.items() if standing is None}
         return Known(
             nodes=tuple(self._all_nodes().values()),
             usage=self._cache.usage(),
-            rivals=tuple(filter(None, (self._waiting(key, body) for key, body in jobs.items()))),
-            jobs=frozenset(jobs),
+            rivals=tuple(_standing(rival, standings[rival.key]) for rival in rivals),
+            jobs=frozenset(jobs.keys() - unseen),
         )
+
+    def _standing(self, rival: Rival) -> Standing | None:
+        """Pods tell their priority, so without any it is not known where the gang stands."""
+        namespace = rival.key.partition("/")[0]
+        own = (pod for pod in self._cache.pods_of(rival.uid) if pod["metadata"].get("namespace") == namespace)
+        views = (self._pods(_uid(pod), pod) for pod in own)
+        return standing_of(view for view in views if not (view.bound or view.terminal or view.leaving))
+
+
+def _standing(rival: Rival, standing: Standing | None) -> Rival:
+    return rival if standing is None or standing == rival.standing else replace(rival, standing=standing)
 
 
 def _job_and_status(body: Json) -> tuple[Job, Status]:

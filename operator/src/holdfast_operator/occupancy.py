@@ -5,12 +5,12 @@ Invariant: a node's amounts are what its pods that have not ended ask for. The c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from holdfast_operator.capacity import keeps_away
 from holdfast_operator.quantities import Amounts, add, requests
-from holdfast_operator.seen import Tenant, Usage
+from holdfast_operator.seen import Tenant, Usage, priority_of
 from holdfast_operator.shared import Parts
 
 Json = Mapping[str, Any]
@@ -24,7 +24,7 @@ class Occupancy:
     def __init__(self) -> None:
         self._pods: dict[str, Usage] = {}
         self._nodes: dict[str, dict[str, Usage]] = {}  # by node: its pods
-        self._sums: dict[str, Usage] = {}
+        self._sums: dict[str, tuple[Usage, ...]] = {}
         self._changed: set[str] = set()
         self._snapshot: tuple[Usage, ...] = ()
 
@@ -48,12 +48,12 @@ class Occupancy:
         self._changed.add(taken.node)
 
     def by_node(self) -> tuple[Usage, ...]:
-        """One for each node with pods of ours; the same objects as long as nothing changed there."""
+        """One for each node and priority of our pods there; the same objects as long as nothing changed there."""
         if self._changed:
             for node in self._changed:
                 self._add_up(node)
             self._changed.clear()
-            self._snapshot = tuple(self._sums.values())
+            self._snapshot = tuple(usage for sums in self._sums.values() for usage in sums)
         return self._snapshot
 
     def _add_up(self, node: str) -> None:
@@ -62,11 +62,19 @@ class Occupancy:
             self._nodes.pop(node, None)
             self._sums.pop(node, None)
             return
-        amounts: Amounts = {}
+        alike: dict[int, list[Usage]] = {}
         for taken in pods.values():
-            add(amounts, taken.amounts)
-        tenants = tuple(tenant for taken in pods.values() for tenant in taken.tenants)
-        self._sums[node] = Usage(node=node, amounts=amounts, tenants=tenants)
+            alike.setdefault(taken.priority, []).append(taken)
+        self._sums[node] = tuple(_sum(node, priority, alike[priority]) for priority in sorted(alike))
+
+
+def _sum(node: str, priority: int, pods: Iterable[Usage]) -> Usage:
+    amounts: Amounts = {}
+    tenants: list[Tenant] = []
+    for taken in pods:
+        add(amounts, taken.amounts)
+        tenants += taken.tenants
+    return Usage(node=node, amounts=amounts, tenants=tuple(tenants), priority=priority)
 
 
 def usage_of(body: Json) -> Usage | None:
@@ -78,4 +86,9 @@ def usage_of(body: Json) -> Usage | None:
     tenant = Tenant(
         namespace=str(meta.get("namespace", "")), labels=meta.get("labels") or {}, keeps_away=keeps_away(spec)
     )
-    return Usage(node=str(spec["nodeName"]), amounts=_amounts(requests(spec)), tenants=(tenant,))
+    return Usage(
+        node=str(spec["nodeName"]),
+        amounts=_amounts(requests(spec)),
+        tenants=(tenant,),
+        priority=priority_of(spec),
+    )

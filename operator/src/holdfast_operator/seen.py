@@ -82,6 +82,9 @@ class PodView:
     warnings: tuple[tuple[str, str], ...] = ()  # (reason, note) of its warning events
     conditions: Conditions = ()
     pulling: str = ""  # the kubelet's word that it pulls an image, if that was its last
+    priority: int = 0
+    preempts: bool = True
+    nominated: bool = False  # the scheduler makes room for it: those that have it were told to go
 
     @property
     def bound(self) -> bool:
@@ -320,6 +323,14 @@ class Refusal:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Standing:
+    """What the scheduler thinks of a gang's pods."""
+
+    priority: int = 0
+    preempts: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rival:
     """A job whose gang waits, or whose lifted pods have no node yet."""
 
@@ -334,6 +345,7 @@ class Rival:
     scheduling: Scheduling = field(default_factory=Scheduling)
     on_demand: int = 0  # of the pods
     domain: str = ""
+    standing: Standing = field(default_factory=Standing)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -347,11 +359,12 @@ class Tenant:
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What pods of ours take of a node, and who they are to those that keep away from them."""
+    """What pods of ours, of one priority, take of a node, and who they are to those that keep away from them."""
 
     node: str
     amounts: Amounts = field(hash=False)
     tenants: tuple[Tenant, ...] = ()
+    priority: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -456,7 +469,15 @@ def parse_pod(body: Json, *, absent: bool = False) -> PodView:
         failure=": ".join(str(status[key]) for key in ("reason", "message") if status.get(key)),
         grace_seconds=int(spec.get("terminationGracePeriodSeconds") or 30),
         index_label=str(labels.get(c.LABEL_INDEX, "")),
+        priority=priority_of(spec),
+        preempts=spec.get("preemptionPolicy") != c.NEVER_PREEMPTS,
+        nominated=bool(status.get("nominatedNodeName")),
     )
+
+
+def priority_of(pod_spec: Json) -> int:
+    """What admission wrote into a pod; the scheduler takes none for 0."""
+    return int(pod_spec.get("priority") or 0)
 
 
 @lru_cache(maxsize=1024)

@@ -22,8 +22,10 @@ _META = (
     "labels",
 )
 _SPEC = ("overhead", "schedulingGates", "terminationGracePeriodSeconds")
+# Admission writes these into every pod; what is read where they are absent is not kept.
+_ORDINARY = {"priority": 0, "preemptionPolicy": "PreemptLowerPriority"}
 _CONTAINER = ("name", "resources", "restartPolicy")
-_STATUS = ("phase", "reason", "message", "podIP")
+_STATUS = ("phase", "reason", "message", "podIP", "nominatedNodeName")
 _CONDITION = ("type", "status", "reason", "message")
 _CONTAINER_STATUS = ("name", "state")
 # Of all pods of this process.
@@ -41,7 +43,8 @@ def slim_pod(body: Json) -> dict[str, Any]:
 
 
 def _slim_spec(spec: Json) -> dict[str, Any]:
-    return {**_only(spec, _SPEC), **_apart(spec), **_lists(spec, ("containers", "initContainers"), _CONTAINER)}
+    containers = _lists(spec, ("containers", "initContainers"), _CONTAINER)
+    return {**_only(spec, _SPEC), **_unlike(spec, _ORDINARY), **_apart(spec), **containers}
 
 
 def _slim_lists(status: Json) -> dict[str, Any]:
@@ -72,6 +75,10 @@ def _common(value: Json, keys: tuple[str, ...] | None = None) -> dict[str, Any]:
 
 def _only(value: Json, keys: tuple[str, ...]) -> dict[str, Any]:
     return {key: value[key] for key in keys if key in value}
+
+
+def _unlike(value: Json, ordinary: Json) -> dict[str, Any]:
+    return {key: value[key] for key, usual in ordinary.items() if value.get(key, usual) != usual}
 
 
 def _lists(value: Json, names: tuple[str, ...], keys: tuple[str, ...]) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """All workers of a gang start together, or none holds a place.
 
 Pods are made behind a gate. The gates lift together once all pods exist, a queue (where they are in one) admitted
-them, and the cluster could hold them beside older gangs that wait. If not all are bound in time, the pods go and the
-gang waits longer: two half-placed jobs never hold each other up.
+them, and the cluster could hold them beside the gangs that go first, if need be in the place of workers of lower
+priority. If not all are bound in time, the pods go and the gang waits longer: two half-placed jobs never hold each
+other up.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from holdfast_operator import constants as c
 from holdfast_operator.actions import CreatePod, LiftGate
 from holdfast_operator.api import pod_name
 from holdfast_operator.fitting import place
-from holdfast_operator.line import Line
+from holdfast_operator.line import Line, standing_of
 from holdfast_operator.manifests import pod as pod_manifest
 from holdfast_operator.policies import rendezvous
 from holdfast_operator.policies.backoff import share
 from holdfast_operator.policies.draft import Draft
 from holdfast_operator.policies.replicas import order_away
 from holdfast_operator.policies.words import Words
+from holdfast_operator.seen import PodView, Standing
 from holdfast_operator.status import Gang, Phase, Worker
 
 
@@ -29,18 +31,25 @@ def time_out(draft: Draft) -> Draft:
     gang = draft.status.gang
     unbound = [worker for worker in _gated(draft) if not worker.node]
     if gang.lifted_at is not None and unbound:
-        deadline = gang.lifted_at + c.GANG_BIND
-        draft = draft.wake_at(deadline) if draft.now < deadline else _send_away(draft, len(unbound))
+        patience = c.GANG_PREEMPT if all(_nominated(draft, worker) for worker in unbound) else c.GANG_BIND
+        deadline = gang.lifted_at + patience
+        draft = draft.wake_at(deadline) if draft.now < deadline else _send_away(draft, len(unbound), patience)
     return _outdated(_stranded(_give_back(draft)))
 
 
-def _send_away(draft: Draft, missing: int) -> Draft:
+def _nominated(draft: Draft, worker: Worker) -> bool:
+    """The scheduler makes room for it: who has that may take a while to go."""
+    pod = draft.pod(worker)
+    return pod is not None and pod.nominated
+
+
+def _send_away(draft: Draft, missing: int, patience: timedelta) -> Draft:
     gated = _gated(draft)
     named = draft.status.membership.named()
     if any(worker.pod_uid in named for worker in gated) or _enough(draft, len(gated) - missing)[1]:
-        return _go_on_with_fewer(draft, gated, missing)
+        return _go_on_with_fewer(draft, gated, missing, patience)
     wait = min(c.GANG_BACKOFF_MAX, c.GANG_BACKOFF_INITIAL * 2 ** min(draft.status.gang.attempts, 10))
-    missed = f"{missing} of {len(gated)} workers found no node within {c.GANG_BIND.seconds} s"
+    missed = f"{missing} of {len(gated)} workers found no node within {patience.seconds} s"
     return _taken_back(draft, gated, "GangTimeout", missed, wait)
 
 
@@ -85,10 +94,10 @@ def _by(draft: Draft, held: list[Worker]) -> str:
     return f" by the queue {queue}" if queue else f" by who set {', '.join(sorted(gates))}"
 
 
-def _go_on_with_fewer(draft: Draft, gated: list[Worker], missing: int) -> Draft:
+def _go_on_with_fewer(draft: Draft, gated: list[Worker], missing: int, patience: timedelta) -> Draft:
     """Enough of them were bound for a generation: what may train already is no gang that waits."""
     message = (
-        f"{missing} of {len(gated)} workers found no node within {c.GANG_BIND.seconds} s:"
+        f"{missing} of {len(gated)} workers found no node within {patience.seconds} s:"
         " they are made anew, the others go on"
     )
     for worker in gated:
@@ -218,7 +227,7 @@ def _lacking(draft: Draft, gated: list[Worker], places: _Places) -> str:
     on_demand = sum(worker.on_demand for worker in gated)
     if sum(worker.on_demand for worker in places.workers) < on_demand:
         where += f", of which {on_demand} must be off spot capacity (onDemandReplicas)"
-    beside = f" beside {places.of_others} of older jobs" if places.of_others else ""
+    beside = f" beside {places.of_others} of jobs that go first" if places.of_others else ""
     return (
         f"the cluster has room for {len(places.workers)} of {len(gated)} workers{where}{beside}; they start together"
     )
@@ -262,11 +271,25 @@ class _Places:
 
 
 def _places(draft: Draft, line: Line, gated: list[Worker]) -> _Places:
-    """Who of the gang finds room after the pods that run and the gangs before it, where, and how many those take."""
-    room, others = line.before(draft.seen.job.created, draft.seen.job.key)
-    room.vacate({worker.node for worker in gated if worker.node})
-    found, domain = place(draft.seen, room, gated)
-    return _Places(workers=found, domain=domain, of_others=others)
+    """Who of the gang finds room after the pods that run and the gangs before it, where, and how many those take.
+
+    Nobody is displaced where all find room without that.
+    """
+    standing = standing_of(_pods(draft, gated)) or Standing()
+    rooms, others = line.before(standing, draft.seen.job.created, draft.seen.job.key)
+    best = _Places(workers=(), domain="", of_others=others)
+    for room in rooms:
+        room.vacate({worker.node for worker in gated if worker.node})
+        found, domain = place(draft.seen, room, gated)
+        if len(found) > len(best.workers):
+            best = _Places(workers=found, domain=domain, of_others=others)
+        if len(found) == len(gated):
+            break
+    return best
+
+
+def _pods(draft: Draft, workers: list[Worker]) -> list[PodView]:
+    return [pod for worker in workers if (pod := draft.pod(worker)) is not None and not pod.absent]
 
 
 def _lift(draft: Draft, gated: list[Worker]) -> Draft:
@@ -276,8 +299,12 @@ def _lift(draft: Draft, gated: list[Worker]) -> Draft:
             labels = ((draft.spec.scheduling.packed_by, worker.domain),) if worker.domain else ()
             draft = draft.act(LiftGate(name=pod.name, uid=pod.uid, node_labels=labels))
     draft = draft.wake_in(timedelta(seconds=2))
-    waiting = sum(1 for worker in gated if not worker.node)
-    return _hold(draft, "Scheduling", f"{waiting} of {len(gated)} workers wait for a node") if waiting else draft
+    waiting = [worker for worker in gated if not worker.node]
+    if not waiting:
+        return draft
+    coming = sum(_nominated(draft, worker) for worker in waiting)
+    until = f", {coming} of them until pods of lower priority have left theirs" if coming else ""
+    return _hold(draft, "Scheduling", f"{len(waiting)} of {len(gated)} workers wait for a node{until}")
 
 
 def _bound(draft: Draft, gated: list[Worker]) -> Draft:

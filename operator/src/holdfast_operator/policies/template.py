@@ -127,7 +127,7 @@ def _of_pod(pod: PodView) -> Words | None:
             return Words(reason="VolumeFailed", message=f"a volume of {pod.name} cannot be used: {note}")
     if "persistentvolumeclaim" in pod.unschedulable:
         return Words(reason="VolumeMissing", message=f"{pod.name} waits for a volume: {pod.unschedulable}")
-    if pod.unschedulable:
+    if pod.unschedulable and not pod.nominated:
         return Words(reason="Unschedulable", message=f"{pod.name} finds no node: {pod.unschedulable}")
     return None
 
