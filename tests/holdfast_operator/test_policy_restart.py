@@ -265,6 +265,16 @@ def test_a_gpu_error_that_a_rule_names_moves_the_worker_off_its_node_once(make_s
     assert "rule bus matches GPU error Xid 79" in told(sim, "ReplaceNodeByRule")[0]
 
 
+def test_what_shows_while_training_goes_on_loses_no_step_of_the_world_that_goes_on(make_sim: Make) -> None:
+    sim = training(make_sim, rules=[rule("Ignore", cause="Infrastructure", onGpuErrors={"xids": [79]})])
+    sim.restored = {"step": 0, "from": "nothing"}
+    sim.run(60, until=lambda: sim.step > 20)
+    sim.pods["uid-gpt-w1"]["gpu"] = [gpu_error(at=sim.stamp())]
+    sim.run(60, until=lambda: bool(sim.status.incidents) and sim.status.incidents[0].resumed is not None)
+    (incident,) = sim.status.incidents
+    assert (incident.reason, incident.lost_steps, incident.restored_from) == ("GpuError", None, None)
+
+
 def test_two_workers_of_a_node_that_show_the_same_leave_together_as_one_incident(make_sim: Make) -> None:
     sim = training(make_sim, nodes=2, rules=[rule("ReplaceNode", onGpuErrors={"xids": [79]})])
     bad = sim.node_of("gpt-w0")

@@ -7,6 +7,8 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -29,8 +31,10 @@ from holdfast_testbed.metadata import (
     Instance,
     MetadataServer,
     Request,
+    Service,
 )
 from holdfast_testbed.metadata.aws import MAX_TTL_SECONDS, TOKEN_HEADER, TOKEN_PATH, TTL_HEADER
+from holdfast_testbed.waiting import wait_for
 
 NOW = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
 MACHINE = "i-0123456789abcdef0"
@@ -106,6 +110,14 @@ def test_a_forwarded_request_gets_no_token(world: World) -> None:
 @pytest.mark.parametrize("headers", [{}, {TOKEN_HEADER.lower(): "made-up"}])
 def test_without_a_token_there_is_nothing_to_see(world: World, headers: dict[str, str]) -> None:
     assert world.aws.answer(Request(method="GET", path=ACTION, headers=headers)).status == 401
+
+
+def test_no_token_of_before_is_good_after_the_instance_was_stopped(world: World) -> None:
+    request = Request(method="GET", path=ACTION, headers={TOKEN_HEADER.lower(): world.token()})
+    assert world.aws.answer(request).status == 404
+    world.said[AWS] = replace(world.said[AWS], tokens=1)
+    assert world.aws.answer(request).status == 401
+    assert world.get(ACTION)[0] == 404
 
 
 def test_a_token_is_good_until_its_life_is_over(world: World) -> None:
@@ -364,6 +376,49 @@ def test_a_server_that_was_stopped_refuses_and_comes_back_at_its_port(server: Me
         ask(server, ACTION)
     server.start()
     assert ask(server, ACTION)[0] == 401
+
+
+def test_an_answer_that_was_held_back_is_spoiled_by_a_fault_that_came_meanwhile(world: World) -> None:
+    faults: list[str] = []
+    with (
+        MetadataServer(world.gcp, told=lambda: "".join(faults[-1:])) as server,
+        ThreadPoolExecutor() as pool,
+    ):
+        etag = gcp(world, PREEMPTED).headers["ETag"]
+        held = pool.submit(
+            ask, server, f"{PREEMPTED}?wait_for_change=true&last_etag={etag}", Metadata_Flavor="Google"
+        )
+        wait_for(lambda: bool(server.seen), what="the request", seconds=60)
+        faults.append("503")
+        world.announce(GCP, "preempted")
+        assert held.result()[0] == 503
+
+
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_a_cloud_refuses_in_its_own_form(world: World, cloud: str) -> None:
+    request = Request(method="GET", path=ACTION)
+    service: Service = {AWS: world.aws, GCP: world.gcp, AZURE: world.azure}[cloud]
+    refused = service.refusal(request, 429)
+    assert refused.status == 429
+    assert ("Google" in refused.headers.values()) == (cloud == GCP)
+    assert refused.content_type.startswith("application/json" if cloud == AZURE else "text/html")
+
+
+def test_a_redirect_leads_to_what_was_asked_for(world: World, server: MetadataServer) -> None:
+    world.announce(GCP, "preempted")
+    server.fault = "redirect"
+    assert ask(server, PREEMPTED, Metadata_Flavor="Google")[1] == "TRUE", "urllib follows it"
+    assert [request.path for request in server.seen] == [PREEMPTED, f"/elsewhere{PREEMPTED}"]
+
+
+def test_a_hanging_service_lets_go_when_the_fault_is_over(server: MetadataServer) -> None:
+    server.fault = "hang"
+    with ThreadPoolExecutor() as pool:
+        held = pool.submit(ask, server, ACTION)
+        wait_for(lambda: bool(server.seen), what="the request", seconds=60)
+        server.fault = ""
+        with pytest.raises(ConnectionError):
+            held.result()
 
 
 def test_a_fault_spoils_each_answer_until_it_is_over(server: MetadataServer) -> None:

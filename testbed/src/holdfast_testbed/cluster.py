@@ -258,18 +258,26 @@ class Cluster:
         return processes.send(process.identity, number)
 
     def notice(
-        self, node: int, *, cloud: str = metadata.AWS, action: str | None = None, seconds: float | None = None
+        self,
+        node: int,
+        *,
+        cloud: str = metadata.AWS,
+        action: str | None = None,
+        seconds: float | None = None,
+        resources: tuple[str, ...] = (),
     ) -> None:
         """The cloud announces something for a node's instance, in its own word (one of `metadata.KINDS`): that it
-        takes it away, if nothing else is said, in as many seconds as it usually gives."""
+        takes it away, if nothing else is said, in as many seconds as it usually gives. `resources` are the machines
+        that it concerns, where the cloud names them and it is not this one alone."""
         where = self.node(node)
         said = metadata.Announcement.read(where.files.announcement)
         if said.cloud != cloud:
             said = metadata.Announcement(instance_id=instance_id(where.plan), cloud=cloud)
         said.announce(
             action or metadata.PREEMPTION[cloud],
-            now=datetime.now(UTC),
+            now=said.clock(datetime.now(UTC)),
             seconds=metadata.NOTICE_SECONDS[cloud] if seconds is None else seconds,
+            resources=resources,
         ).write(where.files.announcement)
 
     def clear_notice(self, node: int, *, cloud: str | None = None) -> None:
@@ -277,6 +285,19 @@ class Cluster:
         where = self.node(node)
         said = metadata.Announcement.read(where.files.announcement)
         replace(said.withdraw(), cloud=cloud or said.cloud).write(where.files.announcement)
+
+    def spoil_metadata(self, node: int, fault: str = "", *, clock_ahead_seconds: float = 0.0) -> None:
+        """Let a node's metadata service spoil each answer (one of `metadata.FAULTS`, or a status code) and have a
+        clock of its own; with neither it is well again."""
+        path = self.node(node).files.announcement
+        said = metadata.Announcement.read(path)
+        replace(said, fault=fault, clock_ahead_seconds=clock_ahead_seconds).write(path)
+
+    def expire_tokens(self, node: int) -> None:
+        """As when AWS's instance was stopped and started: no session token is valid any more."""
+        path = self.node(node).files.announcement
+        said = metadata.Announcement.read(path)
+        replace(said, tokens=said.tokens + 1).write(path)
 
     def noticed(self) -> list[int]:
         """Numbers of the nodes for which something is announced."""

@@ -5,17 +5,26 @@ The bridge stands in its own namespace so that no packet filter of the host (Doc
 
 from __future__ import annotations
 
+import ctypes
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from holdfast_testbed.addresses import NodePlan, Plan
 from holdfast_testbed.commands import run
 from holdfast_testbed.errors import CommandFailedError, LeftBehindError, MissingProgramError
 
+Made = TypeVar("Made")
+
 _NETNS = Path("/run/netns")
+_NOBODY = "02:00:00:00:00:01"
+"""An Ethernet address that nothing has."""
+_CLONE_NEWNET = 0x40000000
+_setns = ctypes.CDLL(None, use_errno=True).setns
 _MODULES = ("overlay", "bridge", "br_netfilter", "veth", "nf_tables")
 
 
@@ -92,6 +101,37 @@ def make_node_network(plan: Plan, node: NodePlan, metadata_address: str) -> None
 def set_cable(plan: Plan, node: NodePlan, *, up: bool) -> None:
     """Plug or unplug a node's cable."""
     ip("-n", plan.switch, "link", "set", node.link, "up" if up else "down")
+
+
+def hide(node: NodePlan, address: str, *, silent: bool) -> None:
+    """Take an address of its own (the metadata service's) from a node: who asks there is told that nobody is reached,
+    or with `silent` nothing at all. What is asked stays on the node's switch."""
+    route = f"route add unreachable {address}/32"
+    if silent:
+        route = f"route add {address}/32 dev eth0"
+        ip("-n", node.namespace, "neigh", "replace", address, "lladdr", _NOBODY, "dev", "eth0", "nud", "permanent")
+    batch([route, f"addr del {address}/32 dev lo"], namespace=node.namespace)
+
+
+def show(node: NodePlan, address: str) -> None:
+    """Give it back, if it was taken."""
+    shown = json.loads(ip("-n", node.namespace, "-j", "route", "show", address))
+    if shown:
+        kind = "unreachable " if shown[0].get("type") == "unreachable" else ""
+        batch([f"addr add {address}/32 dev lo", f"route del {kind}{address}/32"], namespace=node.namespace)
+
+
+def inside(node: NodePlan, make: Callable[[], Made]) -> Made:
+    """What is made in a node's network: sockets stay there, whoever uses them."""
+
+    def made() -> Made:
+        with Path(_NETNS, node.namespace).open() as space:
+            if _setns(space.fileno(), _CLONE_NEWNET) != 0:
+                raise OSError(ctypes.get_errno(), f"cannot enter {node.namespace}")
+        return make()
+
+    with ThreadPoolExecutor(max_workers=1) as pool:  # a thread of its own, which takes the namespace with it
+        return pool.submit(made).result()
 
 
 def cable_is_up(plan: Plan, node: NodePlan) -> bool:

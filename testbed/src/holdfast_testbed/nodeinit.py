@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import uuid
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +96,14 @@ def _configure_network() -> None:
 
 
 def _serve_metadata(announcement: Path) -> None:
-    service = Instance(lambda: Announcement.read(announcement))
-    MetadataServer(service, address=METADATA_ADDRESS, port=METADATA_PORT).start()
+    def told() -> Announcement:
+        return Announcement.read(announcement)
+
+    def now() -> datetime:
+        return told().clock(datetime.now(UTC))
+
+    service = Instance(told, now)
+    MetadataServer(service, address=METADATA_ADDRESS, port=METADATA_PORT, now=now, told=lambda: told().fault).start()
 
 
 class Supervisor:

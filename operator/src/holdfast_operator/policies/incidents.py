@@ -311,9 +311,15 @@ def _first_commit(draft: Draft, incident: Incident) -> tuple[datetime, Report] |
     return min(later, key=lambda found: found[0], default=None)
 
 
+def _trained_on(incident: Incident, report: Report) -> bool:
+    """No world ended by it, as far as is known, so this one may be older, and from where it began tells nothing."""
+    of_no_world = incident.pair.attempt == 0
+    return of_no_world and report.world is not None and report.world.pair.generation == incident.pair.generation
+
+
 def _as_seen(draft: Draft, incident: Incident, resumed: datetime, report: Report) -> Incident:
     restored, reached = report.restored, draft.status.progress
-    if restored is None:
+    if restored is None or _trained_on(incident, report):
         return replace(incident, resumed=resumed)
     before = reached is not None and reached.time is not None and reached.time < resumed
     lost = max(0, reached.step - restored.step) if reached is not None and before else None

@@ -61,6 +61,16 @@ class Announcement:
     instance_id: str
     cloud: str = AWS
     events: tuple[Event, ...] = ()
+    fault: str = ""
+    """How the service spoils each of its answers: a status code or one of `FAULTS`."""
+    clock_ahead_seconds: float = 0.0
+    """What the cloud's clock shows beyond the machine's."""
+    tokens: int = 0
+    """Session tokens of another number are not valid any more (AWS)."""
+
+    def clock(self, now: datetime) -> datetime:
+        """What the cloud's clock shows."""
+        return now + timedelta(seconds=self.clock_ahead_seconds)
 
     def of(self, *kinds: str) -> Event | None:
         """The newest event of one of these kinds."""

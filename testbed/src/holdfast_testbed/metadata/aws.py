@@ -25,7 +25,7 @@ TTL_HEADER = "X-aws-ec2-metadata-token-ttl-seconds"
 TOKEN_HEADER = "X-aws-ec2-metadata-token"  # noqa: S105
 MAX_TTL_SECONDS = 21600
 ROOT = "/latest/meta-data"
-_NOT_FOUND = '<?xml version="1.0" encoding="iso-8859-1"?>\n<html><head><title>404 - Not Found</title></head></html>\n'
+_PAGE = '<?xml version="1.0" encoding="iso-8859-1"?>\n<html><head><title>{}</title></head></html>\n'
 _MAINTENANCE = timedelta(minutes=17)
 
 
@@ -36,7 +36,8 @@ class Imds:
     announced: Callable[[], Announcement]
     clock: Callable[[], float] = time.monotonic
     name: ClassVar[str] = "EC2ws"
-    _tokens: dict[str, float] = field(default_factory=dict)
+    _tokens: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """With each token, the number of its kind and the end of its life."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def answer(self, request: Request) -> Answer:
@@ -50,7 +51,11 @@ class Imds:
         if request.path == TOKEN_PATH:
             return Answer(status=405)
         found = _tree(self.announced()).get(request.path.rstrip("/"))
-        return found or Answer(status=404, body=_NOT_FOUND, content_type="text/html")
+        return found or Answer(status=404, body=_PAGE.format("404 - Not Found"), content_type="text/html")
+
+    def refusal(self, _: Request, status: int) -> Answer:
+        """Of its usual form."""
+        return Answer(status=status, body=_PAGE.format(status), content_type="text/html")
 
     def expire_tokens(self) -> None:
         """As when the instance was stopped and started: no token is valid any more."""
@@ -67,12 +72,13 @@ class Imds:
             return Answer(status=400, body="Bad Request")
         token = secrets.token_urlsafe(40) + "=="
         with self._lock:
-            self._tokens[token] = self.clock() + int(ttl)
+            self._tokens[token] = (self.announced().tokens, self.clock() + int(ttl))
         return Answer(status=200, body=token, headers={TTL_HEADER: ttl})
 
     def _valid(self, token: str) -> bool:
         with self._lock:
-            return self.clock() < self._tokens.get(token, float("-inf"))
+            number, end = self._tokens.get(token, (0, float("-inf")))
+        return self.clock() < end and number == self.announced().tokens
 
 
 def _tree(announced: Announcement) -> dict[str, Answer]:

@@ -57,6 +57,10 @@ class AzureMetadata:
             return self._start(request)
         return self._events(request) if request.method == "GET" else _error(405, "Method not allowed")
 
+    def refusal(self, _: Request, status: int) -> Answer:
+        """Of its usual form."""
+        return _error(status, "The request is not served")
+
     def _machine(self, request: Request) -> Answer:
         if request.method != "GET":
             return _error(405, "Method not allowed")

@@ -42,6 +42,10 @@ class ComputeMetadata:
             return _page(404)
         return self._value(request)
 
+    def refusal(self, _: Request, status: int) -> Answer:
+        """Of its usual form."""
+        return _page(status)
+
     def _listing(self, request: Request, values: dict[str, str]) -> Answer:
         if request.query.get("wait_for_change") == "true":  # a directory is watched only with recursive=true
             return _page(400)

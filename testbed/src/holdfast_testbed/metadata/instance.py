@@ -29,7 +29,15 @@ class Instance:
 
     def answer(self, request: Request) -> Answer:
         """Ask the instance's own cloud."""
-        return self._services[self._announced().cloud].answer(request)
+        return self._own.answer(request)
+
+    def refusal(self, request: Request, status: int) -> Answer:
+        """In the words of its own cloud."""
+        return self._own.refusal(request, status)
+
+    @property
+    def _own(self) -> Service:
+        return self._services[self._announced().cloud]
 
 
 class AllClouds:
@@ -42,5 +50,13 @@ class AllClouds:
 
     def answer(self, request: Request) -> Answer:
         """Ask the service that has such paths."""
-        service = self._services.get(request.path.split("/")[1])
+        service = self._asked(request)
         return Answer(status=404) if service is None else service.answer(request)
+
+    def refusal(self, request: Request, status: int) -> Answer:
+        """In the words of the one that is asked."""
+        service = self._asked(request)
+        return Answer(status=status) if service is None else service.refusal(request, status)
+
+    def _asked(self, request: Request) -> Service | None:
+        return self._services.get(request.path.split("/")[1])

@@ -7,7 +7,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, urlsplit
 FAULTS = ("garbage", "html", "redirect", "endless", "cut", "hang", "drip")
 """How answers can be spoiled, besides by any status code."""
 ELSEWHERE = "/elsewhere"
-"""Where a redirect leads."""
+"""Below it a redirect leads, to the answer that was asked for: whoever follows is told everything."""
 _DRIP_SECONDS = 0.05
 _KEPT = 4096
 
@@ -57,10 +57,14 @@ class Service(Protocol):
         """Answer a request."""
         ...
 
+    def refusal(self, request: Request, status: int) -> Answer:
+        """What it says instead when it is in trouble, or takes the client for a nuisance."""
+        ...
+
 
 class MetadataServer:
-    """Serves a service. `fault` (a status code or one of `FAULTS`) spoils each answer; `seen` has the last
-    requests."""
+    """Serves a service. `fault` (a status code or one of `FAULTS`) spoils each answer, and so does what `told`
+    says at the time; `seen` has the last requests."""
 
     def __init__(
         self,
@@ -69,10 +73,12 @@ class MetadataServer:
         address: str = "127.0.0.1",
         port: int = 0,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        told: Callable[[], str] = lambda: "",
     ) -> None:
         self._service = service
         self._address = address
         self._now = now
+        self._told = told
         self.port = port
         self.fault = ""
         self.seen: deque[Request] = deque(maxlen=_KEPT)
@@ -83,6 +89,14 @@ class MetadataServer:
     def url(self) -> str:
         """Where it answers, without a slash at the end."""
         return f"http://{self._address}:{self.port}"
+
+    def spoiled(self) -> str:
+        """The fault of now."""
+        return self.fault or self._told()
+
+    def lasts(self, fault: str, seconds: float) -> bool:
+        """Whether it is still so after a while."""
+        return not self.closing.wait(seconds) and self.spoiled() == fault
 
     def start(self) -> None:
         """Answer in the background; after `stop` at the same port again."""
@@ -149,12 +163,17 @@ def _handler(server: MetadataServer, service: Service, now: Callable[[], datetim
         def _serve(self) -> None:
             request = self._request()
             server.seen.append(request)
-            if not server.fault:
-                self._reply(service.answer(request))
-            elif server.fault.isdigit():
-                self._reply(Answer(status=int(server.fault)))
+            astray = request.path.startswith(ELSEWHERE)
+            fault = "" if astray else server.spoiled()
+            if not fault:
+                answer = service.answer(_led_back(request))
+                fault = "" if astray else server.spoiled()  # an answer that was held back may come into one
+            if not fault:
+                self._reply(answer)
+            elif fault.isdigit():
+                self._reply(service.refusal(request, int(fault)))
             else:
-                _spoil(self, server)
+                _spoil(self, server, fault)
                 self.close_connection = True
 
         do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _serve  # noqa: N815 - the base class's names
@@ -189,35 +208,41 @@ def _handler(server: MetadataServer, service: Service, now: Callable[[], datetim
     return Handler
 
 
-def _spoil(handler: BaseHTTPRequestHandler, server: MetadataServer) -> None:
-    """Answer in the way of the server's fault, and hang up after it."""
-    if server.fault == "garbage":
+def _led_back(request: Request) -> Request:
+    """What a redirected request asked for at first."""
+    return replace(request, path=request.path.removeprefix(ELSEWHERE))
+
+
+def _spoil(handler: BaseHTTPRequestHandler, server: MetadataServer, fault: str) -> None:
+    """Answer in the way of a fault, and hang up after it."""
+    if fault == "garbage":
         handler.wfile.write(b"\x00\xff this is not HTTP \r\n\r\n" * 10)
-    elif server.fault == "hang":
-        server.closing.wait()
-    elif server.fault == "drip":
+    elif fault == "hang":
+        while server.lasts(fault, _DRIP_SECONDS):
+            pass
+    elif fault == "drip":
         for letter in b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\nX-Slow: " + b"x" * 1000:
             handler.wfile.write(bytes([letter]))
-            if server.closing.wait(_DRIP_SECONDS):
+            if not server.lasts(fault, _DRIP_SECONDS):
                 break
     else:
-        _mislead(handler, server)
+        _mislead(handler, server, fault)
 
 
-def _mislead(handler: BaseHTTPRequestHandler, server: MetadataServer) -> None:
+def _mislead(handler: BaseHTTPRequestHandler, server: MetadataServer, fault: str) -> None:
     """An answer that is HTTP and not what it should be."""
     status, length, body = 200, -1, b""
-    if server.fault == "html":
+    if fault == "html":
         body = b"<html>log in to the network</html>"
-    elif server.fault == "endless":
+    elif fault == "endless":
         body = b"x" * (1 << 20)
-    elif server.fault == "cut":
+    elif fault == "cut":
         length, body = 100, b'{"action": "terminate", '
-    elif server.fault == "redirect":
+    elif fault == "redirect":
         status = 302
     handler.send_response(status)
     if status == 302:
-        handler.send_header("Location", server.url + ELSEWHERE)
+        handler.send_header("Location", server.url + ELSEWHERE + handler.path)
     handler.send_header("Content-Length", str(length if length >= 0 else len(body)))
     handler.end_headers()
     handler.wfile.write(body)

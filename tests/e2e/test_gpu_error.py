@@ -1,0 +1,102 @@
+"""From dcgm-exporter on a node through a pod's sidecar to a worker on another node, while training goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import pytest
+import yaml
+
+from holdfast_testbed import network
+from holdfast_testbed.cluster import Cluster
+from holdfast_testbed.dcgm import PORT, ExporterServer, FakeGpu, FakeNode
+from holdfast_testbed.drill.faults import Drill, Stage
+from holdfast_testbed.drill.install import example_job
+from holdfast_testbed.drill.judge import Promise, losses_and_causes
+from holdfast_testbed.drill.watch import PodSight, Watcher
+
+pytestmark = pytest.mark.e2e
+
+GPU = "nvidia.com/gpu"
+JOB = "on-gpus"
+WORKERS = 2
+OFF_THE_BUS = 79
+
+Exporters = Mapping[str, ExporterServer]
+
+
+@pytest.fixture
+def exporters(cluster: Cluster) -> Iterator[Exporters]:
+    """A GPU on each node, and an exporter at the node's own address, where sidecars look for one by default."""
+    nodes = [cluster.node(number) for number in range(1, cluster.nodes + 1)]
+    with ExitStack() as stack:
+        found = {}
+        for node in nodes:
+            serve = partial(ExporterServer, FakeNode(), address=node.plan.address, port=PORT)
+            found[node.name] = stack.enter_context(network.inside(node.plan, serve))
+            cluster.advertise(node.plan.number, GPU, 1)
+            stack.callback(cluster.advertise, node.plan.number, GPU, 0)
+        yield found
+
+
+def test_a_gpu_that_falls_off_the_bus_costs_its_worker_the_node_and_no_step(
+    cluster: Cluster, namespace: str, exporters: Exporters
+) -> None:
+    cluster.kubectl("-n", namespace, "apply", "-f", "-", input=json.dumps(job_on_gpus()))
+    with Watcher(cluster, namespace, JOB) as watcher:
+        stage = Stage(cluster=cluster, watcher=watcher, say=print)
+        watcher.wait("two workers", lambda: len(stage.workers()) == WORKERS, timeout=240)
+        gpus = {pod.node: gpu_of(pod, namespace) for pod in stage.workers()}
+        for node, gpu in gpus.items():
+            exporters[node].node.gpus.append(gpu)
+        watcher.wait_for_world(WORKERS, steps=5, timeout=300)
+        sick = stage.workers()[1]
+        watcher.wait("its GPU to be watched", lambda: watched(stage, sick), timeout=240)
+
+        def fall_off_the_bus(stage: Stage) -> None:
+            stage.strike()
+            gpus[sick.node].set(XID_ERRORS=OFF_THE_BUS)
+            stage.say(f"a GPU of {sick.node} falls off the bus ({sick.name} runs there)")
+
+        promise = Promise(fault="XID 79", within_seconds=30, max_lost_steps=0, cause="Infrastructure")
+        outcome = Drill(name="XID 79", promise=promise, inflict=fall_off_the_bus).run(stage)
+
+        assert losses_and_causes(promise, outcome) == ()
+        watcher.wait_for_world(WORKERS, steps=2, timeout=240)
+        assert sick.node not in {pod.node for pod in stage.workers()}, (
+            "its GPU is free, and nothing else is wrong there"
+        )
+        assert sick.node in told(stage, "avoidedNodes[*].node")
+        assert "ReplaceNodeByDefault" in told(stage, "incidents[*].decision")
+
+
+def job_on_gpus() -> dict[str, Any]:
+    """The example with two workers, each with a GPU: a node is left over."""
+    body: dict[str, Any] = yaml.safe_load(example_job(max_steps="1000000"))
+    body["metadata"]["name"] = JOB
+    body["spec"]["workers"]["replicas"] = WORKERS
+    trainer = body["spec"]["workers"]["template"]["spec"]["containers"][0]
+    trainer["resources"]["limits"][GPU] = 1
+    return body
+
+
+def gpu_of(pod: PodSight, namespace: str) -> FakeGpu:
+    """As the exporter maps it."""
+    return FakeGpu(index=0, uuid=f"GPU-{pod.node}", pod=pod.name, namespace=namespace, pod_uid=pod.uid)
+
+
+def watched(stage: Stage, pod: PodSight) -> bool:
+    """By its sidecar's own word: what is shown at first sight would be the past."""
+    words = ("logs", pod.name, "-c", "holdfast-sidecar", "--tail=-1")
+    said = stage.cluster.kubectl("-n", stage.watcher.namespace, *words, check=False)
+    return "the GPU exporter shows 1 GPU(s) of this pod" in said
+
+
+def told(stage: Stage, path: str) -> str:
+    """A part of the job's status."""
+    words = ("get", "ftj", JOB, "-o", f"jsonpath={{.status.{path}}}")
+    return stage.cluster.kubectl("-n", stage.watcher.namespace, *words)

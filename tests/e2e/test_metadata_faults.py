@@ -1,0 +1,505 @@
+"""Metadata services in trouble at the true address of a node: what the sidecar makes of each cloud's.
+
+Three nodes are machines of three clouds. Each case is played on all of them at once: a sidecar of its own in the
+node's network, with all sources on, asks 169.254.169.254 as it would from a pod.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from holdfast_testbed import network
+from holdfast_testbed.cluster import Cluster
+from holdfast_testbed.constants import METADATA_ADDRESS
+from holdfast_testbed.metadata import AWS, AZURE, CLOUDS, GCP, KINDS, NOTICE_SECONDS, PREEMPTION
+from holdfast_testbed.processes import die_with_parent
+from holdfast_testbed.waiting import wait_for
+
+pytestmark = pytest.mark.e2e
+
+DEADLINE = 120.0
+"""Only what fails takes so long."""
+NEAR_SECONDS = 28.0
+"""Near enough for each kind of notice to be acted upon, and far enough not to be over before it is."""
+CLOCK_AHEAD_SECONDS = (-1200.0, 1200.0)
+EVENTS = f"http://{METADATA_ADDRESS}/metadata/scheduledevents?api-version=2020-07-01"
+
+Document = dict[str, Any]
+
+
+class Sidecar:
+    """The real process in a node's network, in the place of a pod's."""
+
+    def __init__(self, machine: Machine, folder: Path) -> None:
+        self._machine = machine
+        self._run_dir = folder / "run"
+        self._run_dir.mkdir(parents=True)
+        self._log = folder / "sidecar.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Sidecar:
+        plan = self._machine.cluster.node(self._machine.number).plan
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+        environment |= {
+            "HOLDFAST_RUN_DIR": str(self._run_dir),
+            "HOLDFAST_POD_UID": "uid-of-the-pod",
+            "HOLDFAST_POD_NAME": "gpt-w0",
+            "HOLDFAST_POD_NAMESPACE": "ml",
+            "HOLDFAST_NODE_NAME": plan.name,
+            "HOLDFAST_OPERATOR_URL": "https://127.0.0.1:1",  # away; what is noticed does not wait for it
+            "HOLDFAST_NOTICE_PROVIDERS": ",".join(CLOUDS),
+            "HOLDFAST_SIDECAR_ADDRESS": plan.address,
+            "HOLDFAST_SIDECAR_PORT": "0",
+        }
+        command = ["nsenter", f"--net=/run/netns/{plan.namespace}", sys.executable, "-m", "holdfast_sidecar"]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - one call into libc
+            )
+        try:
+            self.hears("metrics on port")
+        except BaseException:
+            self.__exit__()
+            raise
+        port = next(line for line in self._lines() if "metrics on port" in line).rpartition(" ")[2]
+        self._url = f"http://{plan.address}:{port}"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def _lines(self) -> list[str]:
+        whole = self._log.read_text().rpartition("\n")[0]
+        return [str(json.loads(line)["message"]) for line in whole.splitlines()]
+
+    def says(self, words: str) -> int:
+        """How many lines of its log hold the words."""
+        return sum(words in line for line in self._lines())
+
+    def hears(self, words: str, times: int = 1) -> None:
+        """Returns when its log says so."""
+        wait_for(
+            lambda: self.says(words) >= times,
+            what=f"the sidecar on a machine of {self._machine.cloud} says {words!r}",
+            seconds=DEADLINE,
+            explain=self._log.read_text,
+        )
+
+    def request(self) -> Document | None:
+        """What waits for the launcher."""
+        with suppress(FileNotFoundError):
+            found: Document = json.loads((self._run_dir / "emergency_checkpoint").read_text())
+            return found
+        return None
+
+    def asked(self) -> Document:
+        """The request, when it is there."""
+        wait_for(
+            lambda: self.request() is not None,
+            what=f"the touch-file on a machine of {self._machine.cloud}",
+            seconds=DEADLINE,
+            explain=self._log.read_text,
+        )
+        return self.request() or {}
+
+    def take(self) -> Document:
+        """As the launcher takes it."""
+        taken = self.asked()
+        (self._run_dir / "emergency_checkpoint").unlink()
+        return taken
+
+    def acknowledge(self, request: Document) -> None:
+        """As the launcher says that the commit is made."""
+        (self._run_dir / "emergency_checkpoint.ack").write_text(
+            json.dumps({"version": 1, "id": request["id"], "result": "Committed"})
+        )
+
+    def passed_on(self, number: int = 1) -> list[str]:
+        """The actions of the notices so far, once there are so many."""
+
+        def remembered() -> list[Document]:
+            with suppress(FileNotFoundError):
+                notices: list[Document] = json.loads((self._run_dir / "sidecar-notices.json").read_text())["notices"]
+                return notices
+            return []
+
+        wait_for(lambda: len(remembered()) >= number, what=f"{number} notices", seconds=DEADLINE)
+        return [str(notice["action"]) for notice in remembered()]
+
+    def failed_polls(self) -> Counter[str]:
+        """By its metrics, for each source."""
+        with urllib.request.urlopen(f"{self._url}/metrics", timeout=DEADLINE) as answer:  # noqa: S310 - http, to a node
+            families = text_string_to_metric_families(answer.read().decode())
+        samples = [sample for family in families for sample in family.samples]
+        failed = [sample for sample in samples if sample.name == "holdfast_sidecar_poll_errors_total"]
+        return Counter({sample.labels["source"]: int(sample.value) for sample in failed})
+
+    def healthy(self) -> bool:
+        """By its probe."""
+        try:
+            with urllib.request.urlopen(f"{self._url}/healthz", timeout=DEADLINE) as answer:  # noqa: S310 - the same
+                return bool(answer.status == 200)
+        except urllib.error.HTTPError:
+            return False
+
+
+@dataclass
+class Machine:
+    """A node as an instance of a cloud."""
+
+    cluster: Cluster
+    number: int
+    cloud: str
+    folder: Path
+    begun: int = 0
+
+    def sidecar(self) -> Sidecar:
+        """A new one, for a `with`."""
+        self.begun += 1
+        return Sidecar(self, self.folder / f"{self.cloud}-{self.begun}")
+
+    def announce(self, kind: str = "", seconds: float | None = None, **more: Any) -> None:
+        kind = kind or PREEMPTION[self.cloud]
+        self.cluster.notice(self.number, cloud=self.cloud, action=kind, seconds=seconds, **more)
+
+    def withdraw(self) -> None:
+        self.cluster.clear_notice(self.number)
+
+    def spoil(self, fault: str = "", **more: Any) -> None:
+        self.cluster.spoil_metadata(self.number, fault, **more)
+
+    def hide(self, *, silent: bool) -> None:
+        network.hide(self.cluster.node(self.number).plan, METADATA_ADDRESS, silent=silent)
+
+    def mend(self) -> None:
+        """No fault any more; what is announced stays."""
+        self.spoil()
+        network.show(self.cluster.node(self.number).plan, METADATA_ADDRESS)
+
+    def events(self) -> list[Document]:
+        """What Azure tells of its events, to any program on the machine."""
+
+        def fetch() -> bytes:
+            question = urllib.request.Request(EVENTS, headers={"Metadata": "true"})
+            with urllib.request.urlopen(question, timeout=DEADLINE) as answer:  # noqa: S310 - the same
+                body: bytes = answer.read()
+                return body
+
+        found: list[Document] = json.loads(network.inside(self.cluster.node(self.number).plan, fetch))["Events"]
+        return found
+
+
+@pytest.fixture(scope="module")
+def machines(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Machine, ...]]:
+    """A node for each cloud; all of AWS again afterwards."""
+    folder = tmp_path_factory.mktemp("sidecars")
+    found = tuple(
+        Machine(cluster=cluster, number=number, cloud=cloud, folder=folder) for number, cloud in enumerate(CLOUDS, 1)
+    )
+    yield found
+    for machine in found:
+        cluster.clear_notice(machine.number, cloud=AWS)
+
+
+Play = Callable[[Machine], Any]
+
+
+def at_once(machines: tuple[Machine, ...], play: Play) -> Mapping[str, Future[Any]]:
+    """Play on each machine, and leave it as it was."""
+
+    def once(machine: Machine) -> Any:
+        machine.cluster.clear_notice(machine.number, cloud=machine.cloud)
+        try:
+            return play(machine)
+        finally:
+            machine.mend()
+            machine.withdraw()
+
+    with ThreadPoolExecutor(len(machines)) as pool:
+        return {machine.cloud: pool.submit(once, machine) for machine in machines}
+
+
+# In trouble ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trouble:
+    """What the service does while it has something to announce."""
+
+    name: str
+    begin: Callable[[Machine], None]
+    at_first: bool = False
+    """From before the sidecar starts, which then takes the service for absent."""
+
+
+def answers(fault: str, *, at_first: bool = False) -> Trouble:
+    return Trouble(name=fault, begin=lambda machine: machine.spoil(fault), at_first=at_first)
+
+
+TROUBLES = (
+    answers("401"),
+    answers("404", at_first=True),  # of AWS, a 404 to who has a token is how it says that nothing is announced
+    answers("429"),
+    answers("500"),
+    answers("hang"),
+    answers("garbage"),
+    answers("html"),
+    answers("drip"),
+    answers("redirect"),
+    Trouble(name="unreachable", begin=lambda machine: machine.hide(silent=False)),
+    Trouble(name="silent", begin=lambda machine: machine.hide(silent=True), at_first=True),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What came out of a sidecar."""
+
+    meanwhile: Document | None
+    healthy: bool
+    failed_polls: Counter[str]
+    lines: dict[str, int]
+    """How often it was said of each cloud that there is no such service."""
+    afterwards: Document = field(default_factory=dict)
+
+
+def suffer(machine: Machine, trouble: Trouble) -> Seen:
+    """An interruption that is announced in the midst of trouble, and told after it."""
+    if trouble.at_first:
+        trouble.begin(machine)
+        machine.announce()
+    with machine.sidecar() as sidecar:
+        if trouble.at_first:
+            sidecar.hears(f"{machine.cloud}: no such service here")
+        else:
+            sidecar.hears(f"{machine.cloud}: the source of notices answers")
+            trouble.begin(machine)
+            machine.announce()
+            sidecar.hears(f"{machine.cloud}: no notices for now")
+        meanwhile, healthy, failed = sidecar.request(), sidecar.healthy(), sidecar.failed_polls()
+        machine.mend()
+        afterwards = sidecar.asked()
+        lines = {cloud: sidecar.says(f"{cloud}: no such service here") for cloud in CLOUDS}
+    return Seen(meanwhile=meanwhile, healthy=healthy, failed_polls=failed, lines=lines, afterwards=afterwards)
+
+
+@pytest.fixture(scope="module", params=TROUBLES, ids=lambda trouble: trouble.name)
+def suffered(
+    machines: tuple[Machine, ...], request: pytest.FixtureRequest
+) -> tuple[Trouble, Mapping[str, Future[Seen]]]:
+    trouble: Trouble = request.param
+    return trouble, at_once(machines, lambda machine: suffer(machine, trouble))
+
+
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_trouble_is_no_notice_and_what_was_announced_in_it_is_passed_on_after_it(
+    suffered: tuple[Trouble, Mapping[str, Future[Seen]]], cloud: str
+) -> None:
+    trouble, played = suffered
+    seen = played[cloud].result()
+    assert seen.meanwhile is None
+    assert seen.healthy
+    assert seen.failed_polls[cloud] >= 1
+    absent = [other for other in CLOUDS if other != cloud or trouble.at_first]
+    assert {other: seen.lines[other] for other in absent} == dict.fromkeys(absent, 1)
+    assert (seen.afterwards["source"], seen.afterwards["drain"]) == (cloud, True)
+
+
+def test_a_token_that_is_valid_no_more_is_renewed_within_the_poll(machines: tuple[Machine, ...]) -> None:
+    (machine,) = (machine for machine in machines if machine.cloud == AWS)
+
+    def expire(machine: Machine) -> tuple[Document, int]:
+        with machine.sidecar() as sidecar:
+            sidecar.hears(f"{AWS}: the source of notices answers")
+            machine.cluster.expire_tokens(machine.number)
+            machine.announce()
+            return sidecar.asked(), sidecar.says("instance-action answered 401")
+
+    request, refused = at_once((machine,), expire)[AWS].result()
+    assert (request["source"], refused) == (AWS, 0)
+
+
+# What is announced -----------------------------------------------------------------------------------------------
+
+ACTIONS = {
+    AWS: {
+        "terminate": ("terminate", True),
+        "stop": ("stop", True),
+        "hibernate": ("hibernate", True),
+        "rebalance": ("rebalance", False),
+        "instance-stop": ("stop", True),
+        "instance-retirement": ("terminate", True),
+        "instance-reboot": ("reboot", True),
+        "system-reboot": ("reboot", True),
+        "system-maintenance": ("maintenance", False),
+    },
+    GCP: {
+        "preempted": ("preempt", True),
+        "TERMINATE_ON_HOST_MAINTENANCE": ("terminate", True),
+        "MIGRATE_ON_HOST_MAINTENANCE": ("migrate", False),
+    },
+    AZURE: {
+        "Preempt": ("preempt", True),
+        "Terminate": ("terminate", True),
+        "Redeploy": ("redeploy", True),
+        "Reboot": ("reboot", True),
+        "Freeze": ("freeze", False),
+    },
+}
+"""What each announcement becomes, and whether the worker leaves."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passed:
+    """What a notice became."""
+
+    actions: list[str]
+    drain: bool
+    statuses: list[str]
+    """Of Azure's events, after the launcher had acknowledged the commit."""
+
+
+def tell(machine: Machine, kind: str) -> Passed:
+    """A sidecar that starts on a machine for which something is announced."""
+    machine.withdraw()
+    machine.announce(kind, NEAR_SECONDS)
+    with machine.sidecar() as sidecar:
+        request = sidecar.asked()
+        statuses: list[str] = []
+        if machine.cloud == AZURE:
+            sidecar.acknowledge(request)
+            sidecar.hears("is approved, its commit is made")
+            statuses = [str(event["EventStatus"]) for event in machine.events()]
+        return Passed(actions=sidecar.passed_on(), drain=bool(request["drain"]), statuses=statuses)
+
+
+@pytest.fixture(scope="module")
+def told(machines: tuple[Machine, ...]) -> Mapping[str, Future[dict[str, Passed]]]:
+    return at_once(machines, lambda machine: {kind: tell(machine, kind) for kind in KINDS[machine.cloud]})
+
+
+@pytest.mark.parametrize(("cloud", "kind"), [(cloud, kind) for cloud in CLOUDS for kind in KINDS[cloud]])
+def test_each_kind_of_notice_asks_for_what_it_leaves_time_for(
+    told: Mapping[str, Future[dict[str, Passed]]], cloud: str, kind: str
+) -> None:
+    passed = told[cloud].result()[kind]
+    action, drain = ACTIONS[cloud][kind]
+    assert (passed.actions, passed.drain) == ([action], drain)
+    assert passed.statuses == (["Started"] if cloud == AZURE else [])
+
+
+def test_a_notice_that_is_withdrawn_before_it_was_heard_never_was_and_one_that_was_passed_on_stays(
+    machines: tuple[Machine, ...],
+) -> None:
+    later = {AWS: "hibernate", GCP: "MIGRATE_ON_HOST_MAINTENANCE", AZURE: "Reboot"}
+
+    def change_its_mind(machine: Machine) -> tuple[Document | None, Document, list[str]]:
+        with machine.sidecar() as sidecar:
+            sidecar.hears(f"{machine.cloud}: the source of notices answers")
+            machine.spoil("500")
+            machine.announce()
+            sidecar.hears(f"{machine.cloud}: no notices for now")
+            machine.withdraw()
+            machine.spoil()
+            sidecar.hears(f"{machine.cloud}: the source of notices answers", times=2)
+            unheard = sidecar.request()
+            machine.announce()
+            sidecar.take()
+            machine.withdraw()
+            machine.announce(later[machine.cloud], 300)
+            return unheard, sidecar.asked(), sidecar.passed_on(2)
+
+    for cloud, played in at_once(machines, change_its_mind).items():
+        unheard, request, actions = played.result()
+        first, second = (ACTIONS[cloud][kind][0] for kind in (PREEMPTION[cloud], later[cloud]))
+        assert (unheard, actions) == (None, [first, second])
+        assert (request["source"], request.get("supersedes", [])) == (cloud, []), "joined with one that was taken"
+
+
+def test_a_notice_for_another_machine_is_none(machines: tuple[Machine, ...]) -> None:
+    (machine,) = (machine for machine in machines if machine.cloud == AZURE)
+
+    def a_neighbour_goes(machine: Machine) -> tuple[int, list[str], bool]:
+        machine.announce("Preempt", resources=("gpt-node_another",))
+        with machine.sidecar() as sidecar:
+            sidecar.hears(f"{AZURE}: the source of notices answers")
+            machine.announce("Reboot")
+            request = sidecar.asked()
+            return len(machine.events()), sidecar.passed_on(), request["drain"]
+
+    assert at_once((machine,), a_neighbour_goes)[AZURE].result() == (2, ["reboot"], True)
+
+
+def test_of_two_notices_at_once_an_interruption_stands_alone(machines: tuple[Machine, ...]) -> None:
+    lesser = {AWS: "rebalance", GCP: "TERMINATE_ON_HOST_MAINTENANCE", AZURE: "Freeze"}
+
+    def two(machine: Machine) -> list[str]:
+        machine.announce(lesser[machine.cloud], NEAR_SECONDS)
+        machine.announce()
+        with machine.sidecar() as sidecar:
+            sidecar.take()
+            sidecar.hears(f"{machine.cloud}: the source of notices answers")  # after all that it said was passed on
+            return sidecar.passed_on()
+
+    played = at_once(machines, two)
+    assert {cloud: one.result() for cloud, one in played.items()} == {
+        cloud: [ACTIONS[cloud][PREEMPTION[cloud]][0]] for cloud in CLOUDS
+    }
+
+
+def test_two_disturbances_at_once_are_one_request_that_names_both(machines: tuple[Machine, ...]) -> None:
+    pairs = {AWS: ("rebalance", "system-maintenance"), AZURE: ("Freeze", "Freeze")}
+
+    def two(machine: Machine) -> tuple[list[str], Document]:
+        for kind in pairs[machine.cloud]:
+            machine.announce(kind, NEAR_SECONDS)
+        with machine.sidecar() as sidecar:
+            return sorted(sidecar.passed_on(2)), sidecar.asked()
+
+    some = tuple(machine for machine in machines if machine.cloud in pairs)
+    for cloud, played in at_once(some, two).items():
+        actions, request = played.result()
+        assert actions == sorted(ACTIONS[cloud][kind][0] for kind in pairs[cloud])
+        assert (request["drain"], len(request["supersedes"])) == (False, 1)
+
+
+def test_a_deadline_is_this_hosts_however_wrong_the_clouds_clock_is(machines: tuple[Machine, ...]) -> None:
+    def skewed(machine: Machine) -> list[timedelta]:
+        """By how much each deadline lies beyond what the cloud gives, from when the notice can have come."""
+        beyond = []
+        for ahead in CLOCK_AHEAD_SECONDS:
+            machine.withdraw()
+            machine.spoil(clock_ahead_seconds=ahead)
+            began = datetime.now(UTC)
+            machine.announce()
+            with machine.sidecar() as sidecar:
+                deadline = datetime.fromisoformat(sidecar.asked()["deadline"])
+            given = timedelta(seconds=NOTICE_SECONDS[machine.cloud])
+            late = (datetime.now(UTC) - began) if machine.cloud == GCP else timedelta()  # which names no time
+            beyond.append(max(timedelta(), abs(deadline - began - given) - late))
+        return beyond
+
+    for cloud, played in at_once(machines, skewed).items():
+        assert max(played.result()) < timedelta(seconds=5), cloud
