@@ -37,6 +37,7 @@ from torch.futures import Future
 
 from holdfast.checkpoint import commit, tier
 from holdfast.checkpoint.boxes import tiles
+from holdfast.checkpoint.collecting import uncollected
 from holdfast.checkpoint.described import KEY, boxed, check_described
 from holdfast.checkpoint.files import Buffer, sync_folder, write_file
 from holdfast.checkpoint.manifest import Chunk, FileRecord, Manifest, TensorRecord, check
@@ -312,14 +313,8 @@ class StorageReader(storage.StorageReader):
             raise CheckpointError(
                 f"{self._name} was not saved by torch.distributed.checkpoint: use holdfast.checkpoint.load"
             )
-        return meta.Metadata(
-            state_dict_metadata={
-                **{fqn: _tensor_metadata(one) for fqn, one in told["tensors"].items()},
-                **{fqn: meta.BytesStorageMetadata() for fqn in told["values"]},
-            },
-            planner_data={key: tuple(path) for key, path in told["planner"].items()},
-            storage_meta=meta.StorageMeta(),
-        )
+        with uncollected():
+            return _metadata(told)
 
     def set_up_storage_reader(self, metadata: meta.Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """All that is needed is in the manifest."""
@@ -336,16 +331,12 @@ class StorageReader(storage.StorageReader):
         """Read the chunks that hold what is wanted, verified."""
         if self._manifest is None or self._name is None:
             raise CheckpointError("read_data() was called before read_metadata()")
-        values = self._manifest.state[KEY]["values"]
-        wanted: list[_Wanted] = []
-        for item in plan.items:
-            if item.type is plans.LoadItemType.BYTE_IO:
-                planner.load_bytes(item, _pickled(unflatten(values[item.storage_index.fqn], _no_tensor)))
-            else:
-                wanted.append(_Wanted.of(item, self._manifest, planner))
+        with uncollected():
+            wanted = _wanted(plan, planner, self._manifest)
+            extents = _by_file(wanted)
         openers = [partial(open_file, store, self._name) for store in as_stores(self._where)]
         with closing(Copies(openers=openers, records=self._manifest.files)) as copies:
-            read_into(copies, _by_file(wanted))
+            read_into(copies, extents)
         for one in wanted:
             one.deliver(planner)
         done: Future[None] = Future()
@@ -356,6 +347,17 @@ class StorageReader(storage.StorageReader):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Whether it names a step."""
         return _ID.fullmatch(os.fspath(checkpoint_id)) is not None
+
+
+def _metadata(told: Mapping[str, Any]) -> meta.Metadata:
+    return meta.Metadata(
+        state_dict_metadata={
+            **{fqn: _tensor_metadata(one) for fqn, one in told["tensors"].items()},
+            **{fqn: meta.BytesStorageMetadata() for fqn in told["values"]},
+        },
+        planner_data={key: tuple(path) for key, path in told["planner"].items()},
+        storage_meta=meta.StorageMeta(),
+    )
 
 
 def _tensor_metadata(told: Mapping[str, Any]) -> meta.TensorStorageMetadata:
@@ -428,6 +430,18 @@ class _Wanted:
                 part = part.narrow(dim, self.item.storage_offsets[dim], self.item.lengths[dim])
             self.target.copy_(part)
         planner.commit_tensor(self.item, self.target)
+
+
+def _wanted(plan: plans.LoadPlan, planner: plans.LoadPlanner, manifest: Manifest) -> list[_Wanted]:
+    """Where its tensors lie; what is no tensor is in the manifest, and given to the planner at once."""
+    values = manifest.state[KEY]["values"]
+    wanted: list[_Wanted] = []
+    for item in plan.items:
+        if item.type is plans.LoadItemType.BYTE_IO:
+            planner.load_bytes(item, _pickled(unflatten(values[item.storage_index.fqn], _no_tensor)))
+        else:
+            wanted.append(_Wanted.of(item, manifest, planner))
+    return wanted
 
 
 def _by_file(wanted: Sequence[_Wanted]) -> dict[str, list[Extent]]:

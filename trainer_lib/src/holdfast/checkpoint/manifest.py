@@ -17,6 +17,7 @@ from typing import Any, Final
 import xxhash
 
 from holdfast.checkpoint.boxes import tiles
+from holdfast.checkpoint.collecting import uncollected
 from holdfast.checkpoint.names import inherited, is_shard, parse_commit, shard_rank
 from holdfast.checkpoint.shard import ITEM_BYTES
 from holdfast.constants import LARGEST_THRESHOLD
@@ -313,6 +314,7 @@ def digest(manifest: Manifest) -> str:
     return xxhash.xxh3_128_hexdigest(encode(manifest))
 
 
+@uncollected()
 def decode(raw: bytes) -> Manifest:
     """Read `MANIFEST.json`; DamagedError if it is not what was written, UnknownFormatError if others wrote it."""
     document = _parse(raw)

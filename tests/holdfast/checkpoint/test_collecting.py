@@ -1,0 +1,41 @@
+"""The collector of garbage is held back, and afterwards is as the script had it."""
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.checkpoint.collecting import uncollected
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    gc.enable()
+    yield
+    gc.enable()
+
+
+def collections() -> int:
+    return sum(generation["collections"] for generation in gc.get_stats())
+
+
+def test_nothing_is_collected_while_many_objects_are_made() -> None:
+    with uncollected():
+        before = collections()
+        kept = [[number] for number in range(100_000)]
+        assert collections() == before
+    assert len(kept) == 100_000
+    assert gc.isenabled()
+
+
+def test_an_error_leaves_it_on() -> None:
+    with pytest.raises(ValueError, match="no"), uncollected():
+        raise ValueError("no")
+    assert gc.isenabled()
+
+
+def test_a_script_that_collects_by_itself_goes_on_to() -> None:
+    gc.disable()
+    with uncollected():
+        pass
+    assert not gc.isenabled()
