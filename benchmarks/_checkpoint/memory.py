@@ -247,7 +247,7 @@ class State:
         begin = min(chunk.offset for tensor in manifest.tensors.values() for chunk in tensor.chunks)
         with closing(Copies(openers=[partial(store.open, name)], records=manifest.files)) as copies:
             everything = [whole_file(file, manifest.files[file])]
-            read_into(copies, {file: [extent(begin, self._room)]}, also=everything)
+            read_into(copies, {file: [extent(begin, self._room)]}, also=everything, threads=store.readers)
 
     def restore_from_peer(self) -> float:
         """The newest from the other."""

@@ -455,7 +455,7 @@ class _Reading:
             copies.fetch(file, _is_there)  # before room is made for what they claim to hold
         read = {file: read_small(copies, file) for file in turns}
         layout, patches = lay_out(manifest, rows), sparse.wanted(manifest, rows)
-        readers = max([READERS, *(getattr(store, "readers", 0) for store in self._stores[:1])])
+        readers = max((getattr(store, "readers", 0) or READERS for store in self._stores), default=READERS)
         extents = sparse.extents((one for _, one in patches), layout.extents)
         read_into(copies, extents, also=beside, looks=looks, threads=readers, fresh=True)
         for name, patch in patches:

@@ -10,7 +10,6 @@ part is wanted, only the slices in which it lies are read, if their digests are 
 
 from __future__ import annotations
 
-import os
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from typing import Final, Protocol
 import xxhash
 
 from holdfast.checkpoint.manifest import CHUNK_BYTES, FileRecord, Manifest, TensorRecord
+from holdfast.checkpoint.moving import PROCESSORS
 from holdfast.checkpoint.names import slices_file
 from holdfast.checkpoint.pages import Ahead, address_of, fault_in, fresh
 from holdfast.checkpoint.pool import Pool
@@ -30,8 +30,8 @@ from holdfast.checkpoint.slices import LARGEST, Slicer, Slices, decode, file_byt
 from holdfast.checkpoint.stores import Source
 from holdfast.errors import CheckpointError, DamagedError
 
-# Two more than there are CPUs: they wait for the disk while the others verify and copy.
-READERS: Final = 2 + max(2, min(8, len(os.sched_getaffinity(0))))
+# Four more than there are CPUs: they wait for the disk while the others verify and copy (decision 0125).
+READERS: Final = 4 + max(2, min(8, PROCESSORS))
 # Runs are cut here, so that memory of which nothing is used any more can go while a neighbour stays.
 _RUN_BYTES: Final = 64 << 20
 _LEAST_MAPPED: Final = 1 << 20

@@ -7,7 +7,8 @@ nothing may be concluded about the commit. A commit is there when its manifest i
 A source is read a chunk at a time. One that can give parts of a chunk apart at no cost says so with a property
 `grain: int`: offsets and addresses of such parts are multiples of it (1: any). They then need no second copy. One
 that is read fastest into contiguous memory, and copied from there, says so with a property `staged: bool`. A store
-whose answers take their time, but which gives many at once, says with a property `readers: int` how many to ask for.
+that is no disk says with a property `readers: int` how many parts to ask for at once: many where answers take their
+time, one for each processor where it is memory.
 """
 
 from __future__ import annotations

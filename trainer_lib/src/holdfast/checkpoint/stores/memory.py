@@ -15,6 +15,7 @@ from typing import Final, Self
 
 from holdfast.checkpoint.files import Buffer
 from holdfast.checkpoint.manifest import FileRecord, Manifest, encode
+from holdfast.checkpoint.moving import PROCESSORS
 from holdfast.checkpoint.names import MANIFEST, CommitName
 from holdfast.checkpoint.stores.slots import PADDING, Content, Extent, Place, Slot, SlotSet, fill, manifest_of, opened
 from holdfast.errors import CheckpointError, DamagedError
@@ -120,6 +121,11 @@ class MemoryStore:
     def shared(self) -> bool:
         """It is this node's alone."""
         return False
+
+    @property
+    def readers(self) -> int:
+        """Nobody waits for memory."""
+        return PROCESSORS
 
     def commits(self) -> tuple[CommitName, ...]:
         """What has its manifest here."""
