@@ -115,9 +115,13 @@ class _Writer:
 
     def _side_by_side(self, begins: range) -> FileRecord:
         with Pool(WRITERS, "holdfast-writer", step_back) as pool:
+            # One follows the copy: two would hold it up, and gain nothing.
+            waits = [pool.submit(self._filled, begins[-1]) for _ in range(WRITERS - 1)]
             writes = [pool.submit(self._write, begin) for begin in begins]
             try:
                 record = self._digest(begins)
+                for wait in waits:
+                    wait.result()
                 for write in writes:
                     write.result()
             except BaseException:

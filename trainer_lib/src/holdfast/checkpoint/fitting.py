@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 
 from holdfast.checkpoint import optimizers
+from holdfast.checkpoint.collecting import uncollected
 from holdfast.checkpoint.living import materialise, placed
 from holdfast.checkpoint.naming import own_names, parameter_names
 from holdfast.checkpoint.state import Rows, Stateful, all_of_it, unflatten
@@ -53,7 +54,9 @@ def load_into(
         for name in sorted(objects, key=lambda name: _turn(objects[name])):
             thing = objects[name]
             undo.append(_remember(thing))
-            _load(thing, unflatten(tree[name], once(tensor), rows), rows)
+            with uncollected():
+                state = unflatten(tree[name], once(tensor), rows)
+            _load(thing, state, rows)
     except _DOES_NOT_FIT as error:
         for back in reversed(undo):
             back()

@@ -23,6 +23,7 @@ from typing import Any, Final, Self
 import xxhash
 
 from holdfast.checkpoint import fencing, sparse, tier
+from holdfast.checkpoint.collecting import uncollected
 from holdfast.checkpoint.exchange import Alone, Exchange, each
 from holdfast.checkpoint.headers import check_json, check_source
 from holdfast.checkpoint.manifest import Manifest, decode, encode
@@ -454,7 +455,8 @@ class _Reading:
         for file in looks:
             copies.fetch(file, _is_there)  # before room is made for what they claim to hold
         read = {file: read_small(copies, file) for file in turns}
-        layout, patches = lay_out(manifest, rows), sparse.wanted(manifest, rows)
+        with uncollected():
+            layout, patches = lay_out(manifest, rows), sparse.wanted(manifest, rows)
         readers = max((getattr(store, "readers", 0) or READERS for store in self._stores), default=READERS)
         extents = sparse.extents((one for _, one in patches), layout.extents)
         read_into(copies, extents, also=beside, looks=looks, threads=readers, fresh=True)

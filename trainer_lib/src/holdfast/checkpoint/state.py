@@ -190,18 +190,12 @@ class _Encoder:
     def encode(self, value: Any, path: tuple[str, ...]) -> Any:
         if len(path) > _DEEPEST:
             raise StateError(f"{'.'.join(path[:5])}… is more than {_DEEPEST} deep: does it hold itself? {_MEND}")
+        if isinstance(value, torch.Tensor):
+            return self._reference(value, path)
         if value is None or (isinstance(value, bool) and not isinstance(value, enum.Enum)):
             return value
         if isinstance(value, str) and not isinstance(value, enum.Enum):
             return _text(value, path)
-        if isinstance(value, torch.Tensor) and is_sharded(value) and is_whole(value):
-            return {"$tensor": self._tensor(local(value), path)}
-        if isinstance(value, torch.Tensor) and is_sharded(value):
-            name = self._tensor(local(value), path)
-            self.sharded[name], self.parts[name] = tuple(value.shape), value
-            return {"$rows": [name, list(value.shape)]}
-        if isinstance(value, torch.Tensor):
-            return {"$tensor": self._tensor(value, path)}
         if isinstance(value, np.ndarray):
             return {"$array": self._tensor(_from_numpy(value, path), path)}
         if isinstance(value, np.generic) and not isinstance(value.item(), np.generic):
@@ -209,6 +203,15 @@ class _Encoder:
         if isinstance(value, enum.Enum):
             raise _refused(path, value)
         return self._plain(value, path)
+
+    def _reference(self, value: torch.Tensor, path: tuple[str, ...]) -> Any:
+        if not is_sharded(value):
+            return {"$tensor": self._tensor(value, path)}
+        name = self._tensor(local(value), path)
+        if is_whole(value):
+            return {"$tensor": name}
+        self.sharded[name], self.parts[name] = tuple(value.shape), value
+        return {"$rows": [name, list(value.shape)]}
 
     def _plain(self, value: Any, path: tuple[str, ...]) -> Any:
         match value:
@@ -276,16 +279,15 @@ def _integer(value: int, path: tuple[str, ...]) -> int:
 
 
 def _check_tensor(tensor: torch.Tensor, path: tuple[str, ...]) -> None:
-    where = ".".join(path)
     if is_lazy(tensor):
         raise StateError(
-            f"{where} has no shape yet: run a batch through its module before its state_dict() is asked for"
+            f"{'.'.join(path)} has no shape yet: run a batch through its module before its state_dict() is asked for"
         )
     if tensor.is_nested or tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-        raise StateError(f"{where} is not a dense tensor in memory, and only those can be saved: {_MEND}")
+        raise StateError(f"{'.'.join(path)} is not a dense tensor in memory, and only those can be saved: {_MEND}")
     if tensor.dtype not in _DTYPES:
         raise StateError(
-            f"{where} is of dtype {tensor.dtype}, which safetensors does not have: cast it to one of "
+            f"{'.'.join(path)} is of dtype {tensor.dtype}, which safetensors does not have: cast it to one of "
             f"{', '.join(sorted(_TORCH))} in its state_dict()"
         )
 

@@ -29,8 +29,9 @@ from holdfast.checkpoint.shard import Holding, Piece, ShardPlan, Shares, TensorS
 from holdfast.checkpoint.sparse import patched
 from holdfast.errors import CheckpointError, PeerLostError
 
-# So often at most is told how far an image is filled, and not for less than this.
-_PARTS: Final = 8
+# How far an image is filled is told after a sixteenth of it, so that the disk begins, and then each time it is twice
+# as far: what follows is slower than the copy. Never for less than this.
+_FIRST_PART: Final = 1 / 16
 _PART_BYTES: Final = 32 << 20
 
 Fill = Callable[[Sequence[tuple[Piece, memoryview]]], None]
@@ -119,14 +120,14 @@ class Staged:
         self.filling.reach(self.image.nbytes)
 
     def _parts(self) -> Iterator[list[tuple[Piece, int, int]]]:
-        """Pieces with their places, some MB at a time."""
-        least = max(_PART_BYTES, self.plan.nbytes // _PARTS)
+        """Pieces with their places, each time about as many bytes as before it."""
+        least = max(_PART_BYTES, int(self.plan.nbytes * _FIRST_PART))
         part: list[tuple[Piece, int, int]] = []
         for piece, offset in zip(self.plan.pieces, self.plan.offsets, strict=True):
             part.append((piece, offset, offset + piece.nbytes))
-            if part[-1][2] - part[0][1] >= least:
+            if part[-1][2] >= least:
                 yield part
-                part = []
+                part, least = [], 2 * part[-1][2]
         if part:
             yield part
 
