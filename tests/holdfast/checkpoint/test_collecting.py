@@ -1,6 +1,7 @@
 """The collector of garbage is held back, and afterwards is as the script had it."""
 
 import gc
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -39,3 +40,17 @@ def test_a_script_that_collects_by_itself_goes_on_to() -> None:
     with uncollected():
         pass
     assert not gc.isenabled()
+
+
+def test_a_thread_beside_the_main_one_changes_nothing() -> None:
+    seen: list[bool] = []
+
+    def look() -> None:
+        with uncollected():
+            seen.append(gc.isenabled())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert seen == [True]
+    assert gc.isenabled()

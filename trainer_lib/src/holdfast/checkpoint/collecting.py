@@ -6,17 +6,22 @@ Each 700 of them would have it look for cycles, and now and then through all tha
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Nothing is collected meanwhile, in no thread: for milliseconds, never while something is waited for."""
-    was_on = gc.isenabled()
+    """Nothing is collected meanwhile: for milliseconds, never while something is waited for.
+
+    Only the main thread holds it back, so that no two of them undo each other's, and a process that it forks has it.
+    """
+    if threading.current_thread() is not threading.main_thread() or not gc.isenabled():
+        yield
+        return
     gc.disable()
     try:
         yield
     finally:
-        if was_on:
-            gc.enable()
+        gc.enable()

@@ -54,13 +54,16 @@ def load_into(
         for name in sorted(objects, key=lambda name: _turn(objects[name])):
             thing = objects[name]
             undo.append(_remember(thing))
-            with uncollected():
-                state = unflatten(tree[name], once(tensor), rows)
-            _load(thing, state, rows)
+            _load(thing, _state(tree[name], tensor, rows), rows)
     except _DOES_NOT_FIT as error:
         for back in reversed(undo):
             back()
         raise _misfit(name, error) from error
+
+
+def _state(tree: Any, tensor: Tensors, rows: Rows) -> Any:
+    with uncollected():
+        return unflatten(tree, once(tensor), rows)
 
 
 def _turn(thing: Any) -> int:

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
-from holdfast.checkpoint.collecting import uncollected
 from holdfast.checkpoint.manifest import PLACE, PLACES, VALUES, Manifest, TensorRecord, whole_numbers
 from holdfast.checkpoint.names import inherited
 from holdfast.checkpoint.shard import ITEM_BYTES
@@ -101,7 +100,6 @@ def _short(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:200]
 
 
-@uncollected()
 def check_header(file: str, start: bytes | bytearray | memoryview, manifest: Manifest) -> None:
     """A file's own header says what the manifest says of it, so that every reader sees the same tensors. Of a tensor
     that both have it may name parts without elements too: such are what a rank without a row has for DCP."""

@@ -312,7 +312,7 @@ def read_into(
         for task in tasks:
             task()
         return
-    with ahead or nullcontext(), Pool(threads, "holdfast-read") as pool:
+    with ahead or nullcontext(), Pool(min(threads, len(tasks)), "holdfast-read") as pool:
         for begun in [pool.submit(task) for task in tasks]:
             begun.result()
 

@@ -23,6 +23,7 @@ from holdfast.worlds import Claim
 
 _log = logging.getLogger("holdfast.checkpoint.memory")
 
+_MOST_READERS: Final = 8
 # Who owns the slots of commits that are copied into the store as a whole.
 _COPIES: Final = "copies"
 
@@ -124,8 +125,8 @@ class MemoryStore:
 
     @property
     def readers(self) -> int:
-        """Nobody waits for memory."""
-        return PROCESSORS
+        """Nobody waits for memory, and a few fill it."""
+        return min(PROCESSORS, _MOST_READERS)
 
     def commits(self) -> tuple[CommitName, ...]:
         """What has its manifest here."""
