@@ -75,7 +75,7 @@ def become(order: Order) -> None:
 
 
 def say(**what: int) -> None:
-    print(json.dumps(what), flush=True)
+    os.write(1, f"{json.dumps(what)}\n".encode())  # at once: ranks share what they write to
 
 
 if __name__ == "__main__":
