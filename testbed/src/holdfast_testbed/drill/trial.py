@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 from holdfast_testbed.drill import notes
 from holdfast_testbed.drill.faults import Stage, commits, crowding_worker, delete_pod, step_of
 from holdfast_testbed.drill.matrix import Case
-from holdfast_testbed.drill.sight import Pair
+from holdfast_testbed.drill.sight import Incident, Pair
 from holdfast_testbed.drill.watch import PodSight
 
 WORKERS = 3
@@ -92,8 +92,9 @@ def _run(case: Case, stage: Stage, warm: bool) -> Trial:
     settle(stage, warm=warm)
     _await_count(case, stage, known)
     seen = _noted(stage)
-    times = [i.detected.timestamp() for i in stage.watcher.sight.incidents if i.pair not in pairs and i.detected]
-    return Trial(
+    told = [incident for incident in stage.watcher.sight.incidents if incident.pair not in pairs]
+    times = [incident.detected.timestamp() for incident in told if incident.detected]
+    trial = Trial(
         case=case.name,
         resumed=notes.longest_pause(seen, struck) if resumed is None else resumed - struck,
         detected=max(0.0, min(times) - struck) if times else None,
@@ -103,6 +104,12 @@ def _run(case: Case, stage: Stage, warm: bool) -> Trial:
         worlds=notes.worlds(seen),
         counted=_new(known, stage.watcher.sight.restarts),
     )
+    return trial if trial.held(case) else replace(trial, complaint=_story(told))
+
+
+def _story(told: Sequence[Incident]) -> str:
+    """What the job said of each incident: a trial that does not hold is seldom seen twice."""
+    return "; ".join(f"{one.pair} {one.cause} {one.reason}, {one.action}: {one.message}" for one in told)
 
 
 def _spread(stage: Stage) -> None:
