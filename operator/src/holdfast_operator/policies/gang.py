@@ -9,7 +9,7 @@ other up.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from holdfast_operator import constants as c
 from holdfast_operator.actions import CreatePod, LiftGate
@@ -28,13 +28,25 @@ from holdfast_operator.status import Gang, Phase, Worker
 
 def time_out(draft: Draft) -> Draft:
     """Before the roster is filled: send away a gang that was not bound in time, and what waits for an old reason."""
-    gang = draft.status.gang
+    lifted_at = draft.status.gang.lifted_at
     unbound = [worker for worker in _gated(draft) if not worker.node]
-    if gang.lifted_at is not None and unbound:
-        patience = c.GANG_PREEMPT if all(_nominated(draft, worker) for worker in unbound) else c.GANG_BIND
-        deadline = gang.lifted_at + patience
-        draft = draft.wake_at(deadline) if draft.now < deadline else _send_away(draft, len(unbound), patience)
+    if lifted_at is not None and unbound:
+        draft = _promised(draft, unbound)
+        deadline = _deadline(draft.status.gang, lifted_at)
+        draft = draft.wake_at(deadline) if draft.now < deadline else _send_away(draft, len(unbound))
     return _outdated(_stranded(_give_back(draft)))
+
+
+def _promised(draft: Draft, unbound: list[Worker]) -> Draft:
+    """Note since when the scheduler does not make room for all of these: it may take its word back for a moment."""
+    gang = draft.status.gang
+    since = None if all(_nominated(draft, worker) for worker in unbound) else gang.unpromised_since or draft.now
+    return draft if since == gang.unpromised_since else draft.but(gang=replace(gang, unpromised_since=since))
+
+
+def _deadline(gang: Gang, lifted_at: datetime) -> datetime:
+    at_last = lifted_at + c.GANG_PREEMPT
+    return at_last if gang.unpromised_since is None else min(at_last, gang.unpromised_since + c.GANG_BIND)
 
 
 def _nominated(draft: Draft, worker: Worker) -> bool:
@@ -43,14 +55,18 @@ def _nominated(draft: Draft, worker: Worker) -> bool:
     return pod is not None and pod.nominated
 
 
-def _send_away(draft: Draft, missing: int, patience: timedelta) -> Draft:
+def _send_away(draft: Draft, missing: int) -> Draft:
     gated = _gated(draft)
     named = draft.status.membership.named()
     if any(worker.pod_uid in named for worker in gated) or _enough(draft, len(gated) - missing)[1]:
-        return _go_on_with_fewer(draft, gated, missing, patience)
+        return _go_on_with_fewer(draft, gated, missing)
     wait = min(c.GANG_BACKOFF_MAX, c.GANG_BACKOFF_INITIAL * 2 ** min(draft.status.gang.attempts, 10))
-    missed = f"{missing} of {len(gated)} workers found no node within {patience.seconds} s"
+    missed = f"{missing} of {len(gated)} workers found no node within {_waited(draft)} s"
     return _taken_back(draft, gated, "GangTimeout", missed, wait)
+
+
+def _waited(draft: Draft) -> int:
+    return int((draft.now - (draft.status.gang.lifted_at or draft.now)).total_seconds())
 
 
 def _taken_back(draft: Draft, gated: list[Worker], reason: str, missed: str, wait: timedelta) -> Draft:
@@ -94,10 +110,10 @@ def _by(draft: Draft, held: list[Worker]) -> str:
     return f" by the queue {queue}" if queue else f" by who set {', '.join(sorted(gates))}"
 
 
-def _go_on_with_fewer(draft: Draft, gated: list[Worker], missing: int, patience: timedelta) -> Draft:
+def _go_on_with_fewer(draft: Draft, gated: list[Worker], missing: int) -> Draft:
     """Enough of them were bound for a generation: what may train already is no gang that waits."""
     message = (
-        f"{missing} of {len(gated)} workers found no node within {patience.seconds} s:"
+        f"{missing} of {len(gated)} workers found no node within {_waited(draft)} s:"
         " they are made anew, the others go on"
     )
     for worker in gated:
@@ -197,7 +213,7 @@ def _wait_or_lift(draft: Draft, gated: list[Worker]) -> Draft:
         if size:
             return _start_with(draft, gated, places, size)
         return _hold(draft, "WaitingForCapacity", _lacking(draft, gated, places))
-    gang = replace(draft.status.gang, lifted_at=draft.now)
+    gang = replace(draft.status.gang, lifted_at=draft.now, unpromised_since=draft.now)
     return _lift(*_settled(draft.but(gang=gang), gated, places))
 
 
@@ -259,7 +275,7 @@ def _start_with(draft: Draft, gated: list[Worker], places: _Places, size: int) -
     for worker in gated:
         if worker not in begin:
             draft = order_away(draft, worker, "NoRoom", message)
-    gang = replace(draft.status.gang, lifted_at=draft.now, size=size)
+    gang = replace(draft.status.gang, lifted_at=draft.now, unpromised_since=draft.now, size=size)
     return _lift(*_settled(draft.but(gang=gang).tell("StartsWithFewer", message), begin, places))
 
 

@@ -48,6 +48,7 @@ class Gang:
     attempts: int = 0
     since: datetime | None = None
     lifted_at: datetime | None = None
+    unpromised_since: datetime | None = None  # lifted; None while the scheduler makes room for all that have no node
     retry_at: datetime | None = None
     queued: bool = False  # a queue has not admitted all of them
     size: int | None = None  # fewer than all, where the job may begin with them
@@ -58,6 +59,7 @@ class Gang:
             "attempts": self.attempts,
             "since": time_or_none(self.since),
             "liftedAt": time_or_none(self.lifted_at),
+            "unpromisedSince": time_or_none(self.unpromised_since),
             "retryAt": time_or_none(self.retry_at),
             "size": self.size,
             "queued": True if self.queued else None,
@@ -70,6 +72,7 @@ class Gang:
             attempts=number(value.get("attempts")),
             since=parse_time(value.get("since")),
             lifted_at=parse_time(value.get("liftedAt")),
+            unpromised_since=parse_time(value.get("unpromisedSince")),
             retry_at=parse_time(value.get("retryAt")),
             size=int_or_none(value.get("size")),
             queued=value.get("queued") is True,
