@@ -35,6 +35,7 @@ LARGE, SMALL, WIDTH = 157, 471, 1024
 RESHARDS = ((2, 4), (4, 2), (2, 3))
 Acts = dict[str, Callable[[], None]]
 Measure = Callable[[Callable[[], object]], float]
+FILES = ("safetensors", "torch.load")
 TAKEN = "ours, memory taken back"
 TAKEN_SECONDS = 4.0  # a host that takes free memory back waits for two
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -84,13 +85,7 @@ def rows(folder: Path, nbytes: int, rounds: int) -> list[bench.Row]:
 
 def cold(folder: Path, nbytes: int, rounds: int, name: str) -> list[bench.Row]:
     """Restores of what is not in the page cache. Fresh memory is at hand unless it says otherwise."""
-    state = State(nbytes, fill=True, dtype=DTYPES[name])
-    checkpoint.save(folder / "ours", step=1, state=state)
-    dcp.save(dict(state.tensors), checkpoint_id=folder / "dcp", no_dist=True)
-    dcp.save(dict(state.tensors), storage_writer=StorageWriter(folder / "through", step=1), no_dist=True)
-    safetensors.torch.save_file(dict(state.tensors), folder / "safetensors")
-    torch.save(dict(state.tensors), folder / "torch.load")
-    del state
+    write_all(folder, State(nbytes, fill=True, dtype=DTYPES[name]))
     target = State(nbytes, fill=False, dtype=DTYPES[name])
     for tensor in target.tensors.values():
         tensor.zero_()  # its pages are there
@@ -130,7 +125,15 @@ def cold(folder: Path, nbytes: int, rounds: int, name: str) -> list[bench.Row]:
     walls = measured(seconds, loads | limits | files)
     cpu, grown = measured(cpu_seconds, loads), measured(extra_bytes, loads)
     shutil.rmtree(folder)
-    what = f"cold restore of {nbytes / 1e9:.2g} GB of {name} in {LARGE + SMALL} tensors, every byte verified"
+    size = f"{nbytes / 1e9:.2g} GB of {name}"
+    return [
+        *cold_rows(walls, f"cold restore of {size} in {LARGE + SMALL} tensors, every byte verified"),
+        *costs(cpu, grown, nbytes, size),
+    ]
+
+
+def cold_rows(walls: Mapping[str, list[float]], what: str) -> list[bench.Row]:
+    """By the clock."""
     there = "into tensors that are there (dcp.load with our StorageReader)"
     return [
         *against(walls, "ours", "limit", f"{what}, into fresh memory"),
@@ -147,11 +150,20 @@ def cold(folder: Path, nbytes: int, rounds: int, name: str) -> list[bench.Row]:
                 bench.ratios(walls["ours"], walls[whose]),
                 "x",
             )
-            for whose in files
+            for whose in FILES
         ),
         *against(walls, "through", "limit of through", f"{what}, {there}"),
-        *costs(cpu, grown, nbytes, f"{nbytes / 1e9:.2g} GB of {name}"),
     ]
+
+
+def write_all(folder: Path, state: State) -> None:
+    """What is restored: a commit of ours, one through DCP, and the files of the others."""
+    tensors = dict(state.tensors)
+    checkpoint.save(folder / "ours", step=1, state=state)
+    dcp.save(tensors, checkpoint_id=folder / "dcp", no_dist=True)
+    dcp.save(tensors, storage_writer=StorageWriter(folder / "through", step=1), no_dist=True)
+    safetensors.torch.save_file(tensors, folder / "safetensors")
+    torch.save(tensors, folder / "torch.load")
 
 
 def touched(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
