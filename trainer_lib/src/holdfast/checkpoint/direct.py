@@ -1,10 +1,10 @@
 """Writing what lies in memory to a new file as fast as the disk takes it, with its digests. No torch.
 
-Threads write 8 MiB each, past the page cache where the file system lets them, as soon as they are filled; the thread
-of the caller digests the same memory once all of it is there: to read it earlier would slow down the copy for which
-training waits. Where the file system has no O_DIRECT (a tmpfs, some network file systems: EINVAL when it is asked
-for, or at the first write), the same file goes on through the page cache. Either way it is fsynced before its record
-is returned.
+Threads write 8 MiB each, past the page cache where the file system lets them: one as soon as they are filled, the
+others once all is. Then the thread of the caller digests the same memory, too: to read it earlier would slow down the
+copy for which training waits. Where the file system has no O_DIRECT (a tmpfs, some network file systems: EINVAL when
+it is asked for, or at the first write), the same file goes on through the page cache. Either way it is fsynced before
+its record is returned.
 """
 
 from __future__ import annotations

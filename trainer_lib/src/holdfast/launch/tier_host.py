@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -18,7 +19,7 @@ _log = logging.getLogger("holdfast.launch.tier_host")
 _FOLDERS: Final = 256
 
 
-class TierHost:
+class TierHost(ABC):
     """One launcher's side of a tier. What an earlier launcher left in the folder is still good."""
 
     name: ClassVar[str]
@@ -73,11 +74,13 @@ class TierHost:
         host = self._host or "127.0.0.1"
         return Neighbour(node=me.node, pod=me.pod_uid, host=host, port=server.port), server.key
 
+    @abstractmethod
     def _serve(self, folder: Path, host: str | None) -> PeerServer:
-        raise NotImplementedError
+        """Let others read what is in it."""
 
+    @abstractmethod
     def _forget(self, folder: Path) -> None:
-        raise NotImplementedError
+        """The job is complete: nothing of it is needed."""
 
 
 def _own_folder(root: Path) -> tuple[Path, int]:
