@@ -7,6 +7,7 @@ order each round; a ratio is formed within a round. 1 GB of state in 628 tensors
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -35,6 +36,8 @@ from _checkpoint.contenders import (
     workplace,
 )
 
+from holdfast.launch.rank_env import tunables
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 FILES: dict[str, Callable[[dict[str, torch.Tensor], Path], object]] = {
     "safetensors": safetensors.torch.save_file,
@@ -43,7 +46,9 @@ FILES: dict[str, Callable[[dict[str, torch.Tensor], Path], object]] = {
 
 
 def main() -> int:
-    """All rows."""
+    """All rows, in a process with the environment that a launcher gives to its ranks."""
+    if told := tunables(os.environ):
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **told})  # noqa: S606 - the same again
     effort = bench.arguments(__doc__ or "")
     nbytes, count = (8_000_000, 16) if effort.quick else (1_014_000_000, TENSORS)
     rounds = effort.pick(quick=1, default=7, full=25)

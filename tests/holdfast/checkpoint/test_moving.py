@@ -16,7 +16,7 @@ from holdfast.checkpoint.shard import whole
 from holdfast.checkpoint.state import flatten_values
 
 MIB = 1 << 20
-SIZES = st.lists(st.sampled_from([0, 1, 5, 4096, MIB - 1, MIB, MIB + 1, 3 * MIB + 7]), max_size=8)
+SIZES = st.lists(st.sampled_from([0, 1, 5, 4096, MIB - 1, MIB, MIB + 1, 3 * MIB + 7, 13 * MIB + 3]), max_size=8)
 
 
 @given(sizes=SIZES, gap=st.integers(0, 9), threads=st.integers(1, 4))
@@ -31,6 +31,13 @@ def test_every_byte_arrives_and_none_beside(sizes: list[int], gap: int, threads:
         at, begin = at + size + gap, begin + size
     move(moves, threads)
     assert target == expected
+
+
+def test_no_block_of_what_is_cut_is_too_short_to_go_past_the_cache() -> None:
+    for nbytes in (moving.BLOCK_BYTES, 2 * moving.BLOCK_BYTES - 1, 3 * moving.BLOCK_BYTES + 7):
+        blocks = [block.nbytes for block in moving._cut(Move(0, 0, nbytes))]
+        assert min(blocks) >= moving.BLOCK_BYTES
+        assert sum(blocks) == nbytes
 
 
 def laid_out(tensor: torch.Tensor) -> bytes:

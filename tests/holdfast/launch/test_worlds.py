@@ -41,6 +41,7 @@ def test_a_rank_finds_what_torchrun_would_set(cluster: Any, wait_for: Wait) -> N
     assert len({environ["MASTER_PORT"] for environ in found}) == 1
     assert {environ["TORCHELASTIC_USE_AGENT_STORE"] for environ in found} == {"True"}
     assert {environ["OMP_NUM_THREADS"] for environ in found} == {"1"}
+    assert {environ["GLIBC_TUNABLES"] for environ in found} == {"glibc.cpu.x86_non_temporal_threshold=0x400000"}
     assert {environ["HOLDFAST_PUBLICATION"] for environ in found} == {"p1"}
     (cluster.shared / "finish").touch()
     assert [pod.wait() for pod in pods] == [0, 0]

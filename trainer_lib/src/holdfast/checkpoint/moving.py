@@ -17,8 +17,9 @@ from holdfast.checkpoint.pool import Pool
 PROCESSORS: Final = len(os.sched_getaffinity(0))
 # More are taken only where the script lets torch have more.
 _COPIERS: Final = 2
-# Taken at a time, so that both end together.
-_BLOCK_BYTES: Final = 4 << 20
+# The least taken at a time, so that both end together. From there on the C library writes past the cache, where the
+# launcher could tell it to (`rank_env.tunables`).
+BLOCK_BYTES: Final = 4 << 20
 # Less than this is copied before another thread has begun.
 _LEAST_SHARED: Final = 4 << 20
 
@@ -71,5 +72,7 @@ class _Shared:
 
 
 def _cut(one: Move) -> Iterator[Move]:
-    for at in range(0, one.nbytes, _BLOCK_BYTES):
-        yield Move(one.target + at, one.source + at, min(_BLOCK_BYTES, one.nbytes - at))
+    blocks = max(1, one.nbytes // BLOCK_BYTES)
+    edges = [one.nbytes * block // blocks for block in range(blocks + 1)]
+    for at, end in itertools.pairwise(edges):
+        yield Move(one.target + at, one.source + at, end - at)
