@@ -274,7 +274,8 @@ def load(world: World, pid: int, seconds: float, *, steps_a_second: float) -> fl
 
 def membership_latency(world: World) -> float:
     """From the operator's publication to the pod's file."""
-    time.sleep(random.uniform(0.0, 0.05))  # noqa: S311 - not in step with anything
+    # Not in step with anything, and no more often than the operator answers one pod.
+    time.sleep(random.uniform(0.1, 0.3))  # noqa: S311
     started = time.monotonic()
     revision = world.publish()
     return until(lambda: stored(world) == revision, "the membership") - started
