@@ -26,8 +26,8 @@ INTERVAL_ID: Final = "interval"
 _LOCAL_DONE: Final = "step %d is on the local tier: training stood still for %.3f s, rank 0 wrote %.1f MB in %.3f s"
 _UNLIKE: Final = (
     "%r is managed, and its state on rank %s is not that of rank 0: a restore, and a rank that takes a lost one's "
-    "place, get numbers of one rank and tensors of any. Have its state_dict() say what is true of the whole job, such "
-    "as a position in all of the data from which each rank finds its own (job.batches does), or keep it out of "
+    "place, get numbers of one rank and tensors of any. Have its state_dict() say what is true of the whole job, "
+    "such as a position in all of the data from which each rank finds its own (job.batches does), or keep it out of "
     "job.manage() and make it anew from job.committed_step and job.rank"
 )
 
