@@ -20,6 +20,7 @@ from holdfast import checkpoint
 from holdfast.checkpoint.claims import write_claim
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.stores.folder import FolderStore
+from holdfast.checkpoint.uploading import held
 from holdfast.checkpoints.progress import Progress, size
 from holdfast.cli import main
 from holdfast.worlds import Claim, Pair
@@ -402,6 +403,15 @@ def test_prune_says_what_would_go_and_why_and_then_does_it(
     ]
     assert "step-10.g1.a1  deleted" in holdfast.out
     assert [line["step"] for line in holdfast.json("ls", folder)["commits"]] == [30, 20]
+
+
+def test_prune_leaves_alone_what_is_on_its_way_to_an_object_store(holdfast: Commands, folder: Path) -> None:
+    with held(folder, CommitName(step=10, pair=Pair(1, 1))):
+        told = holdfast.json("prune", folder, "--keep-last", 1)["commits"]
+    assert [(line["goes"], line["reason"]) for line in told] == [
+        (False, "among the last 1"),
+        (False, "on its way to the object store"),
+    ]
 
 
 def age(path: Path, hours: float) -> None:

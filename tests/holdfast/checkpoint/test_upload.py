@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -15,12 +17,13 @@ from holdfast.checkpoint.claims import write_claim
 from holdfast.checkpoint.engine import Attempt, Engine
 from holdfast.checkpoint.exchange import Alone
 from holdfast.checkpoint.fencing import Resume
-from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.names import UPLOADING, CommitName
 from holdfast.checkpoint.pace import Pace
 from holdfast.checkpoint.retention import Rules
 from holdfast.checkpoint.stores import fallback
 from holdfast.checkpoint.stores.fallback import FallbackStore
 from holdfast.checkpoint.stores.folder import FolderStore
+from holdfast.checkpoint.stores.objects import ObjectIncoming
 from holdfast.checkpoint.stores.open import open_store
 from holdfast.checkpoint.upload import (
     End,
@@ -32,6 +35,8 @@ from holdfast.checkpoint.upload import (
     Wait,
     decide,
 )
+from holdfast.checkpoint.uploading import held, on_its_way
+from holdfast.checkpoint.writer import Snapshot
 from holdfast.errors import UnavailableError, UsageError
 from holdfast.worlds import Claim, Pair
 
@@ -158,7 +163,153 @@ def test_damage_on_the_shared_tier_is_told_and_does_not_arrive(
     assert target.commits() == ()
 
 
-def test_a_commit_that_was_deleted_meanwhile_is_no_failure(source: FolderStore, target: Target) -> None:
+class Busy(Pace):
+    """A job that commits again and again while a piece of a copy is on its way."""
+
+    def __init__(self, engine: Engine, commits: int) -> None:
+        super().__init__(None)
+        self._engine = engine
+        self._commits = commits
+        self.step = 0
+
+    def take(self, nbytes: int) -> None:
+        for _ in range(self._commits):
+            self.step += 1
+            assert self._engine.save(snapshot(self.step)).committed
+
+
+def snapshot(step: int) -> Snapshot:
+    return Snapshot(
+        name=name(step), specs=[], read=lambda piece: b"", state={"objects": {}}, data=None, alone={}, numerics={}
+    )
+
+
+def training(root: Path, *, keep_last: int) -> Engine:
+    engine = Engine(root, keep_last=keep_last, resume=Resume.ALWAYS, on_foreign=lambda _: None)
+    engine.enter(Attempt(pair=Pair(1, 1), job_uid="job-1", publication="p1", run_id="r"), Alone())
+    engine.claim(step=0, pair=None)
+    return engine
+
+
+@pytest.mark.parametrize("keep_last", [1, 2])
+def test_copies_arrive_however_often_the_job_commits_while_one_is_on_its_way(
+    tmp_path: Path, target: Target, keep_last: int
+) -> None:
+    root = tmp_path / "busy"
+    root.mkdir()
+    busy = Busy(training(root, keep_last=keep_last), commits=3)
+    busy.take(0)
+    uploads = Uploader(
+        source=FolderStore(root),
+        target=target,
+        settings=UploadSettings(url=target.url),
+        pace=busy,
+        hold=partial(held, root),
+    )
+    for _ in range(4):
+        newest = name(busy.step)
+        assert uploads.upload(newest).arrived
+        assert newest in target.commits()
+        assert len(FolderStore(root).commits()) <= keep_last + 1, "one is held back, and not more"
+    busy.take(0)
+    assert len(FolderStore(root).commits()) == keep_last, "nothing is on its way any more"
+
+
+def test_what_an_uploader_that_was_killed_held_back_goes_with_the_next_copy(tmp_path: Path, target: Target) -> None:
+    root = tmp_path / "busy"
+    root.mkdir()
+    busy = Busy(training(root, keep_last=1), commits=2)
+    busy.take(0)
+    killed = held(root, name(2))
+    killed.__enter__()  # and never left
+    busy.take(0)
+    assert set(FolderStore(root).commits()) == {name(2), name(4)}
+    with held(root, name(4)):
+        busy.take(0)
+        assert set(FolderStore(root).commits()) == {name(4), name(6)}
+
+
+def test_without_a_next_copy_it_is_held_back_for_a_day_at_most(tmp_path: Path) -> None:
+    root = tmp_path / "busy"
+    root.mkdir()
+    busy = Busy(training(root, keep_last=1), commits=2)
+    busy.take(0)
+    with held(root, name(2)):
+        a_day_ago = root.stat().st_mtime - 86_400 - 60
+        os.utime(root / UPLOADING, (a_day_ago, a_day_ago))
+        busy.take(0)
+        assert FolderStore(root).commits() == (name(4),)
+
+
+def test_an_uploader_takes_back_only_its_own_word(tmp_path: Path) -> None:
+    with held(tmp_path, name(1)):
+        other = held(tmp_path, name(2))
+        other.__enter__()
+    assert on_its_way(tmp_path) == name(2)
+
+
+def test_a_folder_behind_a_link_is_heeded_as_well(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    with held(tmp_path / "real", name(1)):
+        assert on_its_way(tmp_path / "link") == name(1)
+
+
+def test_a_volume_that_takes_no_word_holds_up_no_copy(tmp_path: Path) -> None:
+    with held(tmp_path / "missing", name(1)):
+        assert on_its_way(tmp_path / "missing") is None
+    (tmp_path / UPLOADING).write_bytes(b"\xff nonsense")
+    assert on_its_way(tmp_path) is None
+
+
+class Deleting(Pace):
+    """Somebody deletes the commit while its first file is read."""
+
+    def __init__(self, source: FolderStore, gone: CommitName) -> None:
+        super().__init__(None)
+        self._source = source
+        self._gone = gone
+
+    def take(self, nbytes: int) -> None:
+        self._source.delete(self._gone)
+
+
+@pytest.mark.parametrize("kind", ["bucket", "folder"])
+def test_a_copy_whose_source_is_deleted_meanwhile_is_a_failure_of_which_nothing_stays(
+    source: FolderStore, tmp_path: Path, kind: str
+) -> None:
+    scheme = "local" if kind == "bucket" else "file"
+    (tmp_path / "copies").mkdir()
+    target = open_store(f"{scheme}://{tmp_path}/copies")
+    uploads = uploader(source, target)
+    uploads.pace = Deleting(source, name(1))
+
+    outcome = uploads.upload(name(1))
+
+    assert (outcome.cause, outcome.settled) == ("Gone", True)
+    assert [path.name for path in (tmp_path / "copies").rglob("*") if path.is_file()] == ["1.1.json"], "the claim"
+
+
+def test_what_was_interrupted_goes_once_another_commit_is_copied_instead(
+    source: FolderStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = open_store(f"local://{tmp_path}/copies")
+    uploads = uploader(source, target)
+    with monkeypatch.context() as patched:
+        patched.setattr(ObjectIncoming, "publish", _network_down)
+        assert uploads.upload(name(1)).cause == "Network"
+    assert (tmp_path / "copies" / str(name(1))).is_dir(), "the next try goes on from it"
+
+    assert uploads.upload(name(2)).arrived
+
+    assert not [path for path in (tmp_path / "copies" / str(name(1))).rglob("*") if path.is_file()]
+
+
+def _network_down(*_: object) -> None:
+    raise UnavailableError("the network is down", cause="Network")
+
+
+def test_a_commit_that_was_deleted_before_is_no_failure(source: FolderStore, target: Target) -> None:
     source.delete(name(1))
 
     outcome = uploader(source, target).upload(name(1))

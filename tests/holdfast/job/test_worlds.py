@@ -52,6 +52,17 @@ def test_every_world_trains_alike(  # noqa: PLR0917  (fixtures)
     assert {message["step"] for rank in range(world) for message in launcher.of(rank, "done")} == {12}
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_state_that_differs_between_ranks_is_told_once_by_name(launcher: Any, tmp_path: Path, own: bool) -> None:
+    launcher.interval = "3"
+    launcher.start(2, tmp_path / "tier", *(["--own-reader"] if own else []))
+    results(launcher)
+    assert len({told["step"] for told in launcher.of(0, "checkpoint")}) == 4
+    said = [output.count("is managed, and its state on rank") for output in launcher.output()]
+    assert said == [int(own), 0]
+    assert ("'reader' is managed, and its state on rank 1 is not that of rank 0" in launcher.output()[0]) == own
+
+
 def _flat(value: Any) -> list[float]:
     return [value] if isinstance(value, float) else [x for item in value for x in _flat(item)]
 

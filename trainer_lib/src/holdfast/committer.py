@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,6 +24,12 @@ _log = logging.getLogger("holdfast.checkpoint")
 FAILED_SAVES: Final = 3
 INTERVAL_ID: Final = "interval"
 _LOCAL_DONE: Final = "step %d is on the local tier: training stood still for %.3f s, rank 0 wrote %.1f MB in %.3f s"
+_UNLIKE: Final = (
+    "%r is managed, and its state on rank %s is not that of rank 0: a restore, and a rank that takes a lost one's "
+    "place, get numbers of one rank and tensors of any. Have its state_dict() say what is true of the whole job, "
+    "such as a position in all of the data from which each rank finds its own (job.batches does), or keep it out of "
+    "job.manage() and make it anew from job.committed_step and job.rank"
+)
 
 
 class Committer:
@@ -47,6 +53,7 @@ class Committer:
         self._local: _Flight | None = None
         self._local_due = False
         self._urgent = False
+        self._apart: set[str] = set()
 
     @property
     def has_folder(self) -> bool:
@@ -131,6 +138,7 @@ class Committer:
                 self._tell(step, result, ids, time.monotonic() - started)
             if result.committed and self._coordinator:
                 _say(step, result, waited + result.stalled)
+                self._say_apart(result.apart)
 
         saving = self._engine.begin(taken, ended, spare=spare, urgent=self._urgent)
         self._urgent = False
@@ -273,6 +281,12 @@ class Committer:
             message=result.message,
             **_copying(result),
         )
+
+    def _say_apart(self, apart: Mapping[str, Sequence[int]]) -> None:
+        """Of each object once: what is wrong with it is wrong in each commit."""
+        for name in sorted(apart.keys() - self._apart):
+            self._apart.add(name)
+            _log.error(_UNLIKE, name, ", ".join(map(str, apart[name])))
 
     def _count_failed(self, step: int, message: str) -> None:
         self._failed += 1

@@ -29,7 +29,7 @@ from holdfast.checkpoint.aging import told
 from holdfast.checkpoint.engine import Engine
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.numerics import fingerprint as numerics
-from holdfast.checkpoint.state import Stateful, check_savable, flatten, trained
+from holdfast.checkpoint.state import Stateful, check_savable, flatten, sampled, trained
 from holdfast.checkpoint.writer import Snapshot
 from holdfast.checks import check_managed, check_run, check_whole
 from holdfast.collectives import store_client, unless_over
@@ -592,6 +592,7 @@ class Job:
             data=None if lineage.position is None else lineage.position.to_json(),
             alone={"rank": team.group.rank, "worldSize": team.group.size, "rng": rng.capture()},
             numerics=numerics(),
+            samples=sampled(lineage.objects, flat) if team.group.size > 1 else {},
         )
 
     def _finish(self) -> bool:

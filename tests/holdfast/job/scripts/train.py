@@ -57,6 +57,19 @@ class Fragile:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Reader:
+    """A loader that reads files of its rank's own."""
+
+    def __init__(self, job: Any) -> None:
+        self._job = job
+
+    def state_dict(self) -> dict[str, int]:
+        return {"offset": self._job.committed_step * (1 + self._job.rank)}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        pass
+
+
 def hold(job: Any, steps: Collection[int]) -> None:
     """At each of these steps, until the test lets go of it: a test that is slow must not find all steps made."""
     word = Path(os.environ["HOLDFAST_AGENT_SOCKET"]).with_name(f"go-{job.committed_step}")
@@ -80,6 +93,7 @@ def main() -> None:
     parser.add_argument("--all-raise", action="store_true")
     parser.add_argument("--kill-at", type=int, default=-1)
     parser.add_argument("--die-loading", action="store_true")
+    parser.add_argument("--own-reader", action="store_true")
     parser.add_argument("--leave-at", type=int, default=-1)
     parser.add_argument("--exit-at", type=int, default=-1)
     args = parser.parse_args()
@@ -92,7 +106,9 @@ def main() -> None:
     torch.manual_seed(job.rank)  # ranks begin with different weights: rank 0's must win
     model = Net().to(torch.float64)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-    more = {"fragile": Fragile()} if args.die_loading else {}
+    more: dict[str, Any] = {"fragile": Fragile()} if args.die_loading else {}
+    if args.own_reader:
+        more["reader"] = Reader(job)
     job.manage(model=model, optimizer=optimizer, max_grad_norm=5.0, **more)
     losses = []
     for x, y in job.batches(Points(), global_batch_size=args.global_batch, micro_batch_size=2, max_steps=args.steps):

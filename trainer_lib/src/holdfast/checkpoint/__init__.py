@@ -54,7 +54,7 @@ def save(
     """
     from holdfast.checkpoint.numerics import fingerprint
     from holdfast.checkpoint.rng import capture
-    from holdfast.checkpoint.state import flatten
+    from holdfast.checkpoint.state import flatten, sampled
     from holdfast.checkpoint.together import Together, joined
     from holdfast.checkpoint.writer import Snapshot
     from holdfast.checkpoint.writer import save as save_snapshot
@@ -63,7 +63,7 @@ def save(
     if group is None and flat.parts:
         raise StateError(f"{min(flat.parts)} has parts on other ranks: give their group to save() on each of them")
     exchange: Exchange = Alone() if group is None else Together(group)
-    every = joined(flat, exchange)
+    every = joined(flat, exchange, sampled(stateful, flat))
     number = lead(exchange, lambda: _next_attempt(root, step))
     name = CommitName(step=step, pair=Pair(0, number))
     snapshot = Snapshot(

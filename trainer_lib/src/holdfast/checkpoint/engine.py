@@ -35,6 +35,7 @@ from holdfast.checkpoint.stores import Store
 from holdfast.checkpoint.stores.fallback import FallbackStore
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.peer import Neighbour
+from holdfast.checkpoint.uploading import on_its_way
 from holdfast.checkpoint.writer import SaveResult, Snapshot, Staged, commit, plan
 from holdfast.constants import OBJECT_TIER, SHARED_TIER
 from holdfast.errors import CheckpointError, ClaimError, ForeignClaimError, UnavailableError
@@ -487,6 +488,7 @@ class Engine:
                 keep_last=self._keep_last,
                 rules=self._rules,
                 now=self._clock(),
+                uploading=on_its_way(self._root),
             )
             gone = [decision.commit for decision in decided if decision.goes]
             tier.delete(self._root, [CommitName(step=c.step, pair=c.pair) for c in gone])

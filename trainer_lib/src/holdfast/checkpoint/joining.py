@@ -6,7 +6,7 @@ Every rank computes the same from what all have told, so that each knows what it
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.checkpoint.boxes import Box, tiles
@@ -44,6 +44,7 @@ class Told:
     objects: Mapping[str, Any]
     parts: Mapping[str, Part]
     mesh: Mapping[str, int]
+    samples: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """To the others."""
@@ -53,7 +54,7 @@ class Told:
     def from_json(cls, value: Mapping[str, Any]) -> Told:
         """From another."""
         parts = {name: Part.from_json(name, one) for name, one in value["parts"].items()}
-        return cls(objects=value["objects"], parts=parts, mesh=value["mesh"])
+        return cls(objects=value["objects"], parts=parts, mesh=value["mesh"], samples=value["samples"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +89,7 @@ def _specs(told: Sequence[Told]) -> dict[str, TensorSpec]:
 
 
 def _objects(told: Sequence[Told]) -> dict[str, Any]:
-    """Each object as the first rank that has it says it."""
+    """Each object as the ranks that have it say it."""
     found: dict[str, tuple[int, Any]] = {}
     for rank, one in enumerate(told):
         for name, tree in one.objects.items():
@@ -98,6 +99,11 @@ def _objects(told: Sequence[Told]) -> dict[str, Any]:
                 raise StateError(
                     f"{name} has other tensors on rank {rank} than on rank {first} ({min(apart)}): give the stages "
                     f"of a pipeline names of their own, as in save(…, **{{f'stage{{rank}}': module}})"
+                )
+            if tree != known or one.samples.get(name) != told[first].samples.get(name):
+                raise StateError(
+                    f"{name} has another state on rank {rank} than on rank {first}, of which one would be lost: give "
+                    f"what is each rank's own a name of its own, as in save(…, **{{f'{name}{{rank}}': …}})"
                 )
     return {name: tree for name, (_, tree) in found.items()}
 

@@ -20,6 +20,8 @@ DELETED_MANIFEST: Final = "MANIFEST.json.deleted"
 CLAIMS: Final = "claims"
 QUARANTINE: Final = "quarantine"
 LATEST: Final = "LATEST"
+# Names the commit that is on its way to the object store.
+UPLOADING: Final = "UPLOADING"
 
 _MOST: Final = 10**18  # of what a name has digits for
 _NUMBER: Final = r"(0|[1-9]\d{0,17})"  # a commit has one name

@@ -102,8 +102,10 @@ def decide(
     keep_last: int,
     rules: Rules,
     now: datetime,
+    uploading: CommitName | None = None,
 ) -> list[Decision]:
-    """For each commit, the oldest first. `verified` are those that were written or read back whole."""
+    """For each commit, the oldest first. `verified` are those that were written or read back whole, and `uploading`
+    is on its way to the object store."""
     entries = sorted(entries, key=_age)
     lineage = order((entry.commit for entry in entries), claims, job_uid=job_uid)
     good = [commit for commit in lineage if _key(commit) in verified][:keep_last]
@@ -114,6 +116,8 @@ def decide(
         reason = _must_stay(entry.commit, good, readable, own, keep_last)
         if reason:
             kept[str(entry.name)] = reason
+    if uploading is not None:
+        kept.setdefault(str(uploading), "on its way to the object store")
     for name, reason in _wanted(line, rules, now):
         kept.setdefault(name, reason)
     _keep_parents(entries, kept)

@@ -10,15 +10,18 @@ from __future__ import annotations
 import base64
 import enum
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+import xxhash
 from torch.nn.parameter import is_lazy
 
 from holdfast.checkpoint.files import Buffer
+from holdfast.checkpoint.joining import tensors_in
 from holdfast.checkpoint.manifest import TensorRecord
 from holdfast.checkpoint.moving import Move, copiers, move
 from holdfast.checkpoint.naming import parameter_names, saved_names, saved_state
@@ -53,6 +56,9 @@ _MARK: Final = "$"
 _DEEPEST: Final = 100
 # Python reads no more of an integer in JSON than 4,300 digits.
 _INTEGER_BITS: Final = 8192
+# Of an object's tensors so many are looked at, and so much of each: it is done while training waits.
+_SAMPLED_TENSORS: Final = 32
+_SAMPLED_BYTES: Final = 2048
 _MEND: Final = "keep only tensors, numbers, strings, lists and dicts in its state_dict()"
 
 
@@ -117,6 +123,15 @@ class Flat:
         for device in busy:
             torch.cuda.synchronize(device)
 
+    def sample(self, names: Iterable[str]) -> str:
+        """A digest of the first and last bytes of the first of these tensors, but for rows of a sharded one."""
+        digest = xxhash.xxh3_64()
+        whole = (self.tensors[name] for name in names if name not in self.sharded)
+        for tensor in islice(filter(_is_plain_bytes, whole), _SAMPLED_TENSORS):
+            image = tensor.detach().reshape(-1).view(torch.uint8)
+            digest.update(torch.cat([image[:_SAMPLED_BYTES], image[-_SAMPLED_BYTES:]]).cpu().numpy().data)
+        return digest.hexdigest()
+
     def _piece(self, piece: Piece) -> torch.Tensor:
         tensor = self.tensors[piece.spec.name].detach()
         if piece.whole or piece.spec.name in self.sharded:
@@ -128,6 +143,11 @@ def _is_plain_memory(tensor: torch.Tensor) -> bool:
     """Whether its bytes lie in this process's memory as they are saved."""
     plain = type(tensor) is torch.Tensor and tensor.device.type == "cpu"
     return plain and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _is_plain_bytes(tensor: torch.Tensor) -> bool:
+    """Whether they lie wherever they are as they would be saved."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def flatten(objects: Mapping[str, Stateful]) -> Flat:
@@ -155,6 +175,16 @@ def trained(objects: Mapping[str, Stateful], flat: Flat) -> frozenset[str]:
             own = [path for path, one in thing.named_parameters(remove_duplicate=False) if one.requires_grad]
             found |= {_named(flat.tree[name].get(path)) for path in saved_names(thing, own).values()}
     return frozenset(flat.tensors.keys() & found)
+
+
+def sampled(objects: Mapping[str, Stateful], flat: Flat) -> dict[str, str]:
+    """By object, a digest of a few bytes of its tensors, to be compared between ranks. Not of modules and optimizers:
+    the steps keep those alike."""
+    return {
+        name: flat.sample(tensors_in(flat.tree[name]))
+        for name, thing in objects.items()
+        if not isinstance(thing, (torch.nn.Module, torch.optim.Optimizer))
+    }
 
 
 def _named(leaf: Any) -> Any:

@@ -41,9 +41,9 @@ class Together:
         return self.gather(value if self.rank == 0 else None)[0]
 
 
-def joined(flat: Flat, exchange: Exchange) -> Joined:
+def joined(flat: Flat, exchange: Exchange, samples: Mapping[str, str]) -> Joined:
     """What all ranks have, and who writes what of it. Every rank calls it."""
-    own = Told(objects=flat.tree, parts=_parts(flat), mesh=_mesh_of(flat.parts)).to_json()
+    own = Told(objects=flat.tree, parts=_parts(flat), mesh=_mesh_of(flat.parts), samples=samples).to_json()
     alike = exchange.gather(xxhash.xxh3_128_hexdigest(json.dumps(own, sort_keys=True).encode()))
     told = exchange.gather(own) if len(set(alike)) > 1 else [own] * exchange.size
     return join([Told.from_json(one) for one in told])

@@ -1,14 +1,15 @@
 """Copying commits from the shared tier to a store of objects: which one next, at what pace, what is then deleted.
 
 Invariant: a commit arrives with every claim that the shared tier holds, so that the fence is the same on both; it is
-verified on the way; and what it replaces goes only after it has arrived. What went wrong is told, and tried again.
-No torch.
+verified on the way, and held back from the shared tier's retention meanwhile; and what it replaces goes only after it
+has arrived. What went wrong is told, and tried again; what is given up leaves nothing behind. No torch.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -17,16 +18,17 @@ from typing import Any, Final, Protocol
 
 from holdfast.checkpoint import retention
 from holdfast.checkpoint.aging import Ages
-from holdfast.checkpoint.manifest import digest
+from holdfast.checkpoint.manifest import Manifest, digest
 from holdfast.checkpoint.names import CommitName, parse_commit, slices_file
 from holdfast.checkpoint.pace import Pace
 from holdfast.checkpoint.reading import read_slices
 from holdfast.checkpoint.slices import decode
-from holdfast.checkpoint.stores import Source, Store
+from holdfast.checkpoint.stores import Incoming, Source, Store
 from holdfast.errors import CheckpointError, DamagedError, UnavailableError, UsageError
 from holdfast.worlds import Claim, Pair
 
 DAMAGED: Final = "Damaged"
+GONE: Final = "Gone"
 _PIECE: Final = 16 << 20
 _SHORTEST_WAIT: Final = 1.0
 _LONGEST_WAIT: Final = 60.0
@@ -91,6 +93,10 @@ class Queue:
         """An upload is over."""
         return replace(self, done=name, failures=0, retry_at=0.0)
 
+    def given_up(self, name: CommitName) -> Queue:
+        """Nothing came of an upload, and the same again would end no better: another commit need not wait."""
+        return replace(self.arrived(name), began=None)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Upload:
@@ -126,7 +132,7 @@ def decide(queue: Queue, settings: UploadSettings, now: float) -> Upload | Wait 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How one upload went; `gone`: its source was deleted meanwhile, which a newer commit makes good."""
+    """How one upload went; `gone`: its source was deleted before it began, which a newer commit makes good."""
 
     name: CommitName
     nbytes: int = 0
@@ -143,7 +149,7 @@ class Outcome:
     @property
     def settled(self) -> bool:
         """Whether another try would end no better: it arrived, or its source is gone or damaged."""
-        return self.arrived or self.gone or self.cause == DAMAGED
+        return self.arrived or self.gone or self.cause in (DAMAGED, GONE)
 
 
 @dataclass
@@ -155,6 +161,8 @@ class Uploader:
     settings: UploadSettings
     pace: Pace
     now: Callable[[], float] = time.monotonic
+    hold: Callable[[CommitName], AbstractContextManager[object]] = nullcontext
+    _begun: dict[CommitName, Incoming] = field(default_factory=dict, init=False)
     _kept: set[Claim] | None = field(default=None, init=False)
     _verified: set[tuple[int, Pair]] = field(default_factory=set, init=False)
     _ages: Ages = field(init=False)
@@ -164,13 +172,21 @@ class Uploader:
 
     def upload(self, name: CommitName) -> Outcome:
         """Copy one commit; raises nothing but defects."""
+        with self.hold(name):
+            if name not in self.source.commits():
+                return Outcome(name=name, gone=True)
+            return self._upload(name)
+
+    def _upload(self, name: CommitName) -> Outcome:
         began = self.now()
         try:
             self._keep_claims()
+            self._let_go(name)
             nbytes = self._copy(name, set(self.target.commits()))
         except DamagedError as error:
-            gone = name not in self.source.commits()
-            return Outcome(name=name, cause="" if gone else DAMAGED, message=str(error), gone=gone)
+            if name in self.source.commits():
+                return Outcome(name=name, cause=DAMAGED, message=str(error))
+            return Outcome(name=name, cause=GONE, message="it was deleted before it was copied whole")
         except UnavailableError as error:
             return Outcome(name=name, cause=error.cause, message=str(error))
         except CheckpointError as error:
@@ -207,19 +223,32 @@ class Uploader:
             return 0
         below = sorted(filter(None, map(parse_commit, manifest.stands_on)), key=_age)
         before = sum(self._copy(one, there) for one in below)
-        incoming = self.target.receive(name, digest(manifest))
+        incoming = self._begun[name] = self.target.receive(name, digest(manifest))
+        try:
+            self._fill(incoming, name, manifest)
+        except (DamagedError, OSError):  # a store out of reach keeps its parts, from which the next try goes on
+            self._begun.pop(name).discard()
+            raise
+        del self._begun[name]
+        there.add(name)
+        return before + sum(record.nbytes for record in manifest.own.values())
+
+    def _fill(self, incoming: Incoming, name: CommitName, manifest: Manifest) -> None:
         for file, record in sorted(manifest.own.items()):
             with self.source.open(name, file) as opened:
                 written = incoming.write(file, self._pieces(opened))
             if written != record:
-                incoming.discard()
                 raise DamagedError(f"{file} of {name} on the shared tier is not what was written")
             beside = read_slices(partial(self.source.open, name), file)
             if decode(beside, record) is not None:
                 incoming.write(slices_file(file), [beside])
         incoming.publish(manifest)
-        there.add(name)
-        return before + sum(record.nbytes for record in manifest.own.values())
+
+    def _let_go(self, name: CommitName) -> None:
+        """Of what was interrupted, all on which this commit does not stand."""
+        needed = {str(name), *self.source.manifest(name).stands_on}
+        for other in [other for other in self._begun if str(other) not in needed]:
+            self._begun.pop(other).discard()
 
     def _keep_claims(self) -> None:
         if self._kept is None:

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 import xxhash
 
 from holdfast.checkpoint import tier
+from holdfast.checkpoint.alike import apart, digests
 from holdfast.checkpoint.arena import Arena
 from holdfast.checkpoint.commit import ShardRecord, begin, discard, exists, publish, write_shard
 from holdfast.checkpoint.deltas import Chain
@@ -61,6 +62,8 @@ class Snapshot:
     """Copies many pieces at once, where that is faster than to read each."""
     inexact: frozenset[str] = frozenset()
     """Of these tensors, with a threshold for deltas, a restored element need only be within it."""
+    samples: Mapping[str, str] = field(default_factory=dict)
+    """By object, what tells whether its tensors are alike on all ranks (see `alike`)."""
 
     def copy(self, places: Sequence[tuple[Piece, memoryview]]) -> None:
         """Put each piece where it belongs."""
@@ -87,6 +90,8 @@ class SaveResult:
     """Of a commit in memory, what it took to send it to another node; 0 if it was not sent."""
     full: bool = False
     """There is no room on the local tier, not even for a first commit."""
+    apart: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """The objects that are not the same on all ranks, with the ranks on which they are not as on rank 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +187,7 @@ def commit(
     staging, parent = begun["staging"], begun["parent"]
     try:
         own = write_share(root / staging, staged, exchange, check, None if chain is None else _Links(chain, parent))
-        written = exchange.gather(own)
+        written = exchange.gather({**own, "objects": _digests(staged.snapshot, exchange)})
     except PeerLostError:
         if exchange.rank == 0:
             discard(root, staging)
@@ -192,7 +197,17 @@ def commit(
         snapshot = staged.snapshot
         chain.settled(snapshot.name, staged.plan, staged.image, stands=ended["stands"], inexact=snapshot.inexact)
     nbytes = sum(file["bytes"] for name, file in own.get("files", {}).items() if inherited(name) is None)
-    return SaveResult(committed="error" not in ended, message=ended.get("error", ""), nbytes=nbytes)
+    return SaveResult(
+        committed="error" not in ended,
+        message=ended.get("error", ""),
+        nbytes=nbytes,
+        apart=apart([part["objects"] for part in written]),
+    )
+
+
+def _digests(snapshot: Snapshot, exchange: Exchange) -> dict[str, str]:
+    """A world of one has nobody to compare with; of `shares` ranks may have other objects, and have compared."""
+    return {} if exchange.size == 1 or snapshot.shares else digests(snapshot.state, snapshot.samples)
 
 
 def _begin(root: Path, name: CommitName, chain: Chain | None) -> dict[str, Any]:

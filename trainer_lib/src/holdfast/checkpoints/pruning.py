@@ -14,6 +14,7 @@ from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.retention import Decision, Entry, Rules, decide
 from holdfast.checkpoint.stores import Store
 from holdfast.checkpoint.stores.folder import FolderStore
+from holdfast.checkpoint.uploading import on_its_way
 from holdfast.checkpoints.verifying import verify
 from holdfast.errors import CheckpointError
 from holdfast.worlds import Claim, Pair
@@ -53,6 +54,7 @@ def plan(store: Store, rules: Rules, keep_last: int, *, now: datetime) -> Prunin
     job_uid = "" if newest is None else newest.job_uid
     line = fencing.order((entry.commit for entry in entries), claims, job_uid=job_uid)
     whole, damaged = _last_whole(store, line, keep_last)
+    root = _folder(store)
     decisions = decide(
         entries,
         claims,
@@ -62,6 +64,7 @@ def plan(store: Store, rules: Rules, keep_last: int, *, now: datetime) -> Prunin
         keep_last=keep_last,
         rules=rules,
         now=now,
+        uploading=None if root is None else on_its_way(root),
     )
     left = _leftovers(store, now)
     return Pruning(decisions=decisions, claims=claims, damaged=tuple(damaged), leftovers=left)

@@ -1,7 +1,8 @@
 """The child of the launcher that uploads commits: `python -m holdfast.launch.upload_host FD`.
 
 It gets one line of settings and then the name of each commit over FD, and tells there how each upload went. When the
-launcher closes its side, it uploads the newest commit and ends. It shares nothing with the ranks but the folder.
+launcher closes its side, it uploads the newest commit and ends. It shares nothing with the ranks but the folder, in
+which it says what it uploads.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,6 +33,7 @@ from holdfast.checkpoint.upload import (
     decide,
     source_at,
 )
+from holdfast.checkpoint.uploading import held
 from holdfast.errors import HoldfastError
 
 # A last upload that fails is tried again so often; the launcher ends us when its grace period is over.
@@ -75,7 +78,8 @@ class Host:
         """Note and tell; False: there is no sense in trying on."""
         with self._changed:
             if outcome.settled:
-                self._queue = self._queue.arrived(outcome.name)
+                over = self._queue.arrived if outcome.arrived else self._queue.given_up
+                self._queue = over(outcome.name)
             else:
                 self._queue = self._queue.failed(time.monotonic())
             last = self._queue.closing and self._queue.failures >= _LAST_TRIES
@@ -115,8 +119,14 @@ def main() -> int:
     except HoldfastError as error:
         print(error, file=sys.stderr)
         return 1
-    source = source_at(Path(order["folder"]))
-    uploader = Uploader(source=source, target=target, settings=settings, pace=Pace(settings.bytes_per_second))
+    folder = Path(order["folder"])
+    uploader = Uploader(
+        source=source_at(folder),
+        target=target,
+        settings=settings,
+        pace=Pace(settings.bytes_per_second),
+        hold=partial(held, folder),
+    )
     host = Host(line, connection, uploader)
     threading.Thread(target=host.listen, daemon=True).start()
     host.work()

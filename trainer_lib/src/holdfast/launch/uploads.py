@@ -160,7 +160,7 @@ class Uploads:
         """Each is counted; of the same trouble in a row one line is enough."""
         self.counts.failures[cause] += 1
         if cause != self._troubled:
-            _log.error("%s; it is tried again, and training goes on", message)
+            _log.error("%s; the newest commit is tried next, and training goes on", message)
         self._troubled = cause
 
     def _ended(self, ended: ProcessExit) -> None:

@@ -1,0 +1,123 @@
+"""What is not the same on all ranks is told by name: of what is replicated, only one rank's would be kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from holdfast.checkpoint.alike import apart
+from holdfast.checkpoint.exchange import Exchange
+from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.state import flatten, sampled
+from holdfast.checkpoint.together import joined
+from holdfast.checkpoint.writer import SaveResult, Snapshot, save
+from holdfast.errors import StateError
+from holdfast.worlds import Pair
+
+World = Callable[..., list[Any]]
+State = Callable[[int], dict[str, Any]]
+
+
+class Kept:
+    def __init__(self, state: Any) -> None:
+        self._state = state
+
+    def state_dict(self) -> Any:
+        return self._state
+
+    def load_state_dict(self, state: Any) -> None:
+        self._state = state
+
+
+def committed(world: World, root: Path, state: State, size: int = 3) -> list[SaveResult]:
+    """Each rank's own `state(rank)`, managed as "loader" beside what all have."""
+
+    def one(exchange: Exchange) -> SaveResult:
+        objects = {"loader": Kept(state(exchange.rank)), "ema": Kept({"decay": 0.9, "w": torch.ones(3)})}
+        flat = flatten(objects)
+        snapshot = Snapshot(
+            name=CommitName(step=1, pair=Pair(1, 1)),
+            specs=flat.specs,
+            read=flat.read,
+            state={"objects": flat.tree},
+            data=None,
+            alone={"rank": exchange.rank},
+            numerics={},
+            samples=sampled(objects, flat),
+        )
+        return save(root, snapshot, exchange)
+
+    results: list[SaveResult] = world(size, one)
+    assert all(result.committed for result in results), results
+    return results
+
+
+DIFFERENT: dict[str, State] = {
+    "a number": lambda rank: {"position": 100 + (rank == 2)},
+    "the order of a list": lambda rank: {"files": ["a", "b"] if rank < 2 else ["b", "a"]},
+    "a small tensor": lambda rank: {"seen": torch.full((3,), float(rank == 2))},
+    "an array": lambda rank: {"seen": torch.full((3,), float(rank == 2)).numpy()},
+    "the end of a large tensor": lambda rank: {
+        "buffer": torch.cat([torch.zeros(1 << 19), torch.full((9,), rank == 2)])
+    },
+    "a scalar of another dtype": lambda rank: {
+        "on": torch.tensor(rank == 2),
+        "half": torch.tensor(1, dtype=torch.half),
+    },
+}
+
+
+@pytest.mark.parametrize("state", DIFFERENT.values(), ids=DIFFERENT.keys())
+def test_an_object_that_one_rank_has_otherwise_is_told_on_every_rank(
+    world: World, tmp_path: Path, state: State
+) -> None:
+    assert [result.apart for result in committed(world, tmp_path, state)] == [{"loader": (2,)}] * 3
+
+
+ALIKE: dict[str, State] = {
+    "a mapping that was filled in another order": lambda rank: {"a": 1, "b": 2} if rank else {"b": 2, "a": 1},
+    "tensors": lambda rank: {
+        "big": torch.zeros(1 << 19),
+        "none": torch.zeros(0),
+        "conj": torch.ones(2).cfloat().conj(),
+    },
+    "nan": lambda rank: {"loss": float("nan"), "bits": torch.tensor([float("nan")])},
+}
+
+
+@pytest.mark.parametrize("state", ALIKE.values(), ids=ALIKE.keys())
+def test_what_all_ranks_have_alike_is_passed_over(world: World, tmp_path: Path, state: State) -> None:
+    assert [result.apart for result in committed(world, tmp_path, state)] == [{}] * 3
+
+
+def test_a_world_of_one_is_alike(world: World, tmp_path: Path) -> None:
+    assert committed(world, tmp_path, DIFFERENT["a number"], size=1)[0].apart == {}
+
+
+def test_an_object_that_only_some_ranks_have_is_not_alike() -> None:
+    assert apart([{"a": "1"}, {"a": "1", "b": "2"}, {"b": "2"}]) == {"a": (2,), "b": (1, 2)}
+
+
+@pytest.mark.parametrize("state", DIFFERENT.values(), ids=DIFFERENT.keys())
+def test_ranks_that_save_together_are_refused_what_would_be_lost_of_one(world: World, state: State) -> None:
+    def one(exchange: Exchange) -> str:
+        objects = {"loader": Kept(state(exchange.rank))}
+        flat = flatten(objects)
+        with pytest.raises(StateError, match="loader has another state on rank 2 than on rank 0") as refused:
+            joined(flat, exchange, sampled(objects, flat))
+        return str(refused.value)
+
+    assert all("f'loader{rank}': …" in message for message in world(3, one))
+
+
+def test_ranks_that_save_under_names_of_their_own_are_not(world: World) -> None:
+    def one(exchange: Exchange) -> list[str]:
+        objects = {f"loader{exchange.rank}": Kept({"position": exchange.rank})}
+        flat = flatten(objects)
+        return list(joined(flat, exchange, sampled(objects, flat)).objects)
+
+    assert world(2, one) == [["loader0", "loader1"]] * 2
