@@ -106,7 +106,7 @@ def look(folder: Path) -> Found:
         found = restore(folder, Alone(), claims=list_claims(folder), job_uid=RUN)
     except HoldfastError as error:
         return Found(step=0, digest="", failures=(f"cannot be restored: {error}",))
-    failures = [f"{bad.path} was moved aside: {bad.reason}" for bad in found.quarantined]
+    failures = [f"{bad.path} is damaged: {bad.reason}" for bad in found.lost]
     if found.loaded is None:
         return Found(step=0, digest="", failures=tuple(failures))
     failures += _not_whole(folder, found)

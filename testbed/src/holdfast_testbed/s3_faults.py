@@ -21,6 +21,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 _READ: Final = 1 << 16
+_END_OF_HEAD: Final = b"\r\n\r\n"
 _SILENT_SECONDS: Final = 60.0
 
 
@@ -64,9 +65,10 @@ class Delay:
 
 @dataclass(frozen=True, kw_only=True)
 class Flip:
-    """One byte of the request's body arrives as another."""
+    """One byte of the request's body arrives as another; with `answer` one of the answer's body."""
 
     at: int
+    answer: bool = False
 
 
 Fault = Answer | Reset | Delay | Flip
@@ -145,9 +147,11 @@ def _play(
     if isinstance(fault, Answer):
         client.sendall(_refusal(request, fault))
         return
-    if isinstance(fault, Flip):
+    if isinstance(fault, Flip) and not fault.answer:
         body[fault.at] ^= 1
     answer = ask(body)
+    if isinstance(fault, Flip) and fault.answer:
+        answer[answer.index(_END_OF_HEAD) + len(_END_OF_HEAD) + fault.at] ^= 1
     if isinstance(fault, Reset):
         _reset(client)
     else:
@@ -156,12 +160,12 @@ def _play(
 
 def _head(client: socket.socket) -> tuple[str, bytes]:
     data = b""
-    while b"\r\n\r\n" not in data:
+    while _END_OF_HEAD not in data:
         more = client.recv(_READ)
         if not more:
             return "", b""
         data += more
-    head, _, rest = data.partition(b"\r\n\r\n")
+    head, _, rest = data.partition(_END_OF_HEAD)
     return head.decode("latin-1"), rest
 
 

@@ -205,20 +205,21 @@ def test_any_damage_of_one_copy_costs_nothing_where_there_is_another(
 def test_damage_past_the_first_8_mib_names_its_chunk(tmp_path: Path, commit: Callable[..., Any]) -> None:
     commit(tmp_path, 10, {"w": os.urandom(CHUNK_BYTES + 5000)})
     flip(tmp_path / "step-10.g1.a1" / "rank-0.safetensors", CHUNK_BYTES + 1000)
-    assert "digest of chunk 1 differs" in found(tmp_path).quarantined[0].reason
+    assert "digest of chunk 1 differs" in found(tmp_path).lost[0].reason
 
 
-def test_when_all_are_damaged_all_are_kept_and_training_starts_afresh(root: Path) -> None:
+def test_when_all_are_damaged_nothing_is_moved_and_all_are_named(root: Path) -> None:
     for step in (10, 20):
         flip(root / f"step-{step}.g1.a1" / "rank-0.safetensors", 4200)
+    before = tree(root)
     result = found(root)
     assert result.loaded is None
-    assert result.step == 0
-    assert [bad.path for bad in result.quarantined] == [NEWEST, "step-10.g1.a1"]
-    assert len([p for p in (root / "quarantine").iterdir() if p.is_dir()]) == 2
+    assert result.quarantined == ()
+    assert [bad.path for bad in result.stuck] == [NEWEST, "step-10.g1.a1"]
+    assert tree(root) == before
 
 
-def test_what_one_rank_finds_bad_is_bad_for_all(
+def test_what_every_rank_finds_bad_is_bad_for_all(
     root: Path, world: Callable[..., Any], content: Callable[..., Any]
 ) -> None:
     flip(root / NEWEST / "rank-0.safetensors", 4200)

@@ -152,4 +152,4 @@ def test_a_torn_commit_is_seen_and_named(kills: ModuleType, tmp_path: Path, comm
     os.truncate(file, file.stat().st_size - 1)
     found = kills.look(tmp_path)
     assert found.step == 0
-    assert "step-5.g1.a1 was moved aside" in found.failures[0]
+    assert "step-5.g1.a1 is damaged" in found.failures[0]

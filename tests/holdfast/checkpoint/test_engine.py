@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -22,10 +23,12 @@ from holdfast.checkpoint.fencing import Resume
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.retention import Rules
 from holdfast.checkpoint.shard import Piece, TensorSpec
+from holdfast.checkpoint.stores import fallback
 from holdfast.checkpoint.stores.fallback import FallbackStore
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.writer import Snapshot
-from holdfast.errors import ClaimError, UnavailableError
+from holdfast.checkpoints.main import main
+from holdfast.errors import ClaimError, NoneWholeError, UnavailableError
 from holdfast.worlds import Claim, Pair
 
 JOB = "job-1"
@@ -355,3 +358,114 @@ def test_what_was_committed_here_is_not_read_again_for_retention(
         patch.setattr(FolderStore, "manifest", lambda *unread: pytest.fail("a manifest was read"))
         run.commits(10, 20, 30, 40)
     assert commits(tmp_path) == {"step-20.g1.a1", "step-30.g1.a1", "step-40.g1.a1"}
+
+
+def damage(root: Path) -> None:
+    for shard in root.glob("step-*/rank-0.json"):
+        shard.write_bytes(b"?" * shard.stat().st_size)
+
+
+def entered(root: Path, copies: str = "") -> Engine:
+    engine = Engine(root, keep_last=3, resume=Resume.ALWAYS, on_foreign=lambda claims: None, copies=copies)
+    engine.enter(Attempt(pair=Pair(1, 2), job_uid=JOB, publication="p1", run_id="run"), Alone())
+    return engine
+
+
+def test_where_all_is_damaged_training_does_not_begin_anew_over_it(tmp_path: Path) -> None:
+    Run(tmp_path, 1, 1).commits(10, 20)
+    damage(tmp_path)
+    before, claimed = commits(tmp_path), list_claims(tmp_path)
+
+    for _ in range(2):  # a start again is no consent
+        with pytest.raises(NoneWholeError, match=r"step-20\.g1\.a1 .*step-10\.g1\.a1 .*verify.* --quarantine"):
+            entered(tmp_path).restore()
+
+    assert commits(tmp_path) == before
+    assert not (tmp_path / "quarantine").exists()
+    assert list_claims(tmp_path) == claimed
+
+
+def test_it_begins_anew_once_somebody_has_moved_the_damage_aside(tmp_path: Path) -> None:
+    Run(tmp_path, 1, 1).commits(10, 20)
+    damage(tmp_path)
+
+    assert main(["verify", str(tmp_path), "--quarantine"]) == 1
+
+    assert entered(tmp_path).restore().loaded is None
+    assert len(list((tmp_path / "quarantine").glob("step-*/MANIFEST.json"))) == 2
+
+
+def test_another_jobs_damage_does_not_stop_one_that_is_not_to_resume_it(tmp_path: Path) -> None:
+    Run(tmp_path, 1, 1).commits(10)
+    damage(tmp_path)
+    fresh = Run(tmp_path, 2, 1, job="job-2", resume=Resume.NEVER, known=tuple(list_claims(tmp_path)))
+    assert fresh.found.step == 0
+
+
+def test_an_error_of_the_volume_that_lasts_a_while_costs_no_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A soft mount whose server is away: no file can be read, and no folder be renamed."""
+    Run(tmp_path, 1, 1).commits(10, 20)
+
+    def away(*_: Any) -> Any:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "preadv", away)
+    monkeypatch.setattr(Path, "rename", away)
+    with pytest.raises(NoneWholeError):
+        entered(tmp_path).restore()
+    monkeypatch.undo()
+    assert entered(tmp_path).restore().step == 20
+
+
+@pytest.fixture
+def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A store of copies that has steps 10 and 20; as often as this says it cannot be asked."""
+    Run(tmp_path / "shared", 1, 1).commits(10, 20)
+    shutil.copytree(tmp_path / "shared", tmp_path / "copies")
+    times = [0]
+
+    def opened(url: str) -> FolderStore:
+        times[0] -= 1
+        if times[0] >= 0:
+            raise UnavailableError("no network", cause="Network")
+        return FolderStore(tmp_path / "copies")
+
+    monkeypatch.setattr(fallback, "open_store", opened)
+    return times
+
+
+def test_copies_that_were_away_for_a_moment_are_asked_before_anything_is_given_up(
+    tmp_path: Path, away: list[int]
+) -> None:
+    damage(tmp_path / "shared")
+    away[0] = 2
+    assert entered(tmp_path / "shared", "s3://copies/job").restore().step == 20
+
+
+@pytest.mark.parametrize("what", ["damaged", "fenced"])
+def test_copies_that_stay_away_stop_a_job_that_has_nothing_else(tmp_path: Path, away: list[int], what: str) -> None:
+    if what == "damaged":
+        damage(tmp_path / "shared")
+    else:  # what stands on the volume is a zombie's, and what went on was lost with it
+        for folder in (tmp_path / "shared").glob("step-*"):
+            shutil.rmtree(folder)
+        commit = tmp_path / "copies" / "step-20.g1.a1"
+        shutil.copytree(commit, tmp_path / "shared" / commit.name)
+        fence = Claim(pair=Pair(1, 2), job_uid=JOB, publication="p1", from_step=10, from_pair=Pair(1, 1))
+        write_claim(tmp_path / "shared", fence)
+    before = commits(tmp_path / "shared")
+    away[0] = 1000
+    with pytest.raises(UnavailableError, match="no network") as refused:
+        entered(tmp_path / "shared", "s3://copies/job").restore()
+    assert refused.value.cause == "Network"
+    assert commits(tmp_path / "shared") == before
+
+
+def test_copies_that_stay_away_stop_nobody_who_finds_an_older_commit(tmp_path: Path, away: list[int]) -> None:
+    newest = tmp_path / "shared" / "step-20.g1.a1" / "rank-0.json"
+    newest.write_bytes(b"?")
+    away[0] = 1000
+    found = entered(tmp_path / "shared", "s3://copies/job").restore()
+    assert (found.step, [bad.path for bad in found.quarantined]) == (10, ["step-20.g1.a1"])

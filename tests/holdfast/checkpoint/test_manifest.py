@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -203,3 +204,38 @@ def test_a_version_that_says_something_else_than_the_manifest_is_damage(manifest
     del document["manifestDigest"]
     with pytest.raises(DamagedError, match=f"is of version {version}"):
         decode(sealed({**document, "version": version}))
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "error"),
+    [
+        (b'{"attempt":1,"x":[', b"]}", DamagedError),
+        (b'{"x":[', b'],"manifestDigest":"00000000000000000000000000000000"}\n', DamagedError),
+        (b"[", b"]", DamagedError),
+        (b'{"tape":[', b"]}\n", UnknownFormatError),
+    ],
+)
+def test_without_a_true_seal_a_large_one_is_refused_and_takes_no_memory(
+    begin: bytes, end: bytes, error: type[Exception]
+) -> None:
+    raw = begin + b"[]," * (8 << 20) + b"[]" + end
+    tracemalloc.start()
+    try:
+        with pytest.raises(error):
+            decode(raw)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_large_one_with_its_seal_is_read_and_one_flipped_bit_of_it_is_found() -> None:
+    large = replace(MANIFEST, state={"objects": {"notes": "x" * (2 << 20)}})
+    raw = encode(large)
+    assert decode(raw) == large
+    for place in (0, len(raw) // 2, len(raw) - 20):
+        bad = bytearray(raw)
+        bad[place] ^= 1
+        with pytest.raises(DamagedError):
+            decode(bytes(bad))
+    with pytest.raises(DamagedError):
+        decode(raw[: len(raw) // 2])

@@ -10,15 +10,17 @@ from typing import Any
 
 import pytest
 
+from holdfast.checkpoint.exchange import Alone, Exchange
 from holdfast.checkpoint.manifest import Manifest, digest
 from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.stores import s3 as s3_module
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.objects import SHA256SUMS, ObjectStore
 from holdfast.checkpoint.stores.open import open_store
 from holdfast.checkpoint.stores.s3 import S3Bucket, S3Settings
 from holdfast.checkpoint.stores.s3_errors import Kind, pause, trouble_of
-from holdfast.errors import CheckpointError, ClaimError, DamagedError, UnavailableError, UsageError
+from holdfast.errors import CheckpointError, ClaimError, DamagedError, SuspectError, UnavailableError, UsageError
 from holdfast.worlds import Claim, Pair
 from holdfast_testbed.s3 import S3Server, s3_server
 from holdfast_testbed.s3_faults import Answer, Delay, Fault, Flip, Proxy, Request, Reset, faults
@@ -124,6 +126,47 @@ def test_so_is_one_while_reading(
     proxy.plan = lambda request: fault if request.number % 3 == 0 else None
 
     assert is_whole(through(), made)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("file", ["MANIFEST.json", "rank-0.json", "rank-0.safetensors"])
+def test_a_byte_that_is_flipped_on_its_way_down_is_read_again_and_nothing_is_moved(
+    file: str, made: Made, proxy: Proxy, through: Callable[..., ObjectStore], s3_store: ObjectStore
+) -> None:
+    upload(made, s3_store)
+    flips: list[int] = []
+
+    def once_in_a_body(request: Request) -> Fault | None:
+        if request.method != "GET" or file not in request.target or flips:
+            return None
+        flips.append(request.number)
+        return Flip(at=1, answer=True)
+
+    proxy.plan = once_in_a_body
+    found = restore([through()], Alone(), job_uid="job-1")
+
+    assert (found.step, found.quarantined, len(flips)) == (7, (), 1)
+    assert is_whole(s3_store, made)
+
+
+@pytest.mark.integration
+def test_a_machine_that_flips_all_that_it_downloads_condemns_nothing(
+    made: Made,
+    proxy: Proxy,
+    through: Callable[..., ObjectStore],
+    s3_store: ObjectStore,
+    world: Callable[..., list[Any]],
+) -> None:
+    upload(made, s3_store)
+    proxy.plan = lambda r: Flip(at=0, answer=True) if r.method == "GET" and "rank-0.safe" in r.target else None
+
+    def read(exchange: Exchange) -> None:
+        store = through() if exchange.rank == 1 else s3_store
+        with pytest.raises(SuspectError, match="rank 1 on bad-host cannot read it"):
+            restore([store], exchange, job_uid="job-1", host="bad-host" if exchange.rank == 1 else "good-host")
+
+    world(2, read)
+    assert is_whole(s3_store, made)
 
 
 def by_signed_address(request: Request) -> bool:

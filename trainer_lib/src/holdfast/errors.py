@@ -11,6 +11,8 @@ HoldfastError
 ├── ChaosError               `holdfast chaos` was asked to raise this in the script
 ├── CheckpointError          a checkpoint cannot be written or read
 │   ├── DamagedError         ... because its bytes are not those that were written
+│   ├── SuspectError         ... because one rank alone reads it badly: its machine is suspect
+│   ├── NoneWholeError       ... because there are commits, and none of them is whole
 │   ├── UnknownFormatError   ... because another program or a newer release wrote it
 │   ├── NoRoomError          ... because the memory tier is too small for it
 │   ├── UnavailableError     ... because the store cannot be used now: network, credentials, rights, room
@@ -70,6 +72,14 @@ class CheckpointError(HoldfastError):
 
 class DamagedError(CheckpointError):
     """The bytes of a checkpoint are not those that were written."""
+
+
+class SuspectError(CheckpointError):
+    """One rank alone reads a checkpoint badly: not the checkpoint is suspect but that rank's machine."""
+
+
+class NoneWholeError(CheckpointError):
+    """There are commits, and none of them can be restored: nothing was moved, and nobody begins anew over them."""
 
 
 class UnknownFormatError(CheckpointError):

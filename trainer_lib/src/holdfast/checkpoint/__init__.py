@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 from holdfast.checkpoint import tier
 from holdfast.checkpoint.exchange import Alone, Exchange, lead
 from holdfast.checkpoint.names import CLAIMS, CommitName, step_number
-from holdfast.checkpoint.reader import restore
-from holdfast.errors import CheckpointError, StateError
+from holdfast.checkpoint.reader import none_whole, restore
+from holdfast.errors import CheckpointError, NoneWholeError, StateError
 from holdfast.worlds import Pair
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def load(
     """Give the objects the newest good state (or that of `step`), random generators included.
 
     With `group` every rank of it calls this, and all take the same commit, which each must be able to read. Of the
-    commit's objects only those that are given are read.
+    commit's objects only those that are given are read. NoneWholeError if there are commits and none can be restored.
     """
     from holdfast.checkpoint import rng
     from holdfast.checkpoint.fitting import load_into
@@ -111,8 +111,8 @@ def load(
     exchange = Alone() if group is None else Together(group)
     found = restore(root, exchange, step=step, select=lambda manifest: _not_of(manifest, stateful))
     if found.loaded is None:
-        if found.quarantined:
-            raise CheckpointError(f"no commit in {root} is whole; what was there is in {root / 'quarantine'}")
+        if found.stuck:
+            raise NoneWholeError(none_whole(found, [str(root)]))
         return None
     manifest, loaded = found.loaded.manifest, found.loaded
     generators = None if loaded.alone is None else rng.read(rng.of(loaded.alone))

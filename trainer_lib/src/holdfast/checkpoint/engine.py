@@ -28,7 +28,7 @@ from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.near import MemorySettings, MemoryTier, Terms, tier_of
 from holdfast.checkpoint.pace import UNHINDERED, Pace
 from holdfast.checkpoint.planning import Planner
-from holdfast.checkpoint.reader import Restored, Select, newest, restore
+from holdfast.checkpoint.reader import Restored, Select, newest, none_whole, restore
 from holdfast.checkpoint.saving import Saving
 from holdfast.checkpoint.shard import DATA_ALIGNMENT, Holding, TensorSpec
 from holdfast.checkpoint.stores import Store
@@ -38,7 +38,7 @@ from holdfast.checkpoint.stores.peer import Neighbour
 from holdfast.checkpoint.uploading import on_its_way
 from holdfast.checkpoint.writer import SaveResult, Snapshot, Staged, commit, plan
 from holdfast.constants import OBJECT_TIER, SHARED_TIER
-from holdfast.errors import CheckpointError, ClaimError, ForeignClaimError, UnavailableError
+from holdfast.errors import CheckpointError, ClaimError, ForeignClaimError, NoneWholeError, UnavailableError
 from holdfast.worlds import Claim, Pair
 
 _log = logging.getLogger("holdfast.checkpoint")
@@ -143,7 +143,8 @@ class Engine:
     ) -> None:
         self._root = root
         shared = FolderStore(root)
-        self._where: tuple[Store, ...] = (shared, FallbackStore(copies, shared)) if copies else (shared,)
+        self._copies = FallbackStore(copies, shared) if copies else None
+        self._where: tuple[Store, ...] = (shared,) if self._copies is None else (shared, self._copies)
         self._keep_last = keep_last
         self._rules = rules
         self._clock = clock
@@ -292,12 +293,27 @@ class Engine:
             return None
 
     def restore(self, select: Select | None = None) -> Restored:
-        """The newest commit of this job's line of which every rank can read all that it wants."""
+        """The newest commit of this job's line of which every rank can read all that it wants; None if there is none.
+
+        NoneWholeError if there are some: a claim from nothing would give them up, and retention then delete them.
+        """
         if self._saving is not None:
             self._saving.settle(self._check)  # it may be what is looked for
+        found = self._restored(select)
+        while found.loaded is None and self._copies is not None and lead(self._exchange, self._copies.insist):
+            found = self._restored(select)
+        if found.stuck:
+            raise NoneWholeError(none_whole(found, [store.url for store in self._where]))
+        if found.loaded is not None:
+            self._verified.add((found.loaded.name.step, found.loaded.name.pair))
+            if self._memory is not None:
+                self._memory.restored(found.loaded.name)
+        return found
+
+    def _restored(self, select: Select | None) -> Restored:
         claims = lead(self._exchange, self._look_everywhere)
         self._fence = tuple(map(Claim.from_json, claims))
-        found = restore(
+        return restore(
             (*self._near(), *self._where),
             self._exchange,
             claims=self._fence,
@@ -305,17 +321,6 @@ class Engine:
             resume=self._resume,
             select=select,
         )
-        if found.loaded is not None:
-            self._verified.add((found.loaded.name.step, found.loaded.name.pair))
-            if self._memory is not None:
-                self._memory.restored(found.loaded.name)
-        elif found.quarantined:
-            _log.error(
-                "no commit in %s is whole: training starts from the beginning; all that was there is in %s",
-                self._root,
-                self._root / "quarantine",
-            )
-        return found
 
     def tiers(self, found: Restored) -> list[str]:
         """Which tiers a commit was read from."""

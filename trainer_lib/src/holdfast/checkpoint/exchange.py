@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from holdfast import errors
-from holdfast.errors import CheckpointError, HoldfastError, PeerLostError
+from holdfast.errors import CheckpointError, HoldfastError, PeerLostError, UnavailableError
 
 
 class Exchange(Protocol):
@@ -68,12 +68,15 @@ def _attempt(action: Callable[[], Any]) -> dict[str, Any]:
     except PeerLostError:
         raise
     except HoldfastError as error:
-        return {"error": type(error).__name__, "message": str(error)}
+        cause = {"cause": error.cause} if isinstance(error, UnavailableError) else {}
+        return {"error": type(error).__name__, "message": str(error), **cause}
     except OSError as error:
         return {"error": "CheckpointError", "message": f"{error}: correct the checkpoint folder and start again"}
 
 
 def _error(outcome: dict[str, Any]) -> HoldfastError:
     kind = getattr(errors, str(outcome["error"]), CheckpointError)
+    if "cause" in outcome:
+        return UnavailableError(outcome["message"], cause=outcome["cause"])
     error: HoldfastError = kind(outcome["message"])
     return error

@@ -38,6 +38,10 @@ LARGEST: Final = 256 << 20
 """Bytes of a manifest: ten times what a thousand ranks with ten terabytes need."""
 _KNOWN: Final = (VERSION, DELTA_VERSION, SPARSE_VERSION, BOXED_VERSION)
 _SEAL: Final = "manifestDigest"
+_SEAL_BYTES: Final = len(f',"{_SEAL}":"{"0" * 32}"}}\n')
+_BEGINNING: Final = b'{"attempt":'
+_MOST_UNSEALED: Final = 1 << 20
+"""Bytes of what is parsed without a seal, to see whose it is: lists in lists take fifty times as much memory."""
 _TENSORS: Final = "tensors"
 _MOST: Final = 1 << 62  # of any number of bytes, so that no sum or product of a few leaves what torch can count
 _MOST_DIMENSIONS: Final = 64
@@ -317,6 +321,8 @@ def digest(manifest: Manifest) -> str:
 @uncollected()
 def decode(raw: bytes) -> Manifest:
     """Read `MANIFEST.json`; DamagedError if it is not what was written, UnknownFormatError if others wrote it."""
+    if len(raw) > _MOST_UNSEALED and not _is_sealed(raw):
+        raise _unsealed(raw)
     document = _parse(raw)
     seal = document.pop(_SEAL, None)
     if document.get("format") != FORMAT and seal is None:
@@ -339,6 +345,27 @@ def decode(raw: bytes) -> Manifest:
     return manifest
 
 
+def _is_sealed(raw: bytes) -> bool:
+    """Whether it ends with the digest of what is before, as of the bytes: nothing is parsed for it."""
+    body, end = memoryview(raw)[:-_SEAL_BYTES], raw[-_SEAL_BYTES:]
+    digest = xxhash.xxh3_128(body)
+    digest.update(b"}")
+    return end == _seal(digest.hexdigest())
+
+
+def _unsealed(raw: bytes) -> DamagedError | UnknownFormatError:
+    """What a large file without a seal is. Ours begins as no other does and names itself; a damaged one keeps one of
+    both, or is no JSON object."""
+    ours = raw.startswith(_BEGINNING) or FORMAT.encode() in raw or _SEAL.encode() in raw
+    if not ours and raw[:1] == b"{" and raw[-64:].rstrip()[-1:] == b"}":
+        return UnknownFormatError("MANIFEST.json was written by another program")
+    return DamagedError("MANIFEST.json: its own digest differs")
+
+
+def _seal(digest: str) -> bytes:
+    return f',"{_SEAL}":"{digest}"}}\n'.encode()
+
+
 def _digest_in_use() -> dict[str, Any]:
     return {"algorithm": DIGEST, "chunkBytes": CHUNK_BYTES}
 
@@ -349,7 +376,7 @@ def _text_of(value: Any) -> str:
 
 def _sealed(texts: Mapping[str, str]) -> bytes:
     body = ("{" + ",".join(f"{_text_of(name)}:{text}" for name, text in sorted(texts.items()))).encode()
-    return body + f',"{_SEAL}":"{xxhash.xxh3_128_hexdigest(body + b"}")}"}}\n'.encode()
+    return body + _seal(xxhash.xxh3_128_hexdigest(body + b"}"))
 
 
 def _texts(document: Mapping[str, Any]) -> dict[str, str]:

@@ -1,9 +1,11 @@
 """Finding the newest commit that can be read, verifying every byte of it, and falling back. No torch.
 
 All ranks look through the same names, newest first, and take a commit only when each has read and verified all that
-it needs of it, chunk by chunk from the first store whose copy is good. What one rank finds bad is bad for all: the
-copy is moved to its store's quarantine and named; where no good copy of something is left, the next older commit is
-tried. A bad copy stays where it is if something of a commit that was restored is nowhere else: it will be needed.
+it needs of it, chunk by chunk from the first store whose copy is good. What a rank finds bad is read again, by itself
+and by another one; if that is no better it is bad for all: where no good copy of something is left, the next older
+commit is tried. What is bad is named, and moved to its store's quarantine once another commit was read: as long as
+none was, all stays as it is. A bad copy stays too if something of a commit that was restored is nowhere else: it will
+be needed.
 
 A step may lie in memory whole, and in the durable stores as what changed since an earlier one. The files have the
 same names and other bytes, so these are two editions: each is read by its own manifest, the one in memory first.
@@ -14,7 +16,9 @@ from __future__ import annotations
 import json
 import logging
 import math
+import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -40,12 +44,17 @@ from holdfast.checkpoint.reading import (
     spare,
     whole_file,
 )
+from holdfast.checkpoint.reading import Fault as CopyFault
 from holdfast.checkpoint.stores import Store, open_file
 from holdfast.checkpoint.stores.folder import FolderStore
-from holdfast.errors import CheckpointError, DamagedError, UnknownFormatError
+from holdfast.checkpoint.witness import Fault, Outcome, Part, asked, suspects
+from holdfast.errors import CheckpointError, DamagedError, SuspectError, UnknownFormatError
 from holdfast.worlds import Claim, Pair
 
 _log = logging.getLogger("holdfast.checkpoint.reader")
+
+# Of commits that are lost so many are named in an error.
+_TOLD: Final = 5
 
 Where = Path | Sequence[Store]
 """One folder, or stores in the order in which they are asked."""
@@ -71,12 +80,15 @@ class Restored:
     """The outcome of looking for a commit: None means a fresh start.
 
     `stores` are those that it came from; `lost` are the newer commits of which no good copy was left, and why.
+    `stuck`: no commit was read, and these stand in stores that all share, where nothing was moved: who begins anew
+    would give them up.
     """
 
     loaded: Loaded | None
     quarantined: tuple[tier.Quarantined, ...] = ()
     stores: tuple[str, ...] = ()
     lost: tuple[tier.Quarantined, ...] = ()
+    stuck: tuple[tier.Quarantined, ...] = ()
 
     @property
     def step(self) -> int:
@@ -122,8 +134,12 @@ def restore(
     resume: fencing.Resume = fencing.Resume.ALWAYS,
     step: int | None = None,
     select: Select | None = None,
+    host: str | None = None,
 ) -> Restored:
-    """Read the newest good commit (or the best one of `step`) on every rank; `loaded` is None if there is none."""
+    """Read the newest good commit (or the best one of `step`) on every rank; `loaded` is None if there is none.
+
+    SuspectError if a rank cannot read what another can. `host` is this rank's, for people.
+    """
     search = _Search(
         stores=as_stores(where),
         exchange=exchange,
@@ -132,25 +148,41 @@ def restore(
         resume=resume,
         step=step,
     )
+    host = socket.gethostname() if host is None else host
     for name, manifest in search.commits():
-        with _Reading(name, manifest, search.holding(name), exchange) as reading:
-            reading.read(select)
-            outcomes = [_Outcome.from_json(value) for value in exchange.gather(reading.outcome().to_json())]
+        with _Reading(name, manifest, search.holding(name), exchange) as own:
+            own.read(select)
+            outcomes = [Outcome.from_json(value) for value in exchange.gather(own.outcome(host).to_json())]
             if not search.another:
                 _raise_first(outcomes)
+            outcomes = _confirmed(name, outcomes, own, exchange)
             faulty = search.judge(name, outcomes)
             if any(one.damage or one.error for one in outcomes):
-                search.condemn(name, reading.faults, faulty)
+                search.condemn(name, own.faults, faulty)
                 continue
-            if faulty and all(exchange.gather(reading.spare(faulty))):
-                search.condemn(name, reading.faults, faulty)
+            if faulty and all(exchange.gather(own.spare(faulty))):
+                search.condemn(name, own.faults, faulty)
+            search.put_aside()
             if exchange.rank == 0 and manifest.bounds:
                 _log.warning("%s is not exact: %s", name, sparse.told(manifest))
             used = tuple(dict.fromkeys(url for one in outcomes for url in one.used))
-            return Restored(
-                loaded=reading.loaded, quarantined=tuple(search.bad), stores=used, lost=tuple(search.lost)
-            )
+            return Restored(loaded=own.loaded, quarantined=tuple(search.bad), stores=used, lost=tuple(search.lost))
+    stuck = search.stuck()
+    if stuck:
+        return Restored(loaded=None, lost=tuple(search.lost), stuck=stuck)
+    search.put_aside()
     return Restored(loaded=None, quarantined=tuple(search.bad), lost=tuple(search.lost))
+
+
+def none_whole(found: Restored, urls: Sequence[str]) -> str:
+    """For people: what none of which can be read, and what to do."""
+    bad = "; ".join(f"{one.path} ({one.reason})" for one in found.stuck[:_TOLD])
+    more = f"; and {len(found.stuck) - _TOLD} more" if len(found.stuck) > _TOLD else ""
+    aside = " and ".join(f"'holdfast checkpoints verify {url} --quarantine'" for url in urls)
+    return (
+        f"no commit in {' or '.join(urls)} is whole: {bad}{more}. Nothing was moved or deleted, and nobody begins "
+        f"anew over them. Mend the storage, or move what is damaged into quarantine/ with {aside}, and start again"
+    )
 
 
 def as_stores(where: Where) -> tuple[Store, ...]:
@@ -164,21 +196,13 @@ _BOTH: Final = frozenset({True, False})
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Fault:
-    """What this rank found wrong with a copy."""
-
-    url: str
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class _View:
     """What one rank sees of a commit's manifest."""
 
     seal: str = ""
     job_uid: str = ""
     publication: str = ""
-    faults: tuple[_Fault, ...] = ()
+    faults: tuple[Fault, ...] = ()
     foreign: str = ""
     error: str = ""
 
@@ -189,7 +213,7 @@ class _View:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> _View:
         """From another rank."""
-        return cls(**{**value, "faults": tuple(_Fault(**fault) for fault in value["faults"])})
+        return cls(**{**value, "faults": tuple(Fault(**fault) for fault in value["faults"])})
 
 
 @dataclass(kw_only=True)
@@ -204,8 +228,10 @@ class _Search:
     step: int | None
     bad: list[tier.Quarantined] = field(default_factory=list)
     lost: list[tier.Quarantined] = field(default_factory=list)
+    aside: list[tuple[Store, CommitName, str]] = field(default_factory=list)
+    """The copies that this rank is to move aside, and why."""
     held: list[frozenset[str]] = field(default_factory=list)
-    doubted: tuple[_Fault, ...] = ()
+    doubted: tuple[Fault, ...] = ()
     """What is wrong with manifests of the commit at hand, of which another store has a good one."""
     edition: frozenset[bool] = _BOTH
     """Whether stores that all share, each node's own, or both have the files that the manifest at hand is of."""
@@ -229,7 +255,7 @@ class _Search:
         manifest, view = self._view(name)
         views = [_View.from_json(value) for value in self.exchange.gather(view.to_json())]
         leader = next((rank for rank, one in enumerate(views) if one.seal), None)
-        self.doubted = tuple(fault for one in views for fault in one.faults)
+        self.doubted = self._doubts(views)
         if leader is not None:
             self.another = True
             yield name, self._agreed(manifest, views, leader)
@@ -275,7 +301,7 @@ class _Search:
         if leader is None:
             self._without_manifest(name, views)
             return None
-        self.doubted = tuple(fault for one in views for fault in one.faults)
+        self.doubted = self._doubts(views)
         return self._agreed(manifest, views, leader)
 
     def _agreed(self, manifest: Manifest | None, views: Sequence[_View], leader: int) -> Manifest:
@@ -285,15 +311,22 @@ class _Search:
         text = encode(manifest).decode() if manifest is not None and leader == self.exchange.rank else None
         return decode(self.exchange.gather(text)[leader].encode())
 
+    def _doubts(self, views: Sequence[_View]) -> tuple[Fault, ...]:
+        """What is wrong with manifests: in what all share, if all find it so."""
+        shared = {store.url for store in self.stores if store.shared}
+        bad = frozenset.intersection(*(frozenset(fault.url for fault in one.faults) for one in views))
+        every = (fault for one in views for fault in one.faults)
+        return tuple(fault for fault in every if fault.url in bad or fault.url not in shared)
+
     def _view(self, name: CommitName) -> tuple[Manifest | None, _View]:
-        faults: list[_Fault] = []
+        faults: list[Fault] = []
         foreign = error = ""
         # The durable one decides: a step may be committed in memory first, and again with what changed since.
         for store in sorted(self.holding(name), key=lambda store: not store.shared):
             try:
-                manifest = store.manifest(name)
+                manifest = _manifest(store, name)
             except DamagedError as damage:
-                faults.append(_Fault(url=store.url, reason=str(damage)))
+                faults.append(Fault(url=store.url, reason=str(damage)))
             except UnknownFormatError as unknown:
                 foreign = foreign or f"{store.url}/{name}: {unknown}"
             except CheckpointError as trouble:
@@ -331,7 +364,7 @@ class _Search:
 
     # Judging what was read
 
-    def judge(self, name: CommitName, outcomes: Sequence[_Outcome]) -> dict[str, str]:
+    def judge(self, name: CommitName, outcomes: Sequence[Outcome]) -> dict[str, str]:
         """Which stores have a bad copy, and why."""
         faults = [*self.doubted, *(fault for one in outcomes for fault in one.faults)]
         faulty = {fault.url: fault.reason for fault in reversed(faults)}
@@ -347,8 +380,8 @@ class _Search:
                 _log.error("%s in %s is damaged (%s); another copy was used", name, url, reason)
         return dict(reversed(faulty.items()))
 
-    def condemn(self, name: CommitName, own: Sequence[_Fault], faulty: Mapping[str, str]) -> None:
-        """Quarantine: rank 0 what all share, each rank what it found in its own stores."""
+    def condemn(self, name: CommitName, own: Sequence[Fault], faulty: Mapping[str, str]) -> None:
+        """What is to be moved aside: by rank 0 in what all share, by each rank what it found in its own stores."""
         mine = {fault.url for fault in (*own, *self.doubted)}
         several = len(self.stores) > 1
         self.bad += [
@@ -357,7 +390,18 @@ class _Search:
         ]
         for store in self.holding(name):
             if store.url in faulty and (self.exchange.rank == 0 if store.shared else store.url in mine):
-                store.quarantine(name, faulty[store.url])
+                self.aside.append((store, name, faulty[store.url]))
+
+    def put_aside(self) -> None:
+        """Quarantine it, now that it is not all that there is."""
+        for store, name, reason in self.aside:
+            store.quarantine(name, reason)
+
+    def stuck(self) -> tuple[tier.Quarantined, ...]:
+        """What was lost, and stands where all see it. What lay on nodes only went with them: nobody can mend it."""
+        shared = zip(self.stores, self.held, strict=True)
+        durable = {name for store, names in shared if store.shared for name in names}
+        return tuple(one for one in self.lost if one.path in durable)
 
     def _lose(self, name: CommitName, reason: str) -> None:
         self.lost.append(tier.Quarantined(path=str(name), reason=reason))
@@ -369,27 +413,15 @@ def _owned(name: CommitName, manifest: Manifest) -> fencing.Commit:
     return fencing.Commit(step=name.step, pair=name.pair, job_uid=manifest.job_uid, publication=manifest.publication)
 
 
+def _manifest(store: Store, name: CommitName) -> Manifest:
+    """One that is found bad is read once more: bytes may be flipped on their way."""
+    try:
+        return store.manifest(name)
+    except DamagedError:
+        return store.manifest(name)
+
+
 # Reading
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Outcome:
-    """What came of one rank's reading; `damage` and `error` are why it has not got everything."""
-
-    used: tuple[str, ...]
-    faults: tuple[_Fault, ...]
-    damage: str = ""
-    error: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """To the other ranks."""
-        return {**vars(self), "used": list(self.used), "faults": [vars(fault) for fault in self.faults]}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> _Outcome:
-        """From another rank."""
-        faults = tuple(_Fault(**fault) for fault in value["faults"])
-        return cls(**{**value, "used": tuple(value["used"]), "faults": faults})
 
 
 class _Reading:
@@ -423,19 +455,31 @@ class _Reading:
             _log.warning("%s was passed over: %s", self._stores[copy].url, reason)
 
     @property
-    def faults(self) -> tuple[_Fault, ...]:
+    def faults(self) -> tuple[Fault, ...]:
         """The first thing wrong with each file of each copy; a file that a node's own store never had is no fault."""
-        first: dict[tuple[str, str], _Fault] = {}
+        first: dict[tuple[str, str], Fault] = {}
         for fault in self._copies.faults:
             store = self._stores[fault.copy]
             if fault.lost and (store.shared or not fault.absent):
-                first.setdefault((store.url, fault.file), _Fault(url=store.url, reason=fault.reason))
+                first.setdefault((store.url, fault.file), _told(fault, store))
         return tuple(first.values())
 
-    def outcome(self) -> _Outcome:
+    def outcome(self, host: str) -> Outcome:
         """What came of it."""
         used = tuple(self._stores[place].url for place in sorted(set(self._copies.given.values())))
-        return _Outcome(used=used, faults=self.faults, damage=self._damage, error=self._error)
+        return Outcome(host=host, used=used, faults=self.faults, damage=self._damage, error=self._error)
+
+    def can_read(self, part: Part) -> bool:
+        """Whether this rank gets what another found bad; an error that says nothing about the bytes is raised."""
+        url, file, begin, end = part
+        opener = next(partial(open_file, store, self._name) for store in self._stores if store.url == url)
+        with closing(Copies(openers=[opener], records=self._manifest.files)) as copies:
+            try:
+                copies.fetch(file, partial(check_source, file=file, manifest=self._manifest))
+                read_into(copies, {}, also=[Span(file=file, begin=begin, end=end)] if end else ())
+            except DamagedError:
+                return False
+        return True
 
     def spare(self, urls: Collection[str]) -> bool:
         """Whether all that this rank needs can be had without these stores."""
@@ -463,14 +507,14 @@ class _Reading:
         for name, patch in patches:
             self._apply(patch, layout.tensors[name], rows.get(name))
         if own in read:
-            copies.fetch(own, lambda _: check_json(own, read[own]))
+            copies.fetch(own, lambda _: check_json(own, read[own]), settled=True)
         alone = json.loads(read[own]) if own in read else None
         return Loaded(name=self._name, manifest=manifest, tensors=layout.tensors, alone=alone)
 
     def _apply(self, patch: sparse.Wanted, target: memoryview, rows: tuple[int, int] | None) -> None:
         """Put it where it belongs; one that says what no patch does is a fault of each copy that has it."""
         first = 0 if rows is None else rows[0] * math.prod(patch.record.shape[1:])
-        self._copies.fetch(patch.patch.file, lambda _: sparse.apply(patch, target, first))
+        self._copies.fetch(patch.patch.file, lambda _: sparse.apply(patch, target, first), settled=True)
 
     def _turns(self, rows: Rows) -> list[Span]:
         """What is verified beside what is wanted, so that together the ranks verify all: who wants everything
@@ -488,11 +532,36 @@ class _Reading:
         return min(offsets, default=self._manifest.files[file].nbytes)
 
 
+def _told(fault: CopyFault, store: Store) -> Fault:
+    begin, end = (0, 0) if fault.span is None else (fault.span.begin, fault.span.end)
+    own = fault.settled or not store.shared
+    return Fault(url=store.url, reason=fault.reason, file=fault.file, begin=begin, end=end, own=own)
+
+
+def _confirmed(name: CommitName, outcomes: list[Outcome], own: _Reading, exchange: Exchange) -> list[Outcome]:
+    """The outcomes without what other ranks can read; SuspectError if somebody lacks it. No fault, no question."""
+    questions = asked(outcomes)
+    if not questions:
+        return outcomes
+    mine = [part for part, witness in questions.items() if witness == exchange.rank]
+    answers = each(exchange, lambda: [list(part) for part in mine if own.can_read(part)])
+    cleared: dict[Part, int] = {tuple(part): rank for rank, parts in enumerate(answers) for part in parts}
+    found = suspects(outcomes, cleared)
+    if found:
+        raise SuspectError(
+            f"{name}: {'; '.join(found)}: memory, network or page cache there are suspect, and no commit was moved; "
+            "keep the job off that machine, and start again"
+        )
+    if cleared and exchange.rank == 0:
+        _log.warning("%s: what others read well was read badly, and then had from other copies: %s", name, [*cleared])
+    return [one.without(cleared) for one in outcomes]
+
+
 def _is_there(_: object) -> None:
     """An open file is as long as the manifest says."""
 
 
-def _raise_first(outcomes: Sequence[_Outcome]) -> None:
+def _raise_first(outcomes: Sequence[Outcome]) -> None:
     for rank, outcome in enumerate(outcomes):
         if outcome.error:
             raise CheckpointError(f"rank {rank}: {outcome.error}")

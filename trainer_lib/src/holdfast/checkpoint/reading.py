@@ -10,11 +10,12 @@ part is wanted, only the slices in which it lies are read, if their digests are 
 
 from __future__ import annotations
 
+import logging
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Final, Protocol
@@ -29,6 +30,8 @@ from holdfast.checkpoint.pool import Pool
 from holdfast.checkpoint.slices import LARGEST, Slicer, Slices, decode, file_bytes, slice_bytes
 from holdfast.checkpoint.stores import Source
 from holdfast.errors import CheckpointError, DamagedError
+
+_log = logging.getLogger("holdfast.checkpoint.reading")
 
 # Four more than there are CPUs: they wait for the disk while the others verify and copy (decision 0125).
 READERS: Final = 4 + max(2, min(8, PROCESSORS))
@@ -179,7 +182,8 @@ def extent(offset: int, target: memoryview) -> Extent:
 class Fault:
     """A copy of a file that did not give what it should: `lost` if its bytes are gone or wrong, else out of reach.
 
-    `absent`: it could not be opened at all, which is no damage where a store has only some of the files.
+    `absent`: it could not be opened at all, which is no damage where a store has only some of the files. `span`:
+    where it was found, if not by a look. `settled`: it was found in verified bytes, and stays when read again.
     """
 
     copy: int
@@ -187,6 +191,8 @@ class Fault:
     reason: str
     lost: bool
     absent: bool = False
+    span: Span | None = None
+    settled: bool = False
 
 
 @dataclass
@@ -210,16 +216,21 @@ class Copies:
         self._ever.clear()
         self._open.clear()
 
-    def fetch(self, file: str, act: Look, beside: Collection[int] = ()) -> int:
-        """Do this with the first copy of a file with which it goes well, none of those in `beside`; which it was."""
+    def fetch(
+        self, file: str, act: Look, beside: Collection[int] = (), *, span: Span | None = None, settled: bool = False
+    ) -> int:
+        """Do this with the first copy of a file with which it goes well, none of those in `beside`; which it was.
+
+        What is found bad is read once more, unless it is `settled`: bytes may be flipped on their way.
+        """
         failed: list[Fault] = []
         for copy in (copy for copy in range(len(self.openers)) if copy not in beside):
             source = self._source(copy, file)
             if not isinstance(source, Fault):
                 try:
-                    act(source)
+                    act(source) if settled else _twice(source, act)
                 except CheckpointError as error:
-                    source = self._note(copy, file, error)
+                    source = self._note(copy, file, error, span, settled=settled)
                 else:
                     return copy
             failed.append(source)
@@ -253,8 +264,8 @@ class Copies:
         self.faults.append(fault)
         return fault
 
-    def _note(self, copy: int, file: str, error: CheckpointError) -> Fault:
-        fault = _fault(copy, file, error)
+    def _note(self, copy: int, file: str, error: CheckpointError, span: Span | None, *, settled: bool) -> Fault:
+        fault = replace(_fault(copy, file, error), span=span, settled=settled)
         with self._lock:
             self.faults.append(fault)
             if not fault.lost:
@@ -271,6 +282,18 @@ def read_slices(opener: Callable[[str], Source], file: str) -> bytes:
     except CheckpointError:
         return b""
     return bytes(raw)
+
+
+def _twice(source: Source, act: Look) -> None:
+    """Past what this host remembers of the file, if it is found bad."""
+    try:
+        act(source)
+    except DamagedError as error:
+        forget = getattr(source, "forget", None)
+        if forget is not None:
+            forget()
+        act(source)
+        _log.warning("%s; read again it is right: it was flipped on its way here", error)
 
 
 def _fault(copy: int, file: str, error: CheckpointError, *, absent: bool = False) -> Fault:
@@ -449,7 +472,7 @@ class _Reader:
 
     def read(self, span: Span, beside: Collection[int] = ()) -> None:
         """Read and verify, from the first copy that has it right."""
-        copy = self._copies.fetch(span.file, lambda source: self._read(source, span), beside)
+        copy = self._copies.fetch(span.file, lambda source: self._read(source, span), beside, span=span)
         self._copies.given[span] = copy
 
     def _read(self, source: Source, span: Span) -> None:

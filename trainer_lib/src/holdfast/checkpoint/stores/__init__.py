@@ -8,7 +8,8 @@ A source is read a chunk at a time. One that can give parts of a chunk apart at 
 `grain: int`: offsets and addresses of such parts are multiples of it (1: any). They then need no second copy. One
 that is read fastest into contiguous memory, and copied from there, says so with a property `staged: bool`. A store
 that is no disk says with a property `readers: int` how many parts to ask for at once: many where answers take their
-time, one for each processor where it is memory.
+time, one for each processor where it is memory. One that goes by way of a cache of the host has a method `forget()`:
+the next read is past it.
 """
 
 from __future__ import annotations

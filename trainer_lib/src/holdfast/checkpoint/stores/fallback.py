@@ -1,7 +1,7 @@
 """A copy of the commits elsewhere, which may be out of reach as long as the tier before it has some. No torch.
 
 Invariant: a job never starts from nothing because a store could not be asked. Where the tier before it has commits,
-its claims are all that there are, since each was written there first.
+its claims are all that there are, since each was written there first; who can read none of those commits insists.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class FallbackStore:
     def __init__(self, url: str, first: Store) -> None:
         self._url = url
         self._first = first
+        self._left_out = False
 
     @property
     def url(self) -> str:
@@ -77,11 +78,20 @@ class FallbackStore:
         """Delete a commit."""
         self._inner.delete(name)
 
+    def insist(self) -> bool:
+        """Ask it after all, if it was left out: UnavailableError if it is still away. Whether it was."""
+        if not self._left_out:
+            return False
+        self._inner.commits()
+        self._left_out = False
+        return True
+
     def _asked(self, ask: Callable[[Store], tuple[Found, ...]]) -> tuple[Found, ...]:
         try:
             return ask(self._inner)
         except UnavailableError as error:
             if not self._first.commits():
                 raise
+            self._left_out = True
             _log.warning("%s is left out: %s", self._url, error)
             return ()

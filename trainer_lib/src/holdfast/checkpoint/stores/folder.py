@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Iterable
@@ -61,6 +62,11 @@ class FolderSource:
 
     def verify(self) -> None:
         """Nothing overwrites a commit in a folder."""
+
+    def forget(self) -> None:
+        """Have the next read ask the disk, or the server of a network's volume, again."""
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def read_into(self, offset: int, target: memoryview) -> None:
         """Fill all of `target`."""

@@ -1,0 +1,247 @@
+"""What one rank reads badly: it is read again before anything is moved aside, and no rank's word alone is enough."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from holdfast.checkpoint import tier
+from holdfast.checkpoint.exchange import Alone, Exchange
+from holdfast.checkpoint.manifest import CHUNK_BYTES, Manifest
+from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.reader import Restored, restore
+from holdfast.checkpoint.stores.folder import FolderSource, FolderStore
+from holdfast.errors import DamagedError, SuspectError
+from holdfast.worlds import Pair
+
+OLD = {"w": b"old" * 100, "b": b"x"}
+NEW = {"w": b"new" * 100, "b": b"y"}
+NEWEST = CommitName(step=20, pair=Pair(1, 1))
+EVER = 1 << 30
+
+
+@dataclass
+class Machine:
+    """What stands between a store and a rank that reads it: `flips` times it hands over one byte that is wrong."""
+
+    flips: int = 0
+    blind: str = ""
+    """A file that is not there for it."""
+    reads: list[tuple[str, int]] = field(default_factory=list)
+
+    def hand_over(self, file: str, offset: int, target: memoryview) -> None:
+        self.reads.append((file, offset))
+        if self.flips > 0 and target.nbytes:
+            self.flips -= 1
+            target[target.nbytes // 2] ^= 16
+
+
+class Source(FolderSource):
+    """A file as that machine reads it."""
+
+    def __init__(self, path: Path, machine: Machine) -> None:
+        super().__init__(path)
+        self._file, self._machine = path.name, machine
+
+    def read_into(self, offset: int, target: memoryview) -> None:
+        super().read_into(offset, target)
+        self._machine.hand_over(self._file, offset, target)
+
+    def __enter__(self) -> Self:
+        return self
+
+
+class Store(FolderStore):
+    """A folder as that machine reads it."""
+
+    def __init__(self, root: Path, machine: Machine) -> None:
+        super().__init__(root)
+        self._machine = machine
+
+    def manifest(self, name: CommitName) -> Manifest:
+        if self._machine.flips > 0:
+            self._machine.flips -= 1
+            raise DamagedError("MANIFEST.json: its own digest differs")
+        return super().manifest(name)
+
+    def open(self, name: CommitName, file: str) -> FolderSource:
+        if file == self._machine.blind:
+            raise DamagedError(f"{file} is missing")
+        return Source(self._root / str(name) / file, self._machine)
+
+
+class Files(Store):
+    """Only files are read badly, manifests are not."""
+
+    def manifest(self, name: CommitName) -> Manifest:
+        return FolderStore.manifest(self, name)
+
+
+@pytest.fixture
+def root(tmp_path: Path, commit: Callable[..., Any]) -> Path:
+    """Two commits, both whole."""
+    commit(tmp_path / "shared", 10, OLD)
+    commit(tmp_path / "shared", 20, NEW)
+    return tmp_path / "shared"
+
+
+def everything(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def restored(root: Path, machine: Machine, kind: type[Store] = Files) -> Restored:
+    return restore([kind(root, machine)], Alone(), job_uid="job-1")
+
+
+@pytest.mark.parametrize("kind", [Files, Store])
+def test_what_comes_right_when_it_is_read_again_is_no_damage(
+    root: Path, content: Callable[..., Any], kind: type[Store]
+) -> None:
+    before = everything(root)
+
+    found = restored(root, Machine(flips=1), kind)
+
+    assert (found.step, found.quarantined, found.lost) == (20, (), ())
+    assert content(found.loaded) == NEW
+    assert everything(root) == before
+
+
+def test_nothing_that_is_whole_is_read_twice(tmp_path: Path, commit: Callable[..., Any]) -> None:
+    commit(tmp_path, 20, {"w": os.urandom(3 * CHUNK_BYTES)})
+    machine = Machine()
+
+    assert restored(tmp_path, machine).step == 20
+
+    chunks = [read for read in machine.reads if read[0].endswith(".safetensors") and read[1] >= CHUNK_BYTES]
+    assert len(chunks) == len(set(chunks))
+
+
+def test_before_it_is_read_again_the_hosts_own_pages_of_it_are_let_go(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgotten: list[str] = []
+
+    class Watched(Source):
+        def forget(self) -> None:
+            forgotten.append(self._file)
+            super().forget()
+
+    machine = Machine(flips=1)
+    monkeypatch.setattr(Files, "open", lambda _, name, file: Watched(root / str(name) / file, machine))
+    assert restored(root, machine).step == 20
+    assert len(forgotten) == 1
+
+
+@pytest.mark.parametrize("bad", range(3))
+def test_a_rank_that_alone_reads_badly_is_named_with_its_host_and_no_commit_is_moved(
+    root: Path, world: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch, bad: int
+) -> None:
+    before = everything(root)
+
+    def read(exchange: Exchange) -> str:
+        store = Files(root, Machine(flips=EVER if exchange.rank == bad else 0))
+        with pytest.raises(SuspectError) as refused:
+            restore([store], exchange, job_uid="job-1", host=f"host-{exchange.rank}")
+        return str(refused.value)
+
+    told = set(world(3, read))
+
+    assert len(told) == 1
+    (message,) = told
+    assert f"rank {bad} on host-{bad} " in message
+    assert "no commit was moved" in message
+    assert everything(root) == before
+
+
+def test_a_file_that_one_rank_alone_does_not_see_is_not_missing(root: Path, world: Callable[..., list[Any]]) -> None:
+    before = everything(root)
+
+    def read(exchange: Exchange) -> None:
+        store = Files(root, Machine(blind="rank-0.safetensors" if exchange.rank == 1 else ""))
+        with pytest.raises(SuspectError, match=r"rank-0\.safetensors is missing"):
+            restore([store], exchange, job_uid="job-1")
+
+    world(2, read)
+    assert everything(root) == before
+
+
+def test_where_another_tier_gives_it_the_restore_goes_on_and_both_copies_stay(
+    root: Path, tmp_path: Path, world: Callable[..., list[Any]], content: Callable[..., Any]
+) -> None:
+    second = tmp_path / "second"
+    second.mkdir()
+    for name, data in everything(root).items():
+        (second / name).parent.mkdir(exist_ok=True)
+        (second / name).write_bytes(data)
+    before = everything(root)
+
+    def read(exchange: Exchange) -> Restored:
+        first = Files(root, Machine(flips=EVER if exchange.rank == 1 else 0))
+        return restore([first, FolderStore(second)], exchange, job_uid="job-1")
+
+    found = world(2, read)
+
+    assert [(one.step, one.quarantined, one.lost) for one in found] == [(20, (), ())] * 2
+    assert [content(one.loaded) for one in found] == [NEW] * 2
+    assert everything(root) == everything(second) == before
+
+
+@pytest.mark.parametrize("bad", range(2))
+def test_a_manifest_that_one_rank_alone_reads_badly_stays(
+    root: Path, world: Callable[..., list[Any]], bad: int
+) -> None:
+    before = everything(root)
+
+    def read(exchange: Exchange) -> Restored:
+        machine = Machine()
+        store = Store(root, machine)
+        if exchange.rank == bad:
+            machine.flips = 2  # read again it is no better; the files are
+        return restore([store, FolderStore(root.parent / "none")], exchange, job_uid="job-1")
+
+    assert [(one.step, one.quarantined) for one in world(2, read)] == [(20, ())] * 2
+    assert everything(root) == before
+
+
+def test_damage_that_only_one_rank_needs_is_confirmed_by_another_and_costs_its_step(
+    tmp_path: Path, world: Callable[..., list[Any]], commit_by: Callable[..., Any]
+) -> None:
+    size = 2 * CHUNK_BYTES
+    for step in (10, 20):
+        world(2, lambda exchange, step=step: commit_by(exchange, tmp_path, step, {"w": bytes([step]) * size}))
+    damaged = tmp_path / str(NEWEST) / "rank-1.safetensors"
+    data = bytearray(damaged.read_bytes())
+    data[-1] ^= 1
+    damaged.write_bytes(data)
+
+    def read(exchange: Exchange) -> Restored:
+        half = (exchange.rank * size // 2, (exchange.rank + 1) * size // 2)
+        return restore(tmp_path, exchange, job_uid="job-1", select=lambda _: {"w": half})
+
+    found = world(2, read)
+
+    assert [one.step for one in found] == [10, 10]
+    assert [bad.path for bad in found[0].quarantined] == [str(NEWEST)]
+    assert len(list((tmp_path / "quarantine").glob("step-20*/MANIFEST.json"))) == 1
+
+
+def test_an_error_of_a_volume_that_passes_costs_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A soft mount gives EIO for what its server could not answer in time."""
+    real, left = os.preadv, [1]
+
+    def hiccup(fd: int, buffers: Sequence[Any], offset: int, *rest: Any) -> int:
+        if left[0]:
+            left[0] -= 1
+            raise OSError(errno.EIO, "Input/output error")
+        return real(fd, buffers, offset, *rest)
+
+    monkeypatch.setattr(os, "preadv", hiccup)
+    found = restore(root, Alone(), job_uid="job-1")
+    assert (found.step, found.quarantined) == (20, ())
+    assert len(tier.list_commits(root)) == 2
