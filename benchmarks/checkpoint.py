@@ -17,7 +17,7 @@ import _bench as bench
 import safetensors.torch
 import torch
 import torch.distributed as dist
-from _checkpoint import memory, restore
+from _checkpoint import delta, memory, restore
 from _checkpoint import metadata as small
 from _checkpoint import object as object_store
 from _checkpoint.contenders import (
@@ -63,6 +63,7 @@ def main() -> int:
             what = f"{nbytes / 1e9:.2g} GB of {name}"
             rows += of_state(folder, State(nbytes, dtype, count), what, rounds, steps)
         rows += restore.rows(folder / "restore", nbytes, rounds)
+        rows += delta.rows(folder, nbytes, rounds)
     rows += memory.rows(nbytes, rounds)
     rows.append(metadata_row)
     rows += object_store.rows(nbytes=nbytes, rounds=rounds)

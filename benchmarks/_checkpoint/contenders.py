@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -59,12 +59,23 @@ class State:
         """Nothing is loaded here."""
 
 
+class Stateful(Protocol):
+    """What can be saved."""
+
+    def state_dict(self) -> Mapping[str, torch.Tensor]:
+        """What is saved."""
+
+    def load_state_dict(self, state: Any, /) -> None:
+        """Take it back."""
+
+
 @dataclass
 class Ours:
     """An engine as `job.step` uses it, in a folder of its own."""
 
     root: Path
-    state: State
+    state: Stateful
+    full_every: int = 1
 
     def __post_init__(self) -> None:
         self._step = 0
@@ -73,7 +84,9 @@ class Ours:
     def start(self) -> None:
         """As a fresh process has it: nothing is staged yet, and memory is made ready as after the first step."""
         shutil.rmtree(self.root, ignore_errors=True)
-        self._engine = Engine(self.root, keep_last=1, resume=Resume.ALWAYS, on_foreign=print)
+        self._engine = Engine(
+            self.root, keep_last=1, resume=Resume.ALWAYS, on_foreign=print, full_every=self.full_every
+        )
         self._engine.enter(Attempt(pair=Pair(1, 1), job_uid="bench", publication="p", run_id="r"), Alone())
         self._engine.prepare(flatten({"model": self.state}).specs)
         self._engine._arena._settle()
@@ -114,12 +127,17 @@ class Ours:
         self.start()
         return self.stall()
 
-    def save(self) -> float:
+    def save(self, told: Callable[[SaveResult], None] = lambda result: None) -> float:
         """Seconds until the commit is durable, the copy included."""
         idle()
         ended: list[float] = []
+
+        def done(result: SaveResult) -> None:
+            ended.append(time.perf_counter())
+            told(result)
+
         began = time.perf_counter()
-        finish(self.begin(lambda result: ended.append(time.perf_counter())))
+        finish(self.begin(done))
         return ended[0] - began
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent.parent
-BARS = {f"checkpoint-{number}" for number in range(1, 8)}
+BARS = {f"checkpoint-{number}" for number in (*range(1, 8), 12)}
 # Where a peer is not installed, or no network namespace can be made, a row says so.
 OPTIONAL = {"", "checkpoint-peer", "object-upload", "object-restore"}
 
