@@ -142,6 +142,8 @@ class Sim:
         self.cut_links: frozenset[frozenset[str]] = frozenset()  # pairs of nodes
         self.children: Body = {}
         self.frozen: dict[str, datetime] = {}  # pods whose launcher hangs, and since when
+        self.cut_off: set[str] = set()  # pods whose network is broken, on nodes that are heard of
+        self.deaf = False  # no report reaches the operator
         self.books: dict[str, dict[str, float] | None] = {}  # what launchers book, by pod; None: nothing yet
 
     # What tests ask
@@ -413,7 +415,7 @@ class Sim:
         if body is None or body["status"]["phase"] != "Running" or body.get("dead"):
             return False
         node = body["spec"].get("nodeName")
-        return node in self.nodes and self._node_up(node) and uid not in self.frozen
+        return node in self.nodes and self._node_up(node) and uid not in self.frozen and uid not in self.cut_off
 
     def _launchers(self) -> None:
         """What launchers do together, as far as the operator can see it."""
@@ -426,13 +428,14 @@ class Sim:
         if self.obeys:
             self._drain(self.document["directives"]["drain"])
         generation = self.document["generation"]
-        if self.world is not None and self.world["generation"] == generation:
-            self.step += 1
-            self._completion()
-            return
         members = [member["podUID"] for member in self.document["members"]]
         drained = set(self.document["directives"]["drain"])
         live = [uid for uid in members if self._alive(uid) and uid not in drained]
+        here = self.world is not None and self.world["generation"] == generation
+        if self.world is not None and here and not set(live) - set(self.world["members"]):  # none that came back
+            self.step += 1
+            self._completion()
+            return
         if self._may_start(members, live):
             attempt = self.highest.get(generation, 0) + 1
             self.highest[generation] = attempt
@@ -501,7 +504,7 @@ class Sim:
     def _report(self) -> None:
         acknowledged = self.document["acknowledged"] if self.document else []
         done = {(pair["generation"], pair["attempt"]) for pair in acknowledged}
-        for uid, body in self.pods.items():
+        for uid, body in self.pods.items() if not self.deaf else ():
             if self._alive(uid):
                 self.heard[uid] = (self.now, self._report_of(uid, body, done))
             elif uid in self.frozen and self._node_up(body["spec"]["nodeName"]):  # its sidecar goes on
@@ -592,6 +595,10 @@ class Sim:
     def freeze(self, name: str) -> None:
         """The launcher hangs; its sidecar goes on."""
         self.frozen[self.uid(name)] = self.now
+
+    def cut(self, *names: str) -> None:
+        """The pod's network breaks, as when its CNI does: the kubelet, on the host's network, goes on."""
+        self.cut_off.update(map(self.uid, names))
 
     def add_node(self, name: str, *, cpu: str = "2") -> None:
         """A node joins the cluster."""

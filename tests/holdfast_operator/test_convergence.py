@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from holdfast_operator.act import status_patch
 
-FAULTS = ("delete", "kill", "force", "node", "node-unready", "notice", "restart", "nothing")
+FAULTS = ("delete", "kill", "force", "node", "node-unready", "notice", "restart", "nothing", "cut off")
 # No shrinking: it would take longer than all other tests together, and the faults of an example are few.
 SETTINGS = settings(
     max_examples=20,
@@ -50,12 +51,15 @@ def hurt(sim: Any, fault: str, pick: int) -> None:
             sim.node_unready(node)
         case "notice":
             sim.notice(name)
+        case "cut off":
+            sim.cut(name)
         case "restart":
             sim.restart_operator(grace=True)
 
 
 def calm(sim: Any) -> None:
-    """All nodes are back, and the job has the time to recover."""
+    """All nodes and networks are back, and the job has the time to recover."""
+    sim.cut_off.clear()
     for name in sim.nodes:
         sim.heal_node(name, rebooted=True)
     sim.run(400, step=2.0, until=lambda: len(sim.world_names()) == 3 and sim.status.ready == "3/3")
@@ -87,6 +91,27 @@ def test_cut_anywhere_the_end_is_the_same(make_sim: Make, faults: list[tuple[str
     assert status.restart_count <= len(faults) + 1
     assert all(incident.resumed is not None for incident in status.incidents)
     assert not status.terminal
+
+
+@settings(SETTINGS, max_examples=10)
+@given(seed=st.integers(0, 2**32), name=st.sampled_from(("gpt-w0", "gpt-w1", "gpt-w2")), back=st.integers(40, 130))
+def test_who_is_cut_off_and_maybe_comes_back_is_replaced_once_at_most(
+    make_sim: Make, seed: int, name: str, back: int
+) -> None:
+    """Cut, too, between the order to delete it and its deletion."""
+    sim, dice = make_sim(nodes=5), random.Random(seed)
+    sim.run(30, until=lambda: len(sim.world_names()) == 3)
+    sim.lingers = timedelta(seconds=dice.choice((0, 20)))
+    sim.cut(name)
+    for passed in range(200):
+        if passed == back:
+            sim.cut_off.clear()
+        sim.tick(1.0, lambda: dice.choice((*(None,) * 40, 0, 1)))
+    sim.run(200, step=2.0)
+    assert len(sim.running()) == 3
+    assert sim.world_names() == sim.running()
+    assert len(sim.created_names) <= 4
+    assert sim.counted == ["Infrastructure"]
 
 
 @settings(SETTINGS, max_examples=8)

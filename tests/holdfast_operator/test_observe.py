@@ -6,7 +6,7 @@ import copy
 from datetime import timedelta
 from typing import Any
 
-from holdfast_operator.cache import Cache
+from holdfast_operator.cache import Cache, Listing
 from holdfast_operator.constants import APPLY_AGAIN
 from holdfast_operator.observe import Memory, Observer
 from holdfast_operator.seen import Standing
@@ -23,8 +23,21 @@ class NoCluster:
     def lease(self, _name: str) -> None:
         return None
 
-    def pod_events(self, _namespace: str, _uid: str) -> list[Any]:
-        return []
+    def __init__(self) -> None:
+        self.events: dict[str, list[Any]] = {}
+        self.asked: list[str] = []
+        self.job_body: Any = None
+        self.pod_bodies: list[Any] = []
+
+    def job(self, _namespace: str, _name: str) -> Any:
+        return self.job_body
+
+    def pods(self, _namespace: str, _selector: str) -> Listing:
+        return Listing(items=self.pod_bodies, version=1)
+
+    def pod_events(self, _namespace: str, uid: str) -> list[Any]:
+        self.asked.append(uid)
+        return self.events.get(uid, [])
 
 
 def owned(sim: Any, name: str, namespace: str) -> dict[str, Any]:
@@ -36,8 +49,8 @@ def owned(sim: Any, name: str, namespace: str) -> dict[str, Any]:
     return body
 
 
-def observer(sim: Any, cache: Cache, hub: AgentHub) -> Observer:
-    cluster: Any = NoCluster()
+def observer(sim: Any, cache: Cache, hub: AgentHub, cluster: Any = None) -> Observer:
+    cluster = cluster or NoCluster()
     return Observer(
         cluster=cluster,
         cache=cache,
@@ -98,6 +111,57 @@ def test_children_are_applied_anew_after_a_while_and_not_all_jobs_at_once(traine
     assert min(due) >= APPLY_AGAIN.total_seconds()
     assert max(due) <= 2 * APPLY_AGAIN.total_seconds() + 10
     assert len(due) > 5
+
+
+def pulling(at: str) -> dict[str, Any]:
+    return {"type": "Normal", "reason": "Pulling", "message": 'Pulling image "train:1"', "lastTimestamp": at}
+
+
+def that_pull(trained: Any, count: int) -> tuple[Observer, NoCluster]:
+    """So many bound pods of a job that have pulled an image for a while."""
+    cluster, cache, hub = NoCluster(), Cache(), AgentHub(lambda _token: None, lambda _uid: None)
+    for number in range(count):
+        body = owned(trained, f"gpt-w{number}", "ml")
+        body["status"] = {"phase": "Pending"}
+        cluster.pod_bodies.append(body)
+        cluster.events[body["metadata"]["uid"]] = [pulling(trained.stamp())]
+        cache.put_pod(body)
+    cluster.job_body = trained.body
+    cache.put_job(trained.body)
+    return observer(trained, cache, hub, cluster), cluster
+
+
+def test_however_many_pods_pull_an_image_few_calls_ask_why(trained: Any) -> None:
+    seeing, cluster = that_pull(trained, 256)
+    for second in range(60):
+        for look in (seeing.cached, seeing.live):
+            assert look("ml/gpt", Memory(), later(trained, 10 + second)) is not None
+    assert len(cluster.asked) <= 16 * 12
+
+
+def test_each_of_many_pods_gets_its_turn_and_what_was_told_is_kept(trained: Any) -> None:
+    seeing, cluster = that_pull(trained, 256)
+    mount = {"type": "Warning", "reason": "FailedMount", "message": "no such claim", "lastTimestamp": trained.stamp()}
+    for uid in cluster.events:
+        cluster.events[uid] = [mount]
+    for second in range(90):
+        seen = seeing.cached("ml/gpt", Memory(), later(trained, 10 + second))
+    assert set(cluster.asked) == set(cluster.events)
+    assert seen is not None
+    assert all(pod.warnings == (("FailedMount", "no such claim"),) for pod in seen.pods)
+
+
+def test_why_one_pod_does_not_start_is_known_at_once_and_asked_anew_every_few_seconds(trained: Any) -> None:
+    seeing, cluster = that_pull(trained, 1)
+    told = []
+    for second in range(11):
+        for look in (seeing.cached, seeing.live):
+            seen = look("ml/gpt", Memory(), later(trained, 10 + second))
+            told += [pod.pulling for pod in seen.pods] if seen is not None else []
+        if second == 4:
+            cluster.events["uid-gpt-w0"] = []
+    assert told == ['Pulling image "train:1"'] * 10 + [""] * 12
+    assert len(cluster.asked) == 3
 
 
 def a_gang_that_waits(make_sim: Any) -> Any:

@@ -135,6 +135,9 @@ APPLY_FOR_EACH_JOB = timedelta(seconds=1.5)
 REPORT_FRESH = timedelta(seconds=20)
 # A launcher that has spoken, and whose sidecar says that it has said nothing for so long, hangs.
 LAUNCHER_HUNG = timedelta(seconds=60)
+# A worker that its peers have lost, and that has not been heard of for so long, is cut off. Networks come back within
+# this, as a rule, and a sidecar that was told to wait asks again.
+CUT_OFF = timedelta(seconds=60)
 # A trainer that runs for so long, and has no launcher that its sidecar hears, was started by another command.
 LAUNCHER_HEARD = timedelta(seconds=15)
 # After a start of the operator: until then missing reports mean nothing.

@@ -23,6 +23,7 @@ from holdfast_operator.errors import UnreadableError
 from holdfast_operator.line import Known, standing_of
 from holdfast_operator.lines import Lines
 from holdfast_operator.memo import Memo
+from holdfast_operator.podevents import PodEvents
 from holdfast_operator.podspec import check
 from holdfast_operator.policies.unreadable import REASON as UNREADABLE
 from holdfast_operator.seen import (
@@ -87,11 +88,13 @@ class Observer:
         self._node_views: tuple[int, Mapping[str, NodeView]] = (-1, {})
         self._waiting: Memo[Json, Rival | None] = Memo(rival_of)
         self._lines = Lines(self._known)
+        self._events = PodEvents(cluster.pod_events)
 
     def forget(self) -> None:
         """Keep nothing of objects that are gone."""
         for memo in (self._jobs, self._pods, self._graves, self._views, self._waiting):
             memo.clear()
+        self._events.forget()
 
     def begin(self, at: datetime) -> None:
         """This process decides from now on: nobody has reported to it before."""
@@ -138,7 +141,7 @@ class Observer:
             job_key=self._key_of_job(job.uid),
             nonce=self._nonce(),
             started_at=self._started_at,
-            pods=tuple(sorted((self._with_warnings(job, view, now) for view in views), key=lambda view: view.name)),
+            pods=tuple(sorted(self._with_events(job, views, now), key=lambda view: view.name)),
             nodes=self._nodes(status, views, reports, now),
             reports=reports,
             line=self._lines.of(job.key, now) if _gang_waits(status) or _may_grow(job) else None,
@@ -164,16 +167,15 @@ class Observer:
         found = self._hub.latest(pod_uid)
         return found.said if found is not None else None
 
-    def _with_warnings(self, job: Job, view: PodView, now: datetime) -> PodView:
+    def _with_events(self, job: Job, views: list[PodView], now: datetime) -> list[PodView]:
         """Some troubles, such as volumes that cannot be mounted, are told in events only."""
-        young = view.created is None or now - view.created < EVENTS_AFTER
-        if view.absent or not view.bound or view.phase != "Pending" or young:
-            return view
-        events = sorted(self._cluster.pod_events(job.namespace, view.uid), key=_last_seen)
-        told = [(str(event.get("reason", "")), str(event.get("message", ""))) for event in events]
-        warnings = [words for words, event in zip(told, events, strict=True) if event.get("type") == "Warning"]
-        pulling = told[-1][1] if told and told[-1][0] == "Pulling" else ""
-        return replace(view, warnings=tuple(warnings), pulling=pulling)
+        told = self._events.of(job.uid, job.namespace, [view.uid for view in views if _hangs_back(view, now)], now)
+        return [
+            replace(view, warnings=told[view.uid].warnings, pulling=told[view.uid].pulling)
+            if view.uid in told
+            else view
+            for view in views
+        ]
 
     # Nodes
 
@@ -251,10 +253,10 @@ def _uid(body: Json) -> str:
     return str(body["metadata"]["uid"])
 
 
-def _last_seen(event: Json) -> str:
-    series = event.get("series") or {}
-    times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
-    return next((str(time) for time in times if time), "")
+def _hangs_back(view: PodView, now: datetime) -> bool:
+    """It has a node, and has had the time to start there."""
+    young = view.created is None or now - view.created < EVENTS_AFTER
+    return view.bound and view.phase == "Pending" and not (young or view.absent)
 
 
 def _gang_waits(status: Status) -> bool:

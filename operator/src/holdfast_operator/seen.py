@@ -431,6 +431,12 @@ class Observed:
         """The newest report of this pod."""
         return self._reports_by_uid.get(uid) if uid else None
 
+    def silent_for(self, uid: str, now: datetime) -> timedelta:
+        """How long this process, which may have begun later, has waited for a word of this pod."""
+        own = self.report(uid)
+        waited = [time for time in (self.started_at, own.received_at if own else None) if time is not None]
+        return now - max(waited) if waited else timedelta(0)
+
     def warmed_up(self, now: datetime) -> bool:
         """Whether missing reports mean anything yet."""
         return self.started_at is None or now - self.started_at >= c.START_GRACE

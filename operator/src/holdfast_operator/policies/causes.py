@@ -16,6 +16,7 @@ HOLDFAST_MISSING = "HoldfastMissing"
 CONTAINER_FAILED = "ContainerFailed"
 POD_FAILED = "PodFailed"
 LAUNCHER_SILENT = "LauncherSilent"
+CUT_OFF = "CutOff"
 
 
 @dataclass(frozen=True, kw_only=True)

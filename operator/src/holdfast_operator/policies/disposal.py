@@ -1,7 +1,7 @@
 """Pods that are to go, and workers that may be forgotten.
 
 A pod is deleted by us only if nobody trains with it: it was ordered away, could not leave by itself in time, is lost
-to a world that runs without it, hangs, or has ended and is no longer among the few kept for their logs.
+to a world that runs without it, hangs, is cut off, or has ended and is no longer among the few kept for their logs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def _leaving(draft: Draft, worker: Worker) -> Draft:
 
 
 def _lost(draft: Draft, worker: Worker) -> Draft:
-    if worker.reason == causes.LAUNCHER_SILENT:
+    # With ``Wait`` who is cut off may come back.
+    severed = worker.reason == causes.CUT_OFF and draft.spec.on_failure != c.WAIT
+    if worker.reason == causes.LAUNCHER_SILENT or severed:
         return _delete(draft, worker, worker.reason)
     best = newest_report(draft)
     if best is None or best.world is None or worker.pod_uid in best.world.members:

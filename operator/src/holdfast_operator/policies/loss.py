@@ -1,5 +1,5 @@
-"""Workers that are lost: their pod ended, is absent, or is silent on a node that is not heard of, or their launcher
-hangs, says the sidecar beside it.
+"""Workers that are lost: their pod ended, is absent, is silent on a node that is not heard of, or is cut off
+(``contact``), or their launcher hangs, says the sidecar beside it.
 
 Ended is proved by the kubelet; all else is only taken for dead, so that a replacement is asked for at once, and waits
 for proof in ``fence``. The absence of reports alone never makes a worker lost.
@@ -12,6 +12,7 @@ from dataclasses import replace
 from holdfast_operator import constants as c
 from holdfast_operator.policies import causes
 from holdfast_operator.policies.avoid import avoiding
+from holdfast_operator.policies.contact import cut_off
 from holdfast_operator.policies.draft import Draft
 from holdfast_operator.seen import PodView
 from holdfast_operator.status import Phase, Worker, reason_word, say
@@ -19,17 +20,18 @@ from holdfast_operator.status import Phase, Worker, reason_word, say
 
 def apply(draft: Draft) -> Draft:
     """Move workers to Lost or Ended, and back if one turns out to live."""
+    severed = cut_off(draft)
     for worker in draft.status.workers:
         if worker.phase is Phase.ENDED:
             continue
         pod = draft.pod(worker)
         if pod is None and not worker.known:
             continue
-        draft = _judge(draft, worker, pod)
+        draft = _judge(draft, worker, pod, severed)
     return draft
 
 
-def _judge(draft: Draft, worker: Worker, pod: PodView | None) -> Draft:
+def _judge(draft: Draft, worker: Worker, pod: PodView | None, severed: frozenset[str]) -> Draft:
     if pod is not None and pod.terminal:
         return draft.with_worker(_ended(draft, worker, pod))
     if worker.absent_since is not None:
@@ -38,6 +40,8 @@ def _judge(draft: Draft, worker: Worker, pod: PodView | None) -> Draft:
         return draft
     if _silent(draft, worker, pod):
         return _silenced(draft, worker, pod)
+    if worker.phase is Phase.WANTED and pod.uid in severed:
+        return _severed(draft, worker, pod)
     if worker.phase is Phase.WANTED and _hangs(draft, pod):
         return _hung(draft, worker, pod)
     if worker.phase is Phase.LOST and _returned(draft, worker, pod):
@@ -91,6 +95,18 @@ def _silenced(draft: Draft, worker: Worker, pod: PodView) -> Draft:
         worker = _blamed(worker, verdict)
     draft = draft.with_worker(replace(worker, phase=Phase.LOST, since=draft.now))
     return avoiding(draft, pod.node, "NodeLost", c.AVOID_DEAD)
+
+
+def _severed(draft: Draft, worker: Worker, pod: PodView) -> Draft:
+    """Its kubelet is heard of, so the pod's deletion (``disposal``) proves it gone."""
+    seconds = c.CUT_OFF.total_seconds()
+    message = (
+        f"{pod.name} is cut off: its node {pod.node} is heard of, and neither its peers nor the operator have heard"
+        f" of it for {seconds:.0f} s"
+    )
+    verdict = causes.Verdict(cause=c.CAUSE_INFRASTRUCTURE, reason=causes.CUT_OFF, message=message)
+    draft = draft.with_worker(replace(_blamed(worker, verdict), phase=Phase.LOST, since=draft.now))
+    return avoiding(draft, pod.node, causes.CUT_OFF, c.AVOID_DEAD)
 
 
 def _hangs(draft: Draft, pod: PodView) -> bool:
