@@ -385,6 +385,22 @@ def test_a_client_that_trickles_its_body_is_told_and_dropped(start: Callable[...
     assert connection.recv(64).startswith(b"HTTP/1.1 408")
 
 
+def test_a_client_that_leaves_in_the_middle_of_its_request_is_no_error_of_ours(
+    start: Callable[..., Api], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a sidecar that is killed."""
+    api = start(replace(LIMITS, body_seconds=120.0))
+    connection = tls(api)
+    head = f"POST /v1/report HTTP/1.1\r\nHost: o\r\nAuthorization: Bearer {WORKER}\r\nContent-Length: 9\r\n\r\n"
+    connection.sendall(head.encode() + b"{")
+    time.sleep(0.3)
+    connection.close()
+    wait_for(lambda: bool(api.answers))
+    assert api.answers == [("POST /v1/report", 400)]
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+    assert works(api)
+
+
 def test_connections_over_the_limit_of_one_peer_are_dropped_and_room_comes_back(api: Api) -> None:
     crowd = [api.connect() for _ in range(LIMITS.connections_per_peer)]
     for connection in crowd:

@@ -400,6 +400,9 @@ class _Site:
             raise AgentRequestError(413, f"a body is at most {most} bytes here") from error
         except TimeoutError as error:
             raise AgentRequestError(408, "the body did not arrive in time") from error
+        except ConnectionError as error:
+            # Nobody is left to read this; it is counted.
+            raise AgentRequestError(400, "the sender left before its body had arrived") from error
 
     async def _membership(self, request: web.BaseRequest, identity: PodIdentity) -> web.Response:
         after = _after(request)

@@ -37,6 +37,12 @@ def test_alertmanager_is_sent_where_the_operator_listens_and_told_of_ends() -> N
     assert hook["send_resolved"] is True
 
 
+def test_alertmanager_repeats_soon_what_an_operator_may_have_forgotten() -> None:
+    (manager,) = [example for example in examples() if "receivers" in example]
+    (route,) = manager["route"]["routes"]
+    assert route["repeat_interval"] == "5m"
+
+
 @pytest.mark.integration  # needs amtool
 def test_alertmanager_takes_the_example(tmp_path: Path) -> None:
     (manager,) = [example for example in examples() if "receivers" in example]
