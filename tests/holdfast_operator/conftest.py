@@ -259,7 +259,8 @@ class Sim:
             case ApplyChildren():
                 self.applied = action.digest
                 self.children = {item["metadata"]["name"]: item for item in action.manifests}
-                self.rendezvous_ip = "10.96.0.7" if "gpt-rendezvous" in self.children else ""
+                service = f"{self.body['metadata']['name']}-rendezvous"
+                self.rendezvous_ip = "10.96.0.7" if service in self.children else ""
             case Publish():
                 self._publish(action)
             case CreatePod():
