@@ -402,6 +402,18 @@ def test_another_jobs_damage_does_not_stop_one_that_is_not_to_resume_it(tmp_path
     assert fresh.found.step == 0
 
 
+def test_a_job_whose_only_commit_is_damaged_begins_anew_and_keeps_it(tmp_path: Path) -> None:
+    Run(tmp_path, 1, 1).commits(10)
+    (file,) = tmp_path.glob("step-*/rank-0.safetensors")
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    found = entered(tmp_path).restore()
+    assert (found.loaded, found.stuck) == (None, ())
+    assert [bad.path for bad in found.lost] == ["step-10.g1.a1"]
+    assert list((tmp_path / "quarantine").glob("*/rank-0.safetensors"))
+
+
 def test_an_error_of_the_volume_that_lasts_a_while_costs_no_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

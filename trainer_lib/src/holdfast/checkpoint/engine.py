@@ -46,6 +46,8 @@ _log = logging.getLogger("holdfast.checkpoint")
 # The owner of what a script makes that was started by hand.
 BY_HAND: Final = "by-hand"
 NO_RULES: Final = retention.Rules()
+# A job whose only commit is damaged begins anew, and keeps it in quarantine; if several are, the storage is to blame.
+ANEW_OVER: Final = 1
 # A file's header grows with what it says of its commit.
 HEADER_SPARE: Final = DATA_ALIGNMENT
 
@@ -320,6 +322,7 @@ class Engine:
             job_uid=self._attempt.job_uid,
             resume=self._resume,
             select=select,
+            anew_over=ANEW_OVER,
         )
 
     def tiers(self, found: Restored) -> list[str]:

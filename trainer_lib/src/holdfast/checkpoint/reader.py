@@ -135,10 +135,12 @@ def restore(
     step: int | None = None,
     select: Select | None = None,
     host: str | None = None,
+    anew_over: int = 0,
 ) -> Restored:
     """Read the newest good commit (or the best one of `step`) on every rank; `loaded` is None if there is none.
 
-    SuspectError if a rank cannot read what another can. `host` is this rank's, for people.
+    SuspectError if a rank cannot read what another can. `host` is this rank's, for people. So many damaged commits
+    (`anew_over`) are moved aside where they are all that there is.
     """
     search = _Search(
         stores=as_stores(where),
@@ -168,7 +170,7 @@ def restore(
             used = tuple(dict.fromkeys(url for one in outcomes for url in one.used))
             return Restored(loaded=own.loaded, quarantined=tuple(search.bad), stores=used, lost=tuple(search.lost))
     stuck = search.stuck()
-    if stuck:
+    if len(stuck) > anew_over:
         return Restored(loaded=None, lost=tuple(search.lost), stuck=stuck)
     search.put_aside()
     return Restored(loaded=None, quarantined=tuple(search.bad), lost=tuple(search.lost))
