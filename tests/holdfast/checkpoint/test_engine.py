@@ -365,8 +365,8 @@ def damage(root: Path) -> None:
         shard.write_bytes(b"?" * shard.stat().st_size)
 
 
-def entered(root: Path, copies: str = "") -> Engine:
-    engine = Engine(root, keep_last=3, resume=Resume.ALWAYS, on_foreign=lambda claims: None, copies=copies)
+def entered(root: Path, copies: str = "", keep_last: int = 3) -> Engine:
+    engine = Engine(root, keep_last=keep_last, resume=Resume.ALWAYS, on_foreign=lambda claims: None, copies=copies)
     engine.enter(Attempt(pair=Pair(1, 2), job_uid=JOB, publication="p1", run_id="run"), Alone())
     return engine
 
@@ -402,16 +402,24 @@ def test_another_jobs_damage_does_not_stop_one_that_is_not_to_resume_it(tmp_path
     assert fresh.found.step == 0
 
 
-def test_a_job_whose_only_commit_is_damaged_begins_anew_and_keeps_it(tmp_path: Path) -> None:
+def test_a_job_whose_first_commit_is_damaged_begins_anew_and_keeps_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     Run(tmp_path, 1, 1).commits(10)
-    (file,) = tmp_path.glob("step-*/rank-0.safetensors")
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
+    damage(tmp_path)
     found = entered(tmp_path).restore()
+    assert "training starts from the beginning" in caplog.text
     assert (found.loaded, found.stuck) == (None, ())
     assert [bad.path for bad in found.lost] == ["step-10.g1.a1"]
     assert list((tmp_path / "quarantine").glob("*/rank-0.safetensors"))
+
+
+def test_one_damaged_commit_may_be_the_last_of_many_where_one_is_kept(tmp_path: Path) -> None:
+    Run(tmp_path, 1, 1).commits(10)
+    damage(tmp_path)
+    with pytest.raises(NoneWholeError):
+        entered(tmp_path, keep_last=1).restore()
+    assert not (tmp_path / "quarantine").exists()
 
 
 def test_an_error_of_the_volume_that_lasts_a_while_costs_no_commit(

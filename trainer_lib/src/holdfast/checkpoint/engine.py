@@ -46,8 +46,6 @@ _log = logging.getLogger("holdfast.checkpoint")
 # The owner of what a script makes that was started by hand.
 BY_HAND: Final = "by-hand"
 NO_RULES: Final = retention.Rules()
-# A job whose only commit is damaged begins anew, and keeps it in quarantine; if several are, the storage is to blame.
-ANEW_OVER: Final = 1
 # A file's header grows with what it says of its commit.
 HEADER_SPARE: Final = DATA_ALIGNMENT
 
@@ -297,7 +295,8 @@ class Engine:
     def restore(self, select: Select | None = None) -> Restored:
         """The newest commit of this job's line of which every rank can read all that it wants; None if there is none.
 
-        NoneWholeError if there are some: a claim from nothing would give them up, and retention then delete them.
+        NoneWholeError if all are damaged: a claim from nothing would give them up, and retention then delete them.
+        The first that a job made is moved aside instead: to begin anew costs less than to stand still.
         """
         if self._saving is not None:
             self._saving.settle(self._check)  # it may be what is looked for
@@ -306,6 +305,12 @@ class Engine:
             found = self._restored(select)
         if found.stuck:
             raise NoneWholeError(none_whole(found, [store.url for store in self._where]))
+        if found.loaded is None and found.quarantined:
+            _log.error(
+                "the first commit in %s is damaged: training starts from the beginning, and it stays in %s",
+                self._root,
+                self._root / "quarantine",
+            )
         if found.loaded is not None:
             self._verified.add((found.loaded.name.step, found.loaded.name.pair))
             if self._memory is not None:
@@ -322,7 +327,7 @@ class Engine:
             job_uid=self._attempt.job_uid,
             resume=self._resume,
             select=select,
-            anew_over=ANEW_OVER,
+            first=self._keep_last > 1,  # as many are there once as many were made
         )
 
     def tiers(self, found: Restored) -> list[str]:

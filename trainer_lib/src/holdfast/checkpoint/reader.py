@@ -4,8 +4,8 @@ All ranks look through the same names, newest first, and take a commit only when
 it needs of it, chunk by chunk from the first store whose copy is good. What a rank finds bad is read again, by itself
 and by another one; if that is no better it is bad for all: where no good copy of something is left, the next older
 commit is tried. What is bad is named, and moved to its store's quarantine once another commit was read: as long as
-none was, all stays as it is. A bad copy stays too if something of a commit that was restored is nowhere else: it will
-be needed.
+none was, all stays as it is, but for the first commit of a job. A bad copy stays too if something of a commit that
+was restored is nowhere else: it will be needed.
 
 A step may lie in memory whole, and in the durable stores as what changed since an earlier one. The files have the
 same names and other bytes, so these are two editions: each is read by its own manifest, the one in memory first.
@@ -135,12 +135,12 @@ def restore(
     step: int | None = None,
     select: Select | None = None,
     host: str | None = None,
-    anew_over: int = 0,
+    first: bool = False,
 ) -> Restored:
     """Read the newest good commit (or the best one of `step`) on every rank; `loaded` is None if there is none.
 
-    SuspectError if a rank cannot read what another can. `host` is this rank's, for people. So many damaged commits
-    (`anew_over`) are moved aside where they are all that there is.
+    SuspectError if a rank cannot read what another can. `host` is this rank's, for people. `first`: where
+    there is one commit it is the first that was made, and is moved aside if it is damaged.
     """
     search = _Search(
         stores=as_stores(where),
@@ -170,7 +170,7 @@ def restore(
             used = tuple(dict.fromkeys(url for one in outcomes for url in one.used))
             return Restored(loaded=own.loaded, quarantined=tuple(search.bad), stores=used, lost=tuple(search.lost))
     stuck = search.stuck()
-    if len(stuck) > anew_over:
+    if stuck and not (first and len(stuck) == 1):
         return Restored(loaded=None, lost=tuple(search.lost), stuck=stuck)
     search.put_aside()
     return Restored(loaded=None, quarantined=tuple(search.bad), lost=tuple(search.lost))
