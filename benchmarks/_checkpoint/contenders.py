@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -28,7 +28,7 @@ from holdfast.checkpoint.fencing import Resume
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.pages import fault_in, fresh
 from holdfast.checkpoint.saving import Saving
-from holdfast.checkpoint.state import flatten
+from holdfast.checkpoint.state import Stateful, flatten
 from holdfast.checkpoint.writer import SaveResult, Snapshot
 from holdfast.worlds import Pair
 
@@ -57,16 +57,6 @@ class State:
 
     def load_state_dict(self, state: Any, /) -> None:
         """Nothing is loaded here."""
-
-
-class Stateful(Protocol):
-    """What can be saved."""
-
-    def state_dict(self) -> Mapping[str, torch.Tensor]:
-        """What is saved."""
-
-    def load_state_dict(self, state: Any, /) -> None:
-        """Take it back."""
 
 
 @dataclass
