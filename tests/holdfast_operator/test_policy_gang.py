@@ -188,15 +188,20 @@ def test_a_gang_waits_for_those_that_go_for_it_as_long_as_they_may_take(make_sim
     assert urgent.created_names == ["beta-w0", "beta-w1"]
 
 
-def test_a_gang_for_which_the_scheduler_stops_making_room_for_a_moment_is_not_taken_back(make_sim: Make) -> None:
-    first, urgent = two_of_two_thirds(make_sim, priority=10, lingers=200)
-    together([urgent, first], 30, lambda: urgent.status.gang.lifted_at is not None)
-    for _ in range(120):
+def make_no_room_after(seconds: int, urgent: Any, first: Any) -> None:
+    """The scheduler clears its word then, and tells nobody to go any more."""
+    for _ in range(seconds):
         urgent.tick()
         first.tick()
     for body in urgent.pods.values():
         body["status"].pop("nominatedNodeName", None)
-    urgent.preempts = False  # nobody is told to go for it
+    urgent.preempts = False
+
+
+def test_a_gang_for_which_the_scheduler_stops_making_room_for_a_moment_is_not_taken_back(make_sim: Make) -> None:
+    first, urgent = two_of_two_thirds(make_sim, priority=10, lingers=200)
+    together([urgent, first], 30, lambda: urgent.status.gang.lifted_at is not None)
+    make_no_room_after(120, urgent, first)
     urgent.run(50)
     assert urgent.status.gang.attempts == 0
     urgent.preempts = True
@@ -207,12 +212,7 @@ def test_a_gang_for_which_the_scheduler_stops_making_room_for_a_moment_is_not_ta
 def test_a_gang_for_which_the_scheduler_makes_no_room_any_more_is_taken_back(make_sim: Make) -> None:
     first, urgent = two_of_two_thirds(make_sim, priority=10, lingers=200)
     together([urgent, first], 30, lambda: urgent.status.gang.lifted_at is not None)
-    for _ in range(120):
-        urgent.tick()
-        first.tick()
-    for body in urgent.pods.values():
-        body["status"].pop("nominatedNodeName", None)
-    urgent.preempts = False
+    make_no_room_after(120, urgent, first)
     urgent.run(90, until=lambda: urgent.status.gang.attempts == 1)
     told = next(message for reason, message in urgent.events if reason == "GangTimeout")
     assert "found no node within 18" in told, "since its gates were lifted"
