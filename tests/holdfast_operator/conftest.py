@@ -144,6 +144,7 @@ class Sim:
         self.frozen: dict[str, datetime] = {}  # pods whose launcher hangs, and since when
         self.cut_off: set[str] = set()  # pods whose network is broken, on nodes that are heard of
         self.deaf = False  # no report reaches the operator
+        self.saving: set[str] = set()  # pods of which a rank is in a checkpoint
         self.books: dict[str, dict[str, float] | None] = {}  # what launchers book, by pod; None: nothing yet
 
     # What tests ask
@@ -551,6 +552,8 @@ class Sim:
             "lostMembers": [{"podUID": other, "since": format_time(self.now), "how": "Silent"} for other in lost],
             "exit": None,
         }
+        for rank in report["launcher"]["ranks"]:
+            rank["phase"] = "checkpoint" if name in self.saving else "step"
         books = self.books.get(name, {})
         report["launcher"]["accounting"] = books and {"seconds": books, "unattributedSeconds": 0.2}
         return report

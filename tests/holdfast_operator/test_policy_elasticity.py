@@ -67,6 +67,19 @@ def test_what_was_lifted_and_finds_no_node_does_not_hold_those_that_did(make_sim
     assert sim.status.restart_count == 0
 
 
+def test_a_shrunk_job_says_why_the_worker_that_is_ready_does_not_join_yet(trained: Any) -> None:
+    sim = trained
+    sim.saving = set(sim.names())
+    sim.end("gpt-w1", 137)
+    sim.run(60, until=lambda: "waits for the end of a checkpoint" in sim.status.condition("Degraded").message)
+    assert sim.status.status == "Shrunk"
+    assert sim.status.condition("Degraded").message == (
+        "2 of 3 workers train, the others are being replaced; gpt-w3 is ready; waits for the end of a checkpoint"
+    )
+    sim.saving.clear()
+    sim.run(60, until=trains(sim, 3))
+
+
 def test_launchers_are_told_how_long_to_wait_before_they_shrink(make_sim: Make) -> None:
     sim = make_sim(**elastic(2, shrinkAfterSeconds=45))
     sim.run(60, until=trains(sim, 3))

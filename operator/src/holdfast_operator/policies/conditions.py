@@ -128,8 +128,9 @@ def _degraded(draft: Draft, training: int) -> Words | None:
     if draft.hold is not None and draft.hold.reason in _DEGRADING:
         return draft.hold
     if 0 < training < draft.spec.replicas:
-        message = f"{training} of {draft.spec.replicas} workers {_verb(draft)}, the others are being replaced"
-        return Words(reason="Shrunk", message=message)
+        waits = f"; {draft.hold.message}" if draft.hold else ""
+        told = f"{training} of {draft.spec.replicas} workers {_verb(draft)}, the others are being replaced"
+        return Words(reason="Shrunk", message=told + waits)
     return None
 
 
