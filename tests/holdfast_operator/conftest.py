@@ -487,14 +487,23 @@ class Sim:
         body = self.pods.get(dead) or self.graves.get(dead)
         if not any(map(self._alive, world["members"])):
             return
-        self.incidents[world["generation"], world["attempt"]] = {
+        told = self._incident(world, body["metadata"]["name"] if body else None, cause, reason)
+        self.incidents[world["generation"], world["attempt"]] = told
+
+    def incident_of(self, name: str, *, cause: str, reason: str) -> Body:
+        """What a launcher would tell that ends the world that trains now."""
+        assert self.world is not None
+        return self._incident(self.world, name, cause, reason)
+
+    def _incident(self, world: Body, pod: str | None, cause: str, reason: str) -> Body:
+        return {
             "generation": world["generation"],
             "attempt": world["attempt"],
             "cause": cause,
             "action": "Shrink",
             "reason": reason,
             "message": "a peer was lost",
-            "pod": body["metadata"]["name"] if body else None,
+            "pod": pod,
             "rank": 0,
             "exitCode": None,
             "node": None,

@@ -149,6 +149,25 @@ def test_what_was_lost_with_all_launchers_is_counted_and_where_the_state_was_is_
     assert told.endswith(f"{reached - 70} steps lost, state from: object")
 
 
+def test_a_launcher_that_told_of_its_end_and_is_gone_is_not_waited_for(trained: Any) -> None:
+    """Its report stays the newest of its pod for a while, in which others train on."""
+    trained.step = 100
+    trained.run(7)
+    last = trained.incident_of("gpt-w2", cause="Interruption", reason="Drained")
+    trained.incidents[last["generation"], last["attempt"]] = last
+    trained.tick()
+    reached = trained.step
+    trained.incidents.clear()  # none of the launchers to come knows of it
+    for name in trained.names():
+        trained.end(name, 137)
+    trained.step, trained.restored = 70, {"step": 70, "from": "object"}
+    trained.run(120, until=lambda: len(trained.world_names()) == 3)
+    trained.run(40)
+    (incident,) = trained.status.incidents
+    assert (incident.cause, incident.reason) == ("Interruption", "Drained")
+    assert (incident.lost_steps, incident.restored_from) == (reached - 70, "object")
+
+
 def test_launchers_that_do_not_say_where_the_state_was_are_not_guessed_at(trained: Any) -> None:
     for name in trained.names():
         trained.end(name, 137)

@@ -288,7 +288,7 @@ def _resumed(draft: Draft) -> Draft:
     Where a launcher still tells of the incident, it tells of the end as well, and of the steps lost. Where none does,
     they are counted from the last step that was reported before.
     """
-    told = {item.pair for report in draft.seen.reports if report.fresh(draft.now) for item in report.incidents}
+    told = _told_by_the_living(draft)
     for incident in draft.status.incidents:
         if incident.resumed is not None:
             continue
@@ -299,6 +299,13 @@ def _resumed(draft: Draft) -> Draft:
         if later is not None:
             draft = _replaced(draft, incident, _as_seen(draft, incident, *later))
     return draft
+
+
+def _told_by_the_living(draft: Draft) -> set[Pair]:
+    """A launcher that is gone tells of no end, and meanwhile the next world's steps are taken for those before it."""
+    living = {pod.uid for pod in draft.seen.pods if not (pod.terminal or pod.absent)}
+    reports = (report for report in draft.seen.reports if report.pod_uid in living and report.fresh(draft.now))
+    return {item.pair for report in reports for item in report.incidents}
 
 
 def _first_commit(draft: Draft, incident: Incident) -> tuple[datetime, Report] | None:
