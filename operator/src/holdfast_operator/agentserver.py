@@ -45,6 +45,8 @@ class Limits:
     bodies_of_a_pod: int = 4
     alerts_bytes: int = 8 * 1024 * 1024
     alert_bodies: int = 1
+    alerts_seconds: float = 10.0
+    """Until what follows from alerts has to be written, or their sender is told to try again."""
     header_bytes: int = 8190
     headers: int = 32
     token_bytes: int = 8000
@@ -318,7 +320,12 @@ class _Site:
             raise AgentRequestError(401, "the token is not valid here")
         async with self._alert_bodies:
             raw = await self._body(request, self._limits.alerts_bytes)
-            await self._loop.run_in_executor(self._threads, inbox.receive, raw)
+            carried_out = await self._loop.run_in_executor(self._threads, inbox.receive, raw)
+        try:
+            # Others wait for the same answer: who gives up must not cancel it.
+            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(carried_out)), self._limits.alerts_seconds)
+        except TimeoutError:
+            raise AgentRequestError(503, "what follows from the alerts is not written yet: tell them again") from None
         return _json(200, {})
 
     def _token(self, request: web.BaseRequest) -> str:

@@ -6,10 +6,11 @@ import http.client
 import json
 import ssl
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -65,9 +66,10 @@ def body(*alerts: Any, **change: Any) -> bytes:
 
 @dataclass
 class Box:
-    """An inbox and what it told others."""
+    """An inbox and what it told others, which carry it out at once, or ``idle`` not at all."""
 
     now: datetime = NOW
+    idle: bool = False
     counts: Counter[str] = field(default_factory=Counter)
     woken: int = 0
     nodes: list[dict[str, Any]] = field(default_factory=lambda: list(NODES))
@@ -87,6 +89,8 @@ class Box:
 
     def _wake(self) -> None:
         self.woken += 1
+        if not self.idle:
+            self.inbox.carried_out(self.inbox.words())
 
     def _count(self, result: str, number: int) -> None:
         with self._lock:
@@ -319,7 +323,7 @@ class Wire:
 def serve() -> Iterator[Callable[..., Wire]]:
     servers: list[AgentServer] = []
 
-    def make(inbox: Inbox | None) -> Wire:
+    def make(inbox: Inbox | None, limits: Limits = PATIENT) -> Wire:
         keeper = TlsKeeper(MemorySecrets(), ["127.0.0.1"], clock=lambda: datetime.now(UTC))
         keeper.refresh()
         hub = AgentHub(lambda _token: None, lambda _job: None)
@@ -329,7 +333,7 @@ def serve() -> Iterator[Callable[..., Wire]]:
             keeper.context,
             host="127.0.0.1",
             port=0,
-            limits=PATIENT,
+            limits=limits,
             observer=Observer(answered=lambda route, code: answers.append((route, code))),
             alerts=inbox,
         )
@@ -371,6 +375,32 @@ def test_a_standby_sends_alertmanager_away_to_try_again(serve: Callable[..., Wir
     wire.hub.stand_by()
     assert wire.post(body(told())) == 503
     assert box.inbox.alerts() == ()
+
+
+def test_alertmanager_has_its_answer_once_what_follows_is_written(serve: Callable[..., Wire], box: Box) -> None:
+    box.idle = True
+    wire = serve(box.inbox)
+    with ThreadPoolExecutor(2) as pool:
+        # The second finds the word of the first known, and not carried out.
+        answers = [pool.submit(wire.post, body(told())) for _ in range(2)]
+        while box.counts["repeated"] == 0:
+            assert not any(answer.done() for answer in answers)
+            time.sleep(0.01)
+        box.inbox.carried_out(box.inbox.words() - 1)
+        assert box.inbox.receive(body(told())).done() is False
+        box.inbox.carried_out(box.inbox.words())
+        assert [answer.result() for answer in answers] == [200, 200]
+    assert wire.post(body(told())) == 200, "what is carried out is answered at once"
+
+
+def test_alertmanager_is_to_try_again_what_nobody_has_carried_out(serve: Callable[..., Wire], box: Box) -> None:
+    box.idle = True
+    wire = serve(box.inbox, replace(PATIENT, alerts_seconds=0.1))
+    assert [wire.post(body(told())) for _ in range(2)] == [503, 503]
+    assert wire.post(body(told(status="resolved"))) == 503
+    box.inbox.carried_out(box.inbox.words())
+    assert wire.post(body(told(status="resolved"))) == 200
+    assert box.counts["resolved"] == 1
 
 
 def test_without_a_token_of_ours_there_is_no_webhook(serve: Callable[..., Wire]) -> None:

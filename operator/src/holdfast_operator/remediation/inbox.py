@@ -1,6 +1,8 @@
 """What Alertmanager told: who may tell, what is new, and nothing twice.
 
-Invariants: of one alert only a later word replaces an earlier one; what is kept is bounded by the cluster's nodes.
+Invariants: of one alert only a later word replaces an earlier one; what is kept is bounded by the cluster's nodes; a
+sender has its answer only once a pass that knew of its words was carried out, since Alertmanager says an end only
+once and what is in memory dies with the leader.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import logging
 import threading
 from collections import Counter as Tally
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -53,6 +56,9 @@ class Inbox:
         self._clock = clock
         self._lock = threading.Lock()
         self._told: dict[str, dict[str, tuple[Alert, datetime]]] = {}
+        self._words = 0  # that were new
+        self._carried_out = 0
+        self._waiting: dict[int, Future[None]] = {}  # by the number of the newest word that is waited for
 
     def allowed(self, token: str) -> bool:
         """Whether this is (one of) the token(s), compared in constant time."""
@@ -61,8 +67,11 @@ class Inbox:
             good |= hmac.compare_digest(given, known)
         return good
 
-    def receive(self, raw: bytes) -> None:
-        """Take one body. Raises ``AgentRequestError``; then nothing of it was taken."""
+    def receive(self, raw: bytes) -> Future[None]:
+        """Take one body. Raises ``AgentRequestError``; then nothing of it was taken.
+
+        The answer is done once all that is known by now was carried out; never, if this process dies first.
+        """
         now = self._clock()
         try:
             parsed = parse_body(raw, self._rules, node_finder(self._nodes, self._exists), now)
@@ -77,6 +86,20 @@ class Inbox:
             self._counted(result, number)
         if parsed.truncated:
             logger.warning("Alertmanager left out %d alerts: raise max_alerts of its receiver", parsed.truncated)
+        return self._answer()
+
+    def words(self) -> int:
+        """The number of the newest word, for ``carried_out``: ask for it before ``alerts``."""
+        with self._lock:
+            return self._words
+
+    def carried_out(self, word: int) -> None:
+        """All that follows from the words up to this one is written: whoever waits for that has the answer."""
+        with self._lock:
+            self._carried_out = max(self._carried_out, word)
+            done = [self._waiting.pop(number) for number in list(self._waiting) if number <= word]
+        for answer in done:
+            answer.set_result(None)
 
     def alerts(self) -> tuple[Alert, ...]:
         """All that is known of nodes that exist."""
@@ -102,7 +125,17 @@ class Inbox:
                 counts[result] += 1
                 if result in ("firing", "resolved"):
                     told[alert.fingerprint] = (alert, now)
+                    self._words += 1
         return +counts
+
+    def _answer(self) -> Future[None]:
+        """One for all who wait for the same word. A repeated one waits as well: the first try may not be done yet."""
+        with self._lock:
+            if self._words > self._carried_out:
+                return self._waiting.setdefault(self._words, Future())
+        done = Future[None]()
+        done.set_result(None)
+        return done
 
 
 RESULTS = (

@@ -18,6 +18,7 @@ from holdfast_operator.errors import ClusterError, ConflictError
 from holdfast_operator.metrics import Metrics
 from holdfast_operator.queue import KeyedQueue
 from holdfast_operator.remediation.act import Actor
+from holdfast_operator.remediation.alerts import Alert
 from holdfast_operator.remediation.clouds import Cloud, cloud_of
 from holdfast_operator.remediation.inbox import Inbox, tokens_in
 from holdfast_operator.remediation.metrics import RemediationMetrics
@@ -101,8 +102,16 @@ class Keeper:
 
     def run(self) -> float | None:
         """One pass; returns after how many seconds to look again."""
+        if self.inbox is None:
+            return self._pass(())
+        word = self.inbox.words()
+        after = self._pass(self.inbox.alerts())
+        self.inbox.carried_out(word)
+        return after
+
+    def _pass(self, alerts: tuple[Alert, ...]) -> float | None:
         now = self._clock()
-        sight = self._observer.sight(self.inbox.alerts() if self.inbox is not None else ())
+        sight = self._observer.sight(alerts)
         plan = remedy(sight, now)
         unread = {action.machine.name for action in plan.actions if not action.machine.marked}
         if unread:
