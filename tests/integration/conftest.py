@@ -590,6 +590,12 @@ class Stage:
         player.lose(self.uid(pod))
         self.kubelets.end(self.namespace, pod, 137)
 
+    def recovered(self, members: list[str]) -> bool:
+        """Whether these are members, train, and the job says so."""
+        trains = self.launchers[-1].world or {"members": []}
+        in_it = {pod.metadata.name for pod in self.pods() if pod.metadata.uid in trains["members"]}
+        return self.members() == members and in_it == set(members) and self.condition("Ready")["status"] == "True"
+
     def wait(self, condition: Callable[[], Any], what: str, seconds: float = 240.0) -> Any:
         """The condition's first true value; without one, a failure that shows the job and the operator's log."""
         try:

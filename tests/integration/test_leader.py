@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from kubernetes import client
 
 from holdfast_testbed.api_faults import ApiProxy, Mode, api_faults
@@ -92,7 +91,7 @@ def operator(
         proxies = {}
         for number in range(2):
             proxy = stack.enter_context(api_faults(cluster.state.server, cluster.state.pki.certificate_file))
-            config = through(proxy, rights, folder / f"{number}.kubeconfig")
+            config = proxy.kubeconfig(rights, folder / f"{number}.kubeconfig")
             proxies[operator_class(config, folder, program, **settings)] = proxy
         pair = Pair(*proxies, proxies, folder / "shift")
         for one in proxies:
@@ -107,14 +106,6 @@ def _settled(operator: Pair, wait_until: Any) -> None:
     """Whatever the test before has left."""
     wait_until(lambda: operator.leader.ready() and operator.standby.ready(), "both are ready")
     wait_until(operator.one_leads, "one leads")
-
-
-def through(proxy: ApiProxy, rights: Path, path: Path) -> Path:
-    """The same rights by way of the proxy."""
-    config = yaml.safe_load(rights.read_text())
-    config["clusters"][0]["cluster"]["server"] = proxy.url
-    path.write_text(yaml.safe_dump(config))
-    return path
 
 
 def leads(one: Any) -> bool:
@@ -145,12 +136,6 @@ def asked(stage: Any, operator: Any) -> tuple[int, Any]:
         connection.close()
 
 
-def recovered(stage: Any, members: list[str]) -> bool:
-    trains = stage.launchers[-1].world or {"members": []}
-    in_it = {pod.metadata.name for pod in stage.pods() if pod.metadata.uid in trains["members"]}
-    return bool(stage.members() == members and in_it == set(members) and stage.condition("Ready")["status"] == "True")
-
-
 def test_a_standby_goes_on_where_a_killed_leader_was_and_nothing_is_doubled(stage: Any, operator: Pair) -> None:
     stage.nodes(3)
     player = stage.run(replicas=3, elasticity={"minReplicas": 2})
@@ -164,7 +149,7 @@ def test_a_standby_goes_on_where_a_killed_leader_was_and_nothing_is_doubled(stag
     operator.leader.kill()
     stage.lose("gpt-w1", player)
     stage.wait(operator.changed, "the standby leads")
-    stage.wait(lambda: recovered(stage, ["gpt-w0", "gpt-w3", "gpt-w2"]), "the replacement trains")
+    stage.wait(lambda: stage.recovered(["gpt-w0", "gpt-w3", "gpt-w2"]), "the replacement trains")
 
     stage.wait(lambda: stage.status().get("incidents"), "it is counted")
     assert holder(stage) == (operator.leader.name, transitions + 1)
@@ -220,7 +205,7 @@ def trained(stage: Any, operator: Pair) -> Iterator[Any]:
 def counted_once(stage: Any, operator: Pair, before: set[str]) -> None:
     """One worker was lost, one was made, and everybody else is who it was. Agents follow whoever leads."""
     expected = ["gpt-w0", "gpt-w3", "gpt-w2"]
-    stage.wait(lambda: operator.one_leads() and recovered(stage, expected), "the replacement trains")
+    stage.wait(lambda: operator.one_leads() and stage.recovered(expected), "the replacement trains")
     stage.wait(lambda: stage.status().get("incidents"), "it is counted")
     found = stage.status()
     assert [one["pod"] for one in found["incidents"]] == ["gpt-w1"]

@@ -58,14 +58,6 @@ def test_a_job_is_gated_placed_published_and_ready(stage: Any) -> None:
     assert indexes == {"gpt-w0": "0", "gpt-w1": "1", "gpt-w2": "2"}
 
 
-def recovered(stage: Any, members: list[str]) -> Any:
-    """All listed pods are members, they train, and the job says so."""
-    trains = stage.launchers[-1].world or {"members": []}
-    in_it = {pod.metadata.name for pod in stage.pods() if pod.metadata.uid in trains["members"]}
-    published = stage.members() == members
-    return published and in_it == set(members) and stage.condition("Ready")["status"] == "True"
-
-
 def incidents(stage: Any, name: str = "gpt") -> list[tuple[str, str]]:
     listed = stage.status(name).get("incidents") or []
     return [(incident["cause"], incident.get("pod") or "") for incident in listed]
@@ -82,7 +74,7 @@ def test_a_lost_worker_is_replaced_under_a_new_name_and_counted_once(stage: Any)
     player = stage.run(replicas=3, elasticity={"minReplicas": 2})
     lost = stage.uid("gpt-w1")
     stage.lose("gpt-w1", player)
-    stage.wait(lambda: recovered(stage, ["gpt-w0", "gpt-w3", "gpt-w2"]), "the replacement trains in the lost place")
+    stage.wait(lambda: stage.recovered(["gpt-w0", "gpt-w3", "gpt-w2"]), "the replacement trains in the lost place")
     await_count(stage)
     status = stage.status()
     assert incidents(stage) == [("Infrastructure", "gpt-w1")]
@@ -136,7 +128,7 @@ def test_an_operator_killed_in_the_middle_of_a_recovery_comes_to_the_same_end(st
     stage.operator.start()
     stage.wait(lambda: stage.status().get("incarnations") == 4, "a replacement is asked for")
     stage.operator.restart()
-    stage.wait(lambda: recovered(stage, ["gpt-w0", "gpt-w3", "gpt-w2"]), "the replacement trains")
+    stage.wait(lambda: stage.recovered(["gpt-w0", "gpt-w3", "gpt-w2"]), "the replacement trains")
     await_count(stage)
     assert incidents(stage) == [("Infrastructure", "gpt-w1")]
     assert stage.status()["restartCount"] == 1
@@ -161,7 +153,7 @@ def test_a_deleted_pod_leaves_after_a_commit_and_is_an_interruption(stage: Any) 
     stage.nodes(3)
     player = stage.run(replicas=3, elasticity={"minReplicas": 2})
     stage.core.delete_namespaced_pod("gpt-w0", stage.namespace)
-    stage.wait(lambda: recovered(stage, ["gpt-w3", "gpt-w1", "gpt-w2"]), "the replacement trains")
+    stage.wait(lambda: stage.recovered(["gpt-w3", "gpt-w1", "gpt-w2"]), "the replacement trains")
     # Launchers tell no incident where the operator told one to leave: it counts the pod itself, when nobody else has.
     await_count(stage)
     assert incidents(stage) == [("Interruption", "gpt-w0")]
@@ -207,7 +199,7 @@ def test_a_job_of_two_waits_for_the_operators_word_and_goes_on(stage: Any) -> No
     stage.nodes(2)
     player = stage.run(replicas=2)
     stage.lose("gpt-w1", player)
-    stage.wait(lambda: recovered(stage, ["gpt-w0", "gpt-w2"]), "the replacement trains")
+    stage.wait(lambda: stage.recovered(["gpt-w0", "gpt-w2"]), "the replacement trains")
     assert [world[:2] for world in player.worlds] == [(1, 1), (2, 1)]
     # The new world is what reports the loss, and a moment without a world is not shown as a failure: Ready held on.
     await_count(stage)
@@ -268,7 +260,7 @@ def test_a_condition_of_a_pod_that_a_rule_names_gives_its_worker_another_pod(sta
     stage.run(replicas=3, elasticity={"minReplicas": 2}, recovery={"rules": rules})
     sick = {"type": "example.com/Sick", "status": "True", "reason": "Fever"}
     stage.core.patch_namespaced_pod_status("gpt-w1", stage.namespace, {"status": {"conditions": [sick]}})
-    stage.wait(lambda: recovered(stage, ["gpt-w0", "gpt-w3", "gpt-w2"]), "the replacement trains")
+    stage.wait(lambda: stage.recovered(["gpt-w0", "gpt-w3", "gpt-w2"]), "the replacement trains")
     await_count(stage)
     assert incidents(stage) == [("Infrastructure", "gpt-w1")]
     assert stage.status()["incidents"][0]["decision"] == "RecreatePodByRule"
@@ -363,7 +355,7 @@ def test_a_quota_that_is_too_small_is_said_and_mended(stage: Any) -> None:
     assert "exceeded quota: small" in condition["message"]
     stage.play()
     stage.core.delete_namespaced_resource_quota("small", stage.namespace)
-    stage.wait(lambda: recovered(stage, ["gpt-w0", "gpt-w1"]), "the job goes on once there is room")
+    stage.wait(lambda: stage.recovered(["gpt-w0", "gpt-w1"]), "the job goes on once there is room")
     assert told(stage, "QuotaExceeded") is None
 
 
@@ -383,7 +375,7 @@ def test_an_image_that_cannot_be_pulled_is_said_and_mended(stage: Any) -> None:
     assert "train:1" in condition["message"]
     del stage.kubelets.broken[stage.namespace]
     stage.play()
-    stage.wait(lambda: recovered(stage, ["gpt-w0"]), "the job goes on once the image is there")
+    stage.wait(lambda: stage.recovered(["gpt-w0"]), "the job goes on once the image is there")
 
 
 def test_a_pod_that_the_api_server_refuses_is_said(stage: Any) -> None:
@@ -433,9 +425,9 @@ def test_a_job_grows_and_shrinks_when_told_to(stage: Any) -> None:
     stage.nodes(3)
     player = stage.run(replicas=2)
     scale(stage, 3)
-    stage.wait(lambda: recovered(stage, ["gpt-w0", "gpt-w1", "gpt-w2"]), "the third trains")
+    stage.wait(lambda: stage.recovered(["gpt-w0", "gpt-w1", "gpt-w2"]), "the third trains")
     scale(stage, 2)
-    stage.wait(lambda: recovered(stage, ["gpt-w0", "gpt-w1"]), "two train")
+    stage.wait(lambda: stage.recovered(["gpt-w0", "gpt-w1"]), "two train")
     assert stage.status()["ready"] == "2/2"
     assert len(player.worlds[-1][2]) == 2
     assert stage.status()["membership"]["directives"]["drain"] == []
@@ -454,7 +446,7 @@ def test_a_node_without_power_loses_its_worker_to_another_node(stage: Any) -> No
     victim = stage.pod("gpt-w1")
     player.lose(victim.metadata.uid)
     stage.kubelets.silent.add(victim.spec.node_name)
-    stage.wait(lambda: recovered(stage, ["gpt-w0", "gpt-w3", "gpt-w2"]), "the replacement trains", 240)
+    stage.wait(lambda: stage.recovered(["gpt-w0", "gpt-w3", "gpt-w2"]), "the replacement trains", 240)
     assert stage.pod("gpt-w3").spec.node_name in set(nodes) - {victim.spec.node_name}
     await_count(stage)
     assert incidents(stage) == [("Infrastructure", "gpt-w1")]
@@ -591,7 +583,7 @@ def test_no_key_and_no_token_stands_in_a_log_a_status_an_event_or_a_metric(stage
     stage.nodes(3)
     player = stage.run(replicas=3, elasticity={"minReplicas": 2})
     stage.lose("gpt-w1", player)
-    stage.wait(lambda: recovered(stage, ["gpt-w0", "gpt-w3", "gpt-w2"]), "the replacement trains")
+    stage.wait(lambda: stage.recovered(["gpt-w0", "gpt-w3", "gpt-w2"]), "the replacement trains")
     await_count(stage)
     agent = next(iter(player.agents.values()))
     assert agent.call("GET", "/v1/membership", token="x" * 40)[0] == 401
@@ -623,7 +615,7 @@ def test_events_tell_the_story_to_kubectl_describe(stage: Any, cluster: Any) -> 
     stage.nodes(3)
     player = stage.run(replicas=3, elasticity={"minReplicas": 2})
     stage.lose("gpt-w1", player)
-    stage.wait(lambda: recovered(stage, ["gpt-w0", "gpt-w3", "gpt-w2"]), "the replacement trains")
+    stage.wait(lambda: stage.recovered(["gpt-w0", "gpt-w3", "gpt-w2"]), "the replacement trains")
 
     def told_to_people() -> bool:
         text = cluster.kubectl("describe", "ftj", "gpt", "-n", stage.namespace)

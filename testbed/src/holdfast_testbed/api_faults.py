@@ -2,7 +2,7 @@
 
 ```python
 with api_faults(server, authority) as proxy:
-    write_kubeconfig(path, server=proxy.url, …)   # plain HTTP on this side, a token as the user
+    proxy.kubeconfig(own, path)   # plain HTTP on this side, a token as the user
     proxy.become(Mode.SILENT)
 ```
 Watches are passed on line by line. What a silent proxy holds back arrives late once it passes again, as packets do.
@@ -17,13 +17,15 @@ import ssl
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
+
+import yaml
 
 _UPSTREAM_SECONDS: Final = 400.0
 _LOOK_SECONDS: Final = 0.02
@@ -51,13 +53,17 @@ class Mode(Enum):
 
 
 class ApiProxy:
-    """The running proxy. ``delay_seconds`` is how long each request waits before it is passed on."""
+    """The running proxy. ``delay_seconds`` is how long each request waits before it is passed on.
+
+    ``on_answer`` is called with method, path and answer of each request but watches, before the client has it.
+    """
 
     def __init__(self, server: str, authority: Path) -> None:
         place = urlsplit(server)
         self.upstream = (str(place.hostname), int(place.port or 443))
         self.context = ssl.create_default_context(cafile=authority)
         self.delay_seconds = 0.0
+        self.on_answer: Callable[[str, str, bytes], None] = lambda _method, _path, _data: None
         self.deaf = False
         self.mode = Mode.PASSING
         self.requests = 0
@@ -66,6 +72,13 @@ class ApiProxy:
         self._watches: set[_Handler] = set()
         self._listener = _Listener(("127.0.0.1", 0), self)
         self.url = f"http://127.0.0.1:{self._listener.server_address[1]}"
+
+    def kubeconfig(self, own: Path, path: Path) -> Path:
+        """Write to ``path`` a client's ``own`` kubeconfig by way of the proxy."""
+        config = yaml.safe_load(own.read_text())
+        config["clusters"][0]["cluster"]["server"] = self.url
+        path.write_text(yaml.safe_dump(config))
+        return path
 
     def become(self, mode: Mode) -> None:
         """From now on. Whoever goes away breaks what is open, whoever comes back what was held back in watches."""
@@ -205,7 +218,9 @@ class _Handler(BaseHTTPRequestHandler):
         if "watch=true" in self.path or "watch=True" in self.path:
             self._stream(answer)
         else:
-            self._answer(answer, answer.read())
+            data = answer.read()
+            self.server.proxy.on_answer(self.command, self.path, data)
+            self._answer(answer, data)
 
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _pass  # noqa: N815 - the base class's names
 
