@@ -517,6 +517,11 @@ class Stage:
             assert number < count
         return list(self._nodes)
 
+    def remove_node(self, name: str) -> None:
+        """One of them is gone for good."""
+        self._nodes.remove(name)
+        self.kubelets.remove_node(name)
+
     def job(self, name: str = "gpt", *, replicas: int = 3, cpu: str = "1", **spec: Any) -> dict[str, Any]:
         """A job's manifest, for this test's nodes."""
         container = {"name": "trainer", "image": "train:1", "resources": {"requests": {"cpu": cpu}}}

@@ -1,7 +1,11 @@
-"""Alerts about nodes of a real control plane, under the rights that the chart grants for this mode and no others."""
+"""Alerts about nodes of a real control plane, under the rights that the chart grants for this mode and no others.
+
+Machines are EC2's, which moto plays on loopback: instances of an Auto Scaling group.
+"""
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import ssl
@@ -10,8 +14,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 from kubernetes import client
+from moto.server import ThreadedMotoServer
 
 from holdfast_testbed import chart
 
@@ -20,8 +26,9 @@ USER = chart.account(SYSTEM)
 TOKEN = "a-token-of-the-test"
 MARK = "holdfast.dev/remediation"
 REMEDIATION = {
-    "mode": "Drain",
-    "alerts": [{"alert": "Hot", "action": "Drain"}],
+    "mode": "Replace",
+    "provider": "AWS",
+    "alerts": [{"alert": "Hot", "action": "Drain"}, {"alert": "Dead", "action": "Replace"}],
     "maxUnavailable": "100%",
     "maxPerHour": 1000,
     "cooldownSeconds": 0,
@@ -31,9 +38,12 @@ REMEDIATION = {
 
 @pytest.fixture(scope="module")
 def granted(cluster: Any) -> Iterator[Path]:
-    """A kubeconfig with exactly the rights of a release whose mode is Drain."""
-    values = ("nodeRemediation.mode=Drain", "nodeRemediation.token.secretName=alerts")
-    chosen = [renamed(document) for document in chart.rights(*values, namespace=SYSTEM)]
+    """A kubeconfig with exactly the rights of a release whose mode is Replace."""
+    values = ("mode=Replace", "provider=AWS", "token.secretName=alerts")
+    chosen = [
+        renamed(document)
+        for document in chart.rights(*(f"nodeRemediation.{value}" for value in values), namespace=SYSTEM)
+    ]
     yield chart.grant(cluster, chosen, SYSTEM)
     chart.withdraw(cluster, chosen, SYSTEM)
 
@@ -49,8 +59,61 @@ def renamed(document: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def operator(granted: Path, tmp_path_factory: pytest.TempPathFactory, operator_class: Any) -> Iterator[Any]:
-    """A running operator that drains. It ends without complaint."""
+def account() -> Iterator[dict[str, str]]:
+    """The environment by which boto3 finds moto, and nothing of this machine's own account."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    server.stop()
+
+
+@pytest.fixture
+def group(account: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Group:
+    """An Auto Scaling group of three."""
+    for name, value in account.items():
+        monkeypatch.setenv(name, value)
+    group = Group()
+    image = group.ec2.describe_images()["Images"][0]["ImageId"]
+    group.scaling.create_launch_configuration(
+        LaunchConfigurationName="gpu", ImageId=image, InstanceType="p4d.24xlarge"
+    )
+    group.scaling.create_auto_scaling_group(
+        AutoScalingGroupName="gpu",
+        LaunchConfigurationName="gpu",
+        MinSize=3,
+        MaxSize=3,
+        AvailabilityZones=["us-east-1a"],
+    )
+    return group
+
+
+class Group:
+    """Instances that are replaced when they go."""
+
+    def __init__(self) -> None:
+        self.ec2 = boto3.client("ec2", region_name="us-east-1")
+        self.scaling = boto3.client("autoscaling", region_name="us-east-1")
+
+    def instances(self) -> list[str]:
+        (found,) = self.scaling.describe_auto_scaling_groups(AutoScalingGroupNames=["gpu"])["AutoScalingGroups"]
+        return sorted(instance["InstanceId"] for instance in found["Instances"])
+
+    def state(self, instance: str) -> str:
+        found = self.ec2.describe_instances(InstanceIds=[instance])
+        return str(found["Reservations"][0]["Instances"][0]["State"]["Name"])
+
+
+@pytest.fixture(scope="module")
+def operator(
+    granted: Path, account: dict[str, str], tmp_path_factory: pytest.TempPathFactory, operator_class: Any
+) -> Iterator[Any]:
+    """A running operator that drains and replaces. It ends without complaint."""
     folder = tmp_path_factory.mktemp("nodes")
     (folder / "token").write_text(TOKEN)
     made = operator_class(
@@ -59,6 +122,7 @@ def operator(granted: Path, tmp_path_factory: pytest.TempPathFactory, operator_c
         HOLDFAST_NAMESPACE=SYSTEM,
         HOLDFAST_NODE_REMEDIATION=json.dumps(REMEDIATION),
         HOLDFAST_ALERTS_TOKEN_FILE=str(folder / "token"),
+        **account,
     )
     made.start()
     yield made
@@ -71,11 +135,11 @@ def tell(operator: Any, admin: Any) -> Callable[..., int]:
     secret = client.CoreV1Api(admin).read_namespaced_secret("holdfast-ca", SYSTEM)
     trust = ssl.create_default_context(cadata=ca_of(secret.data))
 
-    def post(node: str, status: str = "firing", token: str = TOKEN) -> int:
+    def post(node: str, status: str = "firing", token: str = TOKEN, name: str = "Hot") -> int:
         connection = http.client.HTTPSConnection("127.0.0.1", operator.agents_port, timeout=60, context=trust)
         alert = {
             "status": status,
-            "labels": {"alertname": "Hot", "node": node},
+            "labels": {"alertname": name, "node": node},
             "annotations": {"summary": "too hot"},
             "startsAt": datetime(2026, 1, 1, tzinfo=UTC).isoformat(),
         }
@@ -90,8 +154,6 @@ def tell(operator: Any, admin: Any) -> Callable[..., int]:
 
 
 def ca_of(data: dict[str, str]) -> str:
-    import base64
-
     return base64.b64decode(data["ca.crt"]).decode()
 
 
@@ -186,6 +248,29 @@ def test_a_job_that_opted_out_stays_and_somebodys_own_cordon_is_left_alone(stage
     stage.wait(lambda: not node(stage, sick).spec.unschedulable, "the operator's own cordon is lifted")
     assert node(stage, free).spec.unschedulable, "nobody but its owner lifts it"
     assert on_node(stage, sick) == ["gpt-w1"]
+
+
+def test_a_dead_machine_is_replaced_once_its_pods_are_away(stage: Any, tell: Any, group: Group) -> None:
+    nodes, instances = stage.nodes(3), group.instances()
+    for name, instance in zip(nodes, instances, strict=True):
+        stage.core.patch_node(name, {"spec": {"providerID": f"aws:///us-east-1a/{instance}"}})
+    player = stage.run(replicas=2)
+    sick = stage.pod("gpt-w1").spec.node_name
+    machine = instances[nodes.index(sick)]
+    assert tell(sick, name="Dead") == 200
+    stage.wait(lambda: group.state(machine) in ("shutting-down", "terminated"), "its instance is terminated")
+    stage.wait(lambda: stage.recovered(["gpt-w0", "gpt-w2"]), "another trains elsewhere")
+    assert len(player.left) == 1, "its worker was told to leave, not killed"
+    assert not on_node(stage, sick)
+
+    stage.operator.restart()
+    stage.kubelets.silent.add(sick)
+    stage.wait(lambda: "NodeReplaced" in told(stage, sick), "it is told")
+    (fresh,) = set(group.instances()) - set(instances)
+    stage.remove_node(sick)  # as a cloud's node controller does
+    assert {group.state(one) for one in (set(instances) - {machine}) | {fresh}} == {"running"}
+    stage.wait(lambda: stage.status().get("restarts") or [], "it is counted")
+    assert [(entry["cause"], entry["count"]) for entry in stage.status()["restarts"]] == [("Interruption", 1)]
 
 
 def test_every_right_over_nodes_is_used_and_no_call_refused(stage: Any, tell: Any, audited: Any) -> None:
