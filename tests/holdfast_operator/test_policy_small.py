@@ -257,7 +257,7 @@ def test_a_node_that_is_only_disturbed_is_neither_left_nor_avoided(trained: Any,
         "node.cloudprovider.kubernetes.io/shutdown",
     ],
 )
-def test_a_node_that_is_tainted_to_go_is_left_after_a_commit_and_not_used_again(trained: Any, taint: str) -> None:
+def test_a_node_that_is_tainted_to_go_is_left_after_a_commit_and_not_used_meanwhile(trained: Any, taint: str) -> None:
     """By an autoscaler that scales down, a handler of notices, or the cloud itself."""
     node = trained.node_of("gpt-w1")
     trained.nodes[node]["spec"]["taints"] = [{"key": taint, "effect": "NoSchedule"}]
@@ -273,6 +273,9 @@ def test_a_node_that_is_tainted_to_go_is_left_after_a_commit_and_not_used_again(
     (incident,) = trained.status.incidents
     assert incident.reason == "NodeLeaving"
     assert taint in incident.message
+    trained.nodes[node]["spec"]["taints"] = []  # a scale-down that was broken off
+    trained.run(10)
+    assert trained.status.avoided == ()
 
 
 def test_a_taint_that_says_something_else_moves_nobody(trained: Any) -> None:

@@ -5,12 +5,19 @@ Invariant: each reason to avoid a node lasts on its own, whichever others come a
 
 from __future__ import annotations
 
-from datetime import timedelta
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
 
 from holdfast_operator.policies.draft import Draft
+from holdfast_operator.seen import NodeView
 from holdfast_operator.status import AvoidedNode
 
-_LASTING = frozenset({"NodeLost"})
+# Why a node is avoided only as long as it shows it.
+_SHOWN: Mapping[str, Callable[[NodeView, datetime], bool]] = {
+    "NodeLost": lambda node, now: node.dead(now),
+    "NodeLeaving": lambda node, _now: bool(node.announced),
+    "NodeRemediation": lambda node, _now: node.mark is not None and node.mark.drains,
+}
 
 
 def avoiding(draft: Draft, node: str, reason: str, span: timedelta, message: str = "") -> Draft:
@@ -24,13 +31,13 @@ def avoiding(draft: Draft, node: str, reason: str, span: timedelta, message: str
 
 
 def avoided_already(draft: Draft, node: str, reason: str, span: timedelta) -> bool:
-    """For this reason, or as long for another one that does not pass when the node is heard of again."""
-    here = (entry for entry in draft.status.avoided if entry.node == node and entry.reason not in _LASTING)
+    """For this reason, or as long for another one that does not pass sooner."""
+    here = (entry for entry in draft.status.avoided if entry.node == node and entry.reason not in _SHOWN)
     return any(entry.reason == reason or entry.until >= draft.now + span for entry in here)
 
 
 def apply(draft: Draft) -> Draft:
-    """Forget nodes whose time is over, that are gone, that booted since, or that were dead and live again.
+    """Forget nodes whose time is over, that are gone or booted since, were dead and live again, or stay after all.
 
     A node that booted since is another machine under the same name, or the same after its repair.
     """
@@ -43,4 +50,5 @@ def _still(draft: Draft, entry: AvoidedNode) -> bool:
         return False
     if entry.boot_id and node.boot_id and node.boot_id != entry.boot_id:
         return False
-    return entry.reason not in _LASTING or node.dead(draft.now)
+    shown = _SHOWN.get(entry.reason)
+    return shown is None or shown(node, draft.now)

@@ -99,9 +99,10 @@ def _default(draft: Draft, incident: Incident, worker: Worker | None) -> tuple[s
     if incident.pod is None or (worker is not None and worker.phase is Phase.WANTED):
         return c.IN_PLACE, "the launchers go on with the pods that there are"
     node = worker.node if worker is not None else incident.node
-    if node and any(entry.node == node for entry in draft.status.avoided):
-        return c.REPLACE_NODE, f"another pod takes the place of {incident.pod}, on another node than {node}"
-    return c.RECREATE_POD, f"another pod takes the place of {incident.pod}"
+    # Not ReplaceNode: whatever it is avoided for says for how long.
+    avoided = any(entry.node == node for entry in draft.status.avoided)
+    where = f", on another node than {node}" if avoided else ""
+    return c.RECREATE_POD, f"another pod takes the place of {incident.pod}{where}"
 
 
 def _escalated(draft: Draft, incident: Incident, first: Decision) -> Decision:

@@ -33,6 +33,7 @@ PARTITION_SECONDS = 15.0
 DISK_FULL_SECONDS = 4.0
 BALLAST = "ballast"
 LEASE = "holdfast-operator"
+SCALE_DOWN = "ToBeDeletedByClusterAutoscaler"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +115,19 @@ def drain_node(stage: Stage) -> None:
 def uncordon(stage: Stage) -> None:
     for number in range(1, stage.cluster.nodes + 1):
         stage.cluster.kubectl("uncordon", stage.cluster.node(number).name)
+
+
+def scale_down(stage: Stage) -> None:
+    """The first thing that the cluster's autoscaler does to a node that it takes away."""
+    pod = lone_worker(stage)
+    stage.strike()
+    stage.cluster.kubectl("taint", "nodes", pod.node, f"{SCALE_DOWN}={int(time.time())}:NoSchedule")
+
+
+def keep_nodes(stage: Stage) -> None:
+    for number in range(1, stage.cluster.nodes + 1):
+        node = stage.cluster.node(number).name
+        stage.cluster.kubectl("taint", "nodes", node, f"{SCALE_DOWN}:NoSchedule-", check=False)
 
 
 def cut_cable(stage: Stage) -> None:
@@ -259,6 +273,13 @@ def cases(interval_steps: int) -> list[Case]:
         ),
         Case(name="lease-lost", fault="the leader's Lease lost", inflict=take_lease, skip=no_lease),
         Case(name="node-drained", fault="kubectl drain", inflict=drain_node, cause=interruption, repair=uncordon),
+        Case(
+            name="node-scaled-down",
+            fault="autoscaler takes the node away",
+            inflict=scale_down,
+            cause=interruption,
+            repair=keep_nodes,
+        ),
         Case(name="node-rebooted", fault="node rebooted", inflict=reboot, cause=infrastructure),
         Case(
             name="node-partitioned",
