@@ -120,9 +120,9 @@ def test_the_status_is_emitted_as_it_is_agreed() -> None:
         step_seconds=0.16,
         gradient_norm=1.25,
         checkpoints={"shared": {"step": 400, "generation": 2, "attempt": 1, "time": AT}},
-        checkpoint_failures={"local": 1},
         tallies=Tallies(
             written={"shared": Written(commits=4, nbytes=8388608, seconds=1.25)},
+            failures={"local": Counter({"Full": 2, "IO": 1})},
             restores=Counter(survivor=2, shared=1),
             fallbacks=1,
         ),

@@ -72,6 +72,20 @@ def test_the_launchers_state_is_exported(metrics, heartbeat, run_dir, golden, cl
     assert found["holdfast_launcher_silent_seconds"] == 60
 
 
+def test_commits_that_failed_are_told_by_cause_also_of_a_launcher_that_knows_none(
+    metrics, heartbeat, run_dir, golden
+):
+    status = golden("status.json")
+    (run_dir / "status.json").write_text(json.dumps(status))
+    heartbeat.poll()
+    assert samples(metrics)["holdfast_checkpoint_failures_total{cause=Full,tier=local}"] == 2
+    assert samples(metrics)["holdfast_checkpoint_failures_total{cause=IO,tier=local}"] == 1
+    del status["checkpointFailureCauses"]
+    (run_dir / "status.json").write_text(json.dumps(status))
+    heartbeat.poll()
+    assert samples(metrics)["holdfast_checkpoint_failures_total{cause=Unknown,tier=local}"] == 3
+
+
 def test_the_launchers_books_are_exported(metrics, heartbeat, run_dir, golden):
     (run_dir / "status.json").write_text(json.dumps(golden("status.json")))
     heartbeat.poll()
@@ -143,6 +157,8 @@ def test_what_happens_is_counted(metrics, golden, clock):
         '{"version": 1, "refusedPeers": "two"}',
         '{"version": 1, "committedAt": 7}',
         '{"version": 1, "ranks": [3, {"step": null}], "checkpoints": {"shared": 4, "local": {"time": "soon"}}}',
+        '{"version": 1, "checkpointFailures": {"shared": 1, "local": {}}, "checkpointFailureCauses": {"shared": 3}}',
+        '{"version": 1, "checkpointFailures": {"shared": 1}, "checkpointFailureCauses": {"shared": {"IO": "x"}}}',
         '{"version": 1, "phase": "\\ud800\\n\\"", "checkpoints": {"\\ud800": {"step": 1}}}',
         '{"version": 1, "accounting": {"seconds": {"data": "x", "idle": true, "\\ud800": -1}, "recoveries": [3]}}',
         '{"version": 1, "stepSeconds": -1, "committedAt": "soon", "accounting": {"activities": {"data": "x"}}}',

@@ -5,7 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -15,6 +15,9 @@ from holdfast_sidecar.clock import Clock
 from holdfast_sidecar.contract import Document, Notice, parse_time
 from holdfast_sidecar.errors import MalformedError
 from holdfast_sidecar.heartbeat import Beat
+
+# The cause of what a launcher counts without one: an older release.
+_UNTOLD: Final = "Unknown"
 
 
 class Metrics:
@@ -141,7 +144,7 @@ def _launcher(status: Document, now: datetime) -> Iterator[Metric]:
     yield from _age_of_step(status.get("committedAt"), now)
     yield from _world(status.get("world"))
     yield from _checkpoints(status.get("checkpoints"), now)
-    yield from _failed_checkpoints(status.get("checkpointFailures"))
+    yield from _failed_checkpoints(status.get("checkpointFailures"), status.get("checkpointFailureCauses"))
     yield from _written(status.get("checkpointWrites"))
     yield from _restores(status)
     yield from _uploads(status.get("uploads"))
@@ -198,14 +201,20 @@ def _checkpoints(checkpoints: object, now: datetime) -> Iterator[Metric]:
     yield age
 
 
-def _failed_checkpoints(failures: object) -> Iterator[Metric]:
-    """Commits that failed on any rank; training went on from the one before."""
+def _failed_checkpoints(failures: object, by_cause: object) -> Iterator[Metric]:
+    """Commits that failed on any rank; training went on from the one before. Older launchers tell no causes."""
     if not isinstance(failures, dict):
         return
-    family = CounterMetricFamily("holdfast_checkpoint_failures", "Commits that failed, by tier", labels=["tier"])
+    text = "Commits that failed, by tier and cause"
+    family = CounterMetricFamily("holdfast_checkpoint_failures", text, labels=["tier", "cause"])
     for tier, count in failures.items():
-        if _number(count):
-            family.add_metric([_label(tier)], count)
+        if not _number(count):
+            continue
+        told = by_cause.get(tier) if isinstance(by_cause, dict) else None
+        causes = told if isinstance(told, dict) else {_UNTOLD: count}
+        for cause, some in causes.items():
+            if _number(some):
+                family.add_metric([_label(tier), _label(cause)], some)
     yield family
 
 

@@ -102,6 +102,14 @@ def test_a_restore_from_a_tier_is_written_once_with_what_was_lost(run: Run) -> N
     assert "step 4 from /ckpt; lost: step-8.g1.a1" in timeline_view.render(timeline_view.read(run.path))
 
 
+def test_a_commit_that_failed_is_written_once_with_its_cause(run: Run) -> None:
+    told = {"step": 20, "tier": "shared", "result": "Failed", "seconds": 0.1, "cause": "Full"}
+    for pid in (31, 32):
+        run.chronicle.heard(pid, "checkpoint", told)
+    assert [line.get("cause") for line in run.lines if line["kind"] == "checkpoint"] == [None, "Full"]
+    assert "step 20 shared: Failed (Full)" in timeline_view.render(timeline_view.read(run.path))
+
+
 def test_a_restore_that_is_not_exact_says_how_near_it_is(run: Run) -> None:
     near = "2 of 9 tensors are within 0.001 of what was saved, the others are exact"
     told = {"step": 4, "stores": ["/ckpt"], "lost": [], "inexact": near}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from holdfast.checkpoint.reader import restore
 from holdfast.errors import ClaimError
 from holdfast.worlds import Claim, Pair
 
+NOBODY = 65534
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a tmpfs needs root")
 
 
@@ -31,6 +33,16 @@ def small(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", folder], check=True)
 
 
+@pytest.fixture
+def nobody() -> Iterator[Path]:
+    """A folder that a user without any rights reaches."""
+    with tempfile.TemporaryDirectory() as above:
+        Path(above).chmod(0o755)
+        folder = Path(above) / "commits"
+        folder.mkdir()
+        yield folder
+
+
 def names(root: Path) -> set[str]:
     return {path.name for path in root.iterdir()}
 
@@ -44,6 +56,7 @@ def test_no_space_fails_the_save_and_gives_the_space_back(small: Path, commit: C
     result = commit(small, 20, {"w": os.urandom(2 << 20)})
     assert not result.committed
     assert "No space left on device" in result.message
+    assert result.cause == "Full"
     assert names(small) == {"step-10.g1.a1", "LATEST"}
     assert newest(small) == 10
     assert commit(small, 30, {"w": b"x" * 1000}).committed
@@ -79,6 +92,7 @@ def test_one_ranks_trouble_fails_the_save_for_all_with_its_name(
     assert len({result.message for result in results}) == 1
     assert "No space left" in results[0].message
     assert results[0].message.startswith("rank ")
+    assert {result.cause for result in results} == {"Full"}
     assert names(small) == set()
     assert all(r.committed for r in world(3, lambda exchange: commit_by(exchange, tmp_path / "roomy", 10, tensors)))
 
@@ -91,7 +105,29 @@ def test_a_read_only_folder_fails_the_save_and_the_old_commit_can_be_read(
     result = commit(small, 20, {"w": b"y"})
     assert not result.committed
     assert "Read-only file system" in result.message
+    assert result.cause == "ReadOnly"
     assert newest(small) == 10
+
+
+def test_a_folder_whose_rights_were_taken_away_fails_the_save_by_that_name(
+    nobody: Path, commit: Callable[..., Any]
+) -> None:
+    assert commit(nobody, 10, {"w": b"x"}).committed
+    nobody.chmod(0o555)
+    os.seteuid(NOBODY)
+    try:
+        result = commit(nobody, 20, {"w": b"y"})
+    finally:
+        os.seteuid(0)
+    assert (result.committed, result.cause) == (False, "Denied")
+    assert newest(nobody) == 10
+
+
+def test_a_folder_in_place_of_which_there_is_something_else_is_gone(
+    tmp_path: Path, commit: Callable[..., Any]
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    assert commit(tmp_path / "file" / "commits", 10, {"w": b"x"}).cause == "Gone"
 
 
 def test_damage_on_a_read_only_folder_is_passed_by_where_it_lies(small: Path, commit: Callable[..., Any]) -> None:

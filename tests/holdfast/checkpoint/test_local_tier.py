@@ -269,6 +269,7 @@ def test_a_volume_for_less_than_two_parts_of_each_rank_is_refused_by_field_and_n
     for (result,) in results:
         assert not result.committed
         assert result.full
+        assert result.cause == "Full"
         assert re.search(message, result.message), result.message
     assert not LocalStore(disks.folder("a")).commits()
 
@@ -301,9 +302,20 @@ def test_a_disk_that_fills_up_fails_the_commit_and_keeps_the_one_before(tmp_path
     assert not second.committed
     assert "No space left" in second.message
     assert "make room on the node's disk" in second.message
+    assert second.cause == "Full"
     assert not second.full, "there is one that is good: training goes on"
     found = disks.restored(Alone())
     assert (found.step, content(found)) == (1, tensors(1))
     (small_disk / "of-others").unlink()
     (third,) = disks.saves(Alone(), snapshot_of(3, 0))
     assert third.committed, third.message
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_a_disk_that_turns_read_only_fails_the_commit_by_that_name(tmp_path: Path, small_disk: Path) -> None:
+    disks = Disks(tmp_path, "a")
+    assert disks.saves(Alone(), snapshot_of(1, 0))[0].committed
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    (second,) = disks.saves(Alone(), snapshot_of(2, 0))
+    assert (second.committed, second.cause, second.full) == (False, "ReadOnly", False)
+    assert disks.restored(Alone()).step == 1

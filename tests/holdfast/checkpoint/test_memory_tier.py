@@ -156,7 +156,7 @@ def test_with_copies_the_last_step_survives_the_loss_of_any_one_node(
 ) -> None:
     made = nodes("abc")
     results = world(3, lambda exchange: saves(made.tier(exchange), exchange.rank, 1, 2, 3))
-    assert all(result.committed for mine in results for result in mine)
+    assert all(result.committed for mine in results for result in mine), results
     made.lose(lost)
     for at in made.folders:
         assert read(made.stores(at), CommitName(step=3, pair=FIRST)) == tensors(3)
@@ -338,6 +338,27 @@ def test_a_neighbour_out_of_reach_fails_the_first_commit_and_not_the_training(
     assert not first.committed
     assert first == second
     assert "rank 0: b on b: " in first.message
+    assert (first.copy_failed, first.cause) == (True, "Network"), "what is in this memory was not at fault"
+
+
+def test_a_neighbour_that_has_no_room_for_a_later_commit_is_told_from_a_full_memory_here(
+    nodes: Callable[..., Nodes], world: Callable[..., list[Any]]
+) -> None:
+    made = nodes("ab")
+
+    def act(exchange: Any) -> list[SaveResult]:
+        tier = made.tier(exchange)
+        before = saves(tier, exchange.rank, 1)
+        if exchange.rank == 0:
+            for path in made.folders["b"].glob("for-*"):
+                path.unlink()
+            made.servers["b"]._limit = 1 << 20
+            made.servers["b"]._keepers.clear()
+        return before + saves(tier, exchange.rank, 2)
+
+    (first, second), _ = world(2, act)
+    assert first.committed
+    assert (second.committed, second.copy_failed, second.cause) == (False, True, "Full")
 
 
 def test_copies_for_who_sends_elsewhere_make_room_for_others(

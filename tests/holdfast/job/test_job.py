@@ -162,6 +162,7 @@ def test_failed_saves_are_told_and_training_goes_on_until_the_third_in_a_row(sol
         (8, "Failed"),
     ]
     assert told[1]["message"]
+    assert [body.get("cause") for body in told] == [None, "Gone", "Gone", "Gone"]
 
 
 def test_a_request_that_a_failed_save_did_not_answer_is_answered_later(solo: Make, tmp_path: Path) -> None:

@@ -31,6 +31,15 @@ def test_what_another_node_got_of_a_commit_in_memory_is_the_peers() -> None:
     }
 
 
+def test_a_commit_that_failed_on_all_ranks_is_one_under_the_cause_that_they_agree_on() -> None:
+    tallies = Tallies()
+    for step, tier, cause in ((10, "shared", "Full"), (20, "shared", "Full"), (20, "peer", "Network")):
+        told = commit(step, tier, cause=cause)
+        assert [tallies.failed(ONE, told) for _ in range(2)] == [cause, ""]
+    assert tallies.to_json()["checkpointFailures"] == {"shared": 2, "peer": 1}
+    assert tallies.to_json()["checkpointFailureCauses"] == {"shared": {"Full": 2}, "peer": {"Network": 1}}
+
+
 def test_a_restore_counts_once_for_each_attempt_by_where_the_state_was() -> None:
     tallies = Tallies()
     for pair, told in (

@@ -10,11 +10,12 @@ from typing import Final
 
 from holdfast.cadence import Cadence, Failures
 from holdfast.checkpoint.engine import Engine
+from holdfast.checkpoint.failures import FailureCause, cause_of
 from holdfast.checkpoint.saving import Saving
 from holdfast.checkpoint.writer import SaveResult, Snapshot
 from holdfast.collectives import Over
 from holdfast.config import Interval
-from holdfast.constants import LOCAL_TIER, MEMORY_TIER, SHARED_TIER
+from holdfast.constants import LOCAL_TIER, MEMORY_TIER, PEER_TIER, SHARED_TIER
 from holdfast.errors import CheckpointError, NoRoomError, PeerLostError
 from holdfast.lineage import Lineage
 from holdfast.rank_agent import Agent, Requests
@@ -125,7 +126,8 @@ class Committer:
         last = () if onward else wanted.quiesce
         ids = [*([INTERVAL_ID] if self.due_at(step) or self._timed() else []), *wanted.checkpoint, *last]
         if self._engine is None:
-            self._tell(step, SaveResult(committed=False, message="the job has no checkpoint folder"), ids, 0.0)
+            none = "the job has no checkpoint folder"
+            self._tell(step, SaveResult(committed=False, message=none, cause=FailureCause.NO_FOLDER), ids, 0.0)
             self._agent.answered(Requests(checkpoint=wanted.checkpoint))
             return
         self._broken_off = True  # until all have made it
@@ -187,11 +189,13 @@ class Committer:
         except NoRoomError as error:
             if not asked:
                 raise
-            result = SaveResult(committed=False, message=str(error))  # the durable commit is still to come
+            # The durable commit is still to come.
+            result = SaveResult(committed=False, message=str(error), cause=cause_of(error))
         if result.committed or result.message != self._memory_trouble:  # the same trouble each step is told once
-            self._tell(step, result, (), time.monotonic() - started, tier=MEMORY_TIER)
+            tier = PEER_TIER if result.copy_failed else MEMORY_TIER
+            self._tell(step, result, (), time.monotonic() - started, tier=tier)
         if not result.committed and result.message != self._memory_trouble:
-            _log.error("step %d could not be committed in memory: %s", step, result.message)
+            _log.error("step %d could not be committed in memory (%s): %s", step, result.cause, result.message)
         self._memory_trouble = result.message
 
     def writes(self) -> bool:
@@ -221,7 +225,8 @@ class Committer:
             if self._coordinator and result.committed:
                 _log.info(_LOCAL_DONE, step, result.stalled, result.nbytes / 1e6, result.seconds)
             elif self._coordinator:
-                _log.warning("step %d could not be committed on the local tier: %s", step, result.message)
+                said = "step %d could not be committed on the local tier (%s): %s"
+                _log.warning(said, step, result.cause, result.message)
 
         saving = self._engine.begin_local(taken, ended)
         self._local = _Flight(step=step, asked=(), saving=saving, waited=0.0)
@@ -265,7 +270,7 @@ class Committer:
             self._cadence.took(stall=flight.waited + result.stalled, write=result.seconds)
             self._choose()
         else:
-            self._count_failed(flight.step, result.message)
+            self._count_failed(flight.step, result)
 
     def _tell(
         self, step: int, result: SaveResult, ids: Sequence[str], seconds: float, tier: str = SHARED_TIER
@@ -280,6 +285,7 @@ class Committer:
             ids=list(ids),
             message=result.message,
             **_copying(result),
+            **({} if result.committed else {"cause": result.cause}),
         )
 
     def _say_apart(self, apart: Mapping[str, Sequence[int]]) -> None:
@@ -288,14 +294,15 @@ class Committer:
             self._apart.add(name)
             _log.error(_UNLIKE, name, ", ".join(map(str, apart[name])))
 
-    def _count_failed(self, step: int, message: str) -> None:
+    def _count_failed(self, step: int, result: SaveResult) -> None:
         self._failed += 1
-        self._message = message
+        self._message = result.message
         _log.error(
-            "step %d could not be committed (%d in a row): %s; training goes on from what was committed before",
+            "step %d could not be committed (%s, %d in a row): %s; training goes on from what was committed before",
             step,
+            result.cause,
             self._failed,
-            message,
+            result.message,
         )
 
 

@@ -165,6 +165,11 @@ def _failure(entry: Entry) -> str:
     return f"{entry.get('cause')} {entry.get('reason')}: {entry.get('message')}"
 
 
+def _checkpoint(entry: Entry) -> str:
+    cause = f" ({entry['cause']})" if entry.get("cause") else ""
+    return f"step {entry.get('step')} {entry.get('tier')}: {entry.get('result')}{cause}"
+
+
 def _restore(entry: Entry) -> str:
     stores, lost = (", ".join(map(str, entry.get(name) or ())) for name in ("stores", "lost"))
     inexact = str(entry.get("inexact") or "")
@@ -190,7 +195,7 @@ _WORDS: Final[dict[str, Callable[[Entry], str]]] = {
     ),
     "failure": _failure,
     "recovery": _recovery,
-    "checkpoint": lambda entry: f"step {entry.get('step')} {entry.get('tier')}: {entry.get('result')}",
+    "checkpoint": _checkpoint,
     "restore": _restore,
     "end": lambda entry: f"{entry.get('reason')} ({entry.get('code')})",
 }

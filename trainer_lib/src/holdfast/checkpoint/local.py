@@ -14,7 +14,6 @@ own node only.
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import shutil
@@ -27,6 +26,7 @@ from uuid import uuid4
 from holdfast.checkpoint import fencing
 from holdfast.checkpoint.commit import begin, discard, publish
 from holdfast.checkpoint.exchange import Exchange
+from holdfast.checkpoint.failures import FailureCause, cause_among, cause_of, failed
 from holdfast.checkpoint.files import encode_json, sync_folder
 from holdfast.checkpoint.manifest import LARGEST, decode, encode
 from holdfast.checkpoint.names import CommitName, parse_commit
@@ -121,6 +121,7 @@ class Told:
     limit: int | None
     held: Mapping[CommitName, Held] = field(default_factory=dict)
     error: str = ""
+    cause: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """To rank 0."""
@@ -140,17 +141,20 @@ class Decision:
 
     keep: CommitName | None
     error: str = ""
+    cause: str = ""
     full: bool = False
 
 
 def decide(told: Sequence[Told], terms: Terms) -> Decision:
     """Spare the newest that counts and of which every file is somewhere; refuse what does not fit beside it."""
     keep = _newest(told, terms)
-    troubles = [f"rank {one.rank}: {one.error}" for one in told if one.error]
+    troubles = [one for one in told if one.error]
     if troubles:
-        return Decision(keep=keep, error="; ".join(troubles))
+        text = "; ".join(f"rank {one.rank}: {one.error}" for one in troubles)
+        return Decision(keep=keep, error=text, cause=troubles[0].cause)
     lacks = [lack for pod in sorted({one.pod for one in told}) if (lack := _lacks(_of(told, pod), keep))]
-    return Decision(keep=keep, error="; ".join(lacks), full=bool(lacks) and keep is None)
+    cause = FailureCause.FULL if lacks else ""
+    return Decision(keep=keep, error="; ".join(lacks), cause=cause, full=bool(lacks) and keep is None)
 
 
 def _newest(told: Sequence[Told], terms: Terms) -> CommitName | None:
@@ -228,7 +232,7 @@ class LocalTier:
         self.close()
         decision = self._agree(staged, exchange, terms)
         if decision.error:
-            return SaveResult(committed=False, message=decision.error, full=decision.full)
+            return SaveResult(committed=False, message=decision.error, cause=decision.cause, full=decision.full)
         root = own_folder(self._settings.folder, staged.snapshot.job_uid, self._local_rank)
         part = _Part(root, name)
         try:
@@ -236,13 +240,15 @@ class LocalTier:
             own = part.write(staged, exchange, check)
             written = exchange.gather(own)
             made = exchange.share(_manifest(staged, written) if exchange.rank == 0 else None)
-            failed = made["error"] or self._everyones(exchange, part.publish(made["manifest"]))
+            if not made["error"]:
+                made = self._everyones(exchange, part.publish(made["manifest"], exchange.rank))
         except BaseException:
             part.discard()
             raise
-        if failed:
+        if made["error"]:
             part.discard()
-            return SaveResult(committed=False, message=failed, full=made["full"] and decision.keep is None)
+            full = made["full"] and decision.keep is None
+            return SaveResult(committed=False, message=made["error"], cause=made["cause"], full=full)
         self._prune(name, name)
         return SaveResult(committed=True, nbytes=sum(file["bytes"] for file in own["files"].values()))
 
@@ -259,13 +265,14 @@ class LocalTier:
 
     def _tell(self, staged: Staged, rank: int, terms: Terms) -> Told:
         need = staged.plan.nbytes + len(encode_json(staged.snapshot.alone)) + _beside(staged)
-        error, held = staged.error, dict[CommitName, Held]()
+        error, cause = staged.error, FailureCause.MEMORY if staged.error else ""
+        held: dict[CommitName, Held] = {}
         try:
             held = self._held(terms)
         except OSError as trouble:
-            error = error or str(trouble)
-        settings = self._settings
-        return Told(rank=rank, pod=settings.me.pod, need=need, limit=settings.limit, held=held, error=error)
+            error, cause = (error, cause) if error else (str(trouble), cause_of(trouble))
+        me, limit = self._settings.me, self._settings.limit
+        return Told(rank=rank, pod=me.pod, need=need, limit=limit, held=held, error=error, cause=cause)
 
     def _held(self, terms: Terms) -> dict[CommitName, Held]:
         """All of this node; each manifest is read once."""
@@ -289,9 +296,11 @@ class LocalTier:
             if same != making and (name is None or name != keep):
                 _remove(path)
 
-    def _everyones(self, exchange: Exchange, error: str) -> str:
-        told = exchange.gather(error and f"rank {exchange.rank}: {error}")
-        said: str = exchange.share("; ".join(filter(None, told)))
+    def _everyones(self, exchange: Exchange, own: Mapping[str, str]) -> dict[str, Any]:
+        """What went wrong when the parts were published; no room then is no reason to end training."""
+        told = [one for one in exchange.gather(own) if one]
+        error = "; ".join(one["error"] for one in told)
+        said: dict[str, Any] = exchange.share({"error": error, "cause": cause_among(told), "full": False})
         return said
 
 
@@ -311,15 +320,15 @@ class _Part:
             self._staging = begin(self._root, self._name)
             return write_share(self._root / self._staging, staged, exchange, check, None)
         except OSError as error:
-            return {"error": f"rank {exchange.rank}: {error}", "errno": error.errno}
+            return failed(error, exchange.rank)
 
-    def publish(self, manifest: str) -> str:
+    def publish(self, manifest: str, rank: int) -> dict[str, str]:
         """Why it could not be done."""
         try:
             publish(self._root, self._staging, decode(manifest.encode()))
         except (OSError, CheckpointError) as error:
-            return str(error)
-        return ""
+            return failed(error, rank)
+        return {}
 
     def discard(self) -> None:
         """Remove what is not published; what was published stays until the next one is pruned."""
@@ -329,18 +338,19 @@ class _Part:
 
 def _manifest(staged: Staged, written: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Of all ranks' files, or why there is none."""
-    failed = [part["error"] for part in written if "error" in part]
-    full = any(part.get("errno") in (errno.ENOSPC, errno.EDQUOT) for part in written)
+    troubles: list[Mapping[str, Any]] = [part for part in written if "error" in part]
+    full = any(part["cause"] == FailureCause.FULL for part in troubles)
     raw = b""
     try:
-        if not failed:
+        if not troubles:
             raw = encode(manifest_by(staged, written, None))
+            if len(raw) > LARGEST:
+                raise CheckpointError(f"a manifest of {len(raw)} bytes is more than the {LARGEST} that are read")
     except CheckpointError as error:
-        failed = [f"rank 0: {error}"]
-    if len(raw) > LARGEST:
-        failed = [f"rank 0: the manifest would have {len(raw)} bytes, more than the {LARGEST} that are read"]
+        troubles = [failed(error, 0)]
     mend = ": make room on the node's disk, or leave checkpoint.local (--local-tier) out" if full else ""
-    return {"manifest": raw.decode(), "error": "; ".join(failed) + mend, "full": full}
+    error_text = "; ".join(one["error"] for one in troubles) + mend
+    return {"manifest": raw.decode(), "error": error_text, "cause": cause_among(troubles), "full": full}
 
 
 def _beside(staged: Staged) -> int:

@@ -27,6 +27,7 @@ import xxhash
 from holdfast.checkpoint import fencing
 from holdfast.checkpoint.commit import ShardRecord
 from holdfast.checkpoint.exchange import Exchange
+from holdfast.checkpoint.failures import cause_among, failed
 from holdfast.checkpoint.files import encode_json
 from holdfast.checkpoint.manifest import CHUNK_BYTES, Chunk, FileRecord, Manifest, Records
 from holdfast.checkpoint.names import CommitName, parse_commit, rank_file, tensors_file
@@ -199,19 +200,19 @@ class MemoryTier:
             trouble = error
         told = exchange.gather({**self._report(record, trouble), "failures": _failures(snapshot)})
         self._note(told)
-        failed = [f"rank {rank}: {one['error']}" for rank, one in enumerate(told) if one["error"]]
+        troubles = [one for one in told if one["error"]]
         if any(one["full"] for one in told) and not any(one["made"] for one in told):
-            raise NoRoomError("; ".join(failed))
-        if failed or writer is None:
-            return SaveResult(committed=False, message="; ".join(failed))
+            raise NoRoomError("; ".join(one["error"] for one in troubles))
+        if troubles or writer is None:
+            return _not_committed(troubles)
         manifest = self._manifest(snapshot, told)
-        failed = [one for one in exchange.gather(self._seal(part, writer, manifest, copied)) if one]
-        if not failed:
-            self._newest, self._made = snapshot.name, True
-            self._copied = snapshot.name if copied else self._copied
+        troubles = [one for one in exchange.gather(self._seal(part, writer, manifest, copied)) if one]
+        if troubles:
+            return _not_committed(troubles)
+        self._newest, self._made = snapshot.name, True
+        self._copied = snapshot.name if copied else self._copied
         return SaveResult(
-            committed=not failed,
-            message="; ".join(failed),
+            committed=True,
             nbytes=0 if record is None else sum(file.nbytes for file in record.files.values()),
             copying=seconds,
         )
@@ -331,7 +332,9 @@ class MemoryTier:
     def _report(self, record: ShardRecord | None, trouble: Exception | None) -> dict[str, Any]:
         """Where tensors lie seldom changes: that is told when it does."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        said = {"made": self._made, "error": str(trouble or ""), "full": isinstance(trouble, NoRoomError)}
+        said: dict[str, Any] = {"made": self._made, "error": "", "full": isinstance(trouble, NoRoomError)}
+        if trouble is not None:
+            said |= failed(trouble, self._world().rank) | {"there": record is not None}
         if record is None:
             return said
         same, self._told = record.chunks == self._told, record.chunks
@@ -358,14 +361,16 @@ class MemoryTier:
             self._located = specs, records_of(specs, [self._chunks[rank] for rank in range(size)])
         return self._located[1]
 
-    def _seal(self, part: _Part, writer: SlotWriter, manifest: Manifest, copied: bool) -> str:
+    def _seal(self, part: _Part, writer: SlotWriter, manifest: Manifest, copied: bool) -> dict[str, Any]:
+        there = False
         try:
             writer.seal(manifest, copied=copied)
+            there = copied
             if copied:
                 peers.seal(self._neighbour(), self._outgoing(part, {}), manifest)
         except (CheckpointError, OSError) as error:
-            return f"rank {self._world().rank}: {error}"
-        return ""
+            return {**failed(error, self._world().rank), "there": there}
+        return {}
 
 
 class _Part:
@@ -423,6 +428,16 @@ class _Part:
         for piece, offset in zip(self._plan.pieces, self._plan.offsets, strict=True):
             end = offset + piece.nbytes
             yield piece, image[offset:end], end
+
+
+def _not_committed(troubles: Sequence[Mapping[str, Any]]) -> SaveResult:
+    """`there`: the rank's part is in its own memory, and it is the copy on another node that failed."""
+    return SaveResult(
+        committed=False,
+        message="; ".join(one["error"] for one in troubles),
+        cause=cause_among(troubles),
+        copy_failed=bool(troubles) and bool(troubles[0]["there"]),
+    )
 
 
 def _failures(snapshot: Snapshot) -> Any:

@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol
 
 from holdfast.checkpoint import retention
 from holdfast.checkpoint.aging import Ages
+from holdfast.checkpoint.failures import FailureCause, cause_of
 from holdfast.checkpoint.manifest import Manifest, digest
 from holdfast.checkpoint.names import CommitName, parse_commit, slices_file
 from holdfast.checkpoint.pace import Pace
@@ -27,8 +28,6 @@ from holdfast.checkpoint.stores import Incoming, Source, Store
 from holdfast.errors import CheckpointError, DamagedError, UnavailableError, UsageError
 from holdfast.worlds import Claim, Pair
 
-DAMAGED: Final = "Damaged"
-GONE: Final = "Gone"
 _PIECE: Final = 16 << 20
 _SHORTEST_WAIT: Final = 1.0
 _LONGEST_WAIT: Final = 60.0
@@ -149,7 +148,7 @@ class Outcome:
     @property
     def settled(self) -> bool:
         """Whether another try would end no better: it arrived, or its source is gone or damaged."""
-        return self.arrived or self.gone or self.cause in (DAMAGED, GONE)
+        return self.arrived or self.gone or self.cause in (FailureCause.DAMAGED, FailureCause.GONE)
 
 
 @dataclass
@@ -185,14 +184,15 @@ class Uploader:
             nbytes = self._copy(name, set(self.target.commits()))
         except DamagedError as error:
             if name in self.source.commits():
-                return Outcome(name=name, cause=DAMAGED, message=str(error))
-            return Outcome(name=name, cause=GONE, message="it was deleted before it was copied whole")
-        except UnavailableError as error:
-            return Outcome(name=name, cause=error.cause, message=str(error))
+                return Outcome(name=name, cause=FailureCause.DAMAGED, message=str(error))
+            return Outcome(name=name, cause=FailureCause.GONE, message="it was deleted before it was copied whole")
         except CheckpointError as error:
-            return Outcome(name=name, cause=type(error).__name__.removesuffix("Error"), message=str(error))
+            unreadable = isinstance(error.__cause__, OSError) and not isinstance(error, UnavailableError)
+            cause = FailureCause.SOURCE if unreadable else cause_of(error)
+            return Outcome(name=name, cause=cause, message=str(error))
         except OSError as error:
-            return Outcome(name=name, cause="Source", message=f"the shared tier cannot be read: {error}")
+            said = f"the shared tier cannot be read: {error}"
+            return Outcome(name=name, cause=FailureCause.SOURCE, message=said)
         return Outcome(name=name, nbytes=nbytes, seconds=self.now() - began)
 
     def tidy(self, name: CommitName) -> str:

@@ -20,6 +20,7 @@ from holdfast.checkpoint.arena import Arena
 from holdfast.checkpoint.commit import ShardRecord, begin, discard, exists, publish, write_shard
 from holdfast.checkpoint.deltas import Chain
 from holdfast.checkpoint.exchange import Exchange
+from holdfast.checkpoint.failures import FailureCause, cause_among, failed
 from holdfast.checkpoint.files import Buffer, sync_folder
 from holdfast.checkpoint.filling import Filling
 from holdfast.checkpoint.manifest import Chunk, FileRecord, Manifest, Records, check
@@ -80,6 +81,8 @@ class SaveResult:
 
     committed: bool
     message: str = ""
+    cause: str = ""
+    """Of one that failed: a word of `failures.FailureCause`."""
     nbytes: int = 0
     """This rank's share."""
     stalled: float = 0.0
@@ -88,6 +91,8 @@ class SaveResult:
     """From the end of the copy until it was durable."""
     copying: float = 0.0
     """Of a commit in memory, what it took to send it to another node; 0 if it was not sent."""
+    copy_failed: bool = False
+    """Of a commit in memory that failed: by its copy on another node."""
     full: bool = False
     """There is no room on the local tier, not even for a first commit."""
     apart: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -183,7 +188,7 @@ def commit(
     if begun.get("exists"):
         return SaveResult(committed=True, message="this attempt has committed this step already")
     if "error" in begun:
-        return SaveResult(committed=False, message=begun["error"])
+        return SaveResult(committed=False, message=begun["error"], cause=begun["cause"])
     staging, parent = begun["staging"], begun["parent"]
     try:
         own = write_share(root / staging, staged, exchange, check, None if chain is None else _Links(chain, parent))
@@ -200,6 +205,7 @@ def commit(
     return SaveResult(
         committed="error" not in ended,
         message=ended.get("error", ""),
+        cause=ended.get("cause", ""),
         nbytes=nbytes,
         apart=apart([part["objects"] for part in written]),
     )
@@ -221,7 +227,7 @@ def _begin(root: Path, name: CommitName, chain: Chain | None) -> dict[str, Any]:
         parent = None if chain is None else chain.parent(lambda link: exists(root, link))
         return {"staging": begin(root, name), "parent": parent and str(parent)}
     except OSError as error:
-        return {"error": f"rank 0: {error}"}
+        return failed(error, 0)
 
 
 class _Links(NamedTuple):
@@ -234,7 +240,7 @@ def write_share(
 ) -> dict[str, Any]:
     """What rank 0 must know of this rank's share. Of all of it: its files, and the layout that says the rest."""
     if staged.error:
-        return {"error": staged.error}
+        return {"error": staged.error, "cause": FailureCause.MEMORY}
     rank, own, alone = exchange.rank, staged.plan, staged.snapshot.alone
     try:
         if links is not None:
@@ -243,9 +249,10 @@ def write_share(
             folder, rank, own, staged.image, alone, filling=staged.filling, check=check, pace=staged.pace
         )
     except MemoryError:
-        return {"error": f"rank {rank}: no memory for what changed since {links and links.parent}"}
+        lacks = f"rank {rank}: no memory for what changed since {links and links.parent}"
+        return {"error": lacks, "cause": FailureCause.MEMORY}
     except (OSError, CheckpointError) as error:
-        return {"error": f"rank {rank}: {error}", "errno": error.errno if isinstance(error, OSError) else None}
+        return failed(error, rank)
     return {
         "layout": _layout(own),
         "files": {name: record.to_json() for name, record in files.items()},
@@ -263,16 +270,16 @@ def _write_links(folder: Path, staged: Staged, rank: int, check: Callable[[], No
 def _finish(
     root: Path, staging: str, staged: Staged, written: Sequence[dict[str, Any]], parent: str | None
 ) -> dict[str, Any]:
-    failed = [part["error"] for part in written if "error" in part]
+    troubles: list[Mapping[str, Any]] = [part for part in written if "error" in part]
     try:
-        if not failed:
+        if not troubles:
             manifest = manifest_by(staged, written, parent)
             publish(root, staging, manifest)
             return {"stands": bool(manifest.stands_on)}
     except (OSError, CheckpointError) as error:
-        failed = [f"rank 0: {error}"]
+        troubles = [failed(error, 0)]
     discard(root, staging)
-    return {"error": "; ".join(failed)}
+    return {"error": "; ".join(one["error"] for one in troubles), "cause": cause_among(troubles)}
 
 
 def manifest_by(staged: Staged, written: Sequence[Mapping[str, Any]], parent: str | None) -> Manifest:

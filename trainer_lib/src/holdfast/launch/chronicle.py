@@ -132,7 +132,8 @@ class Chronicle:
         if saved != self._saved and saved[1:] != (MEMORY_TIER, "Committed"):
             self._saved = saved
             step, tier, result = saved
-            self._write("checkpoint", step=step, tier=tier, result=result, seconds=float(body["seconds"]))
+            why = {"cause": str(body["cause"])} if "cause" in body else {}
+            self._write("checkpoint", step=step, tier=tier, result=result, seconds=float(body["seconds"]), **why)
 
     def _restored(self, body: Mapping[str, Any]) -> None:
         """Every rank tells of the same commit. What comes from memory is no restore."""

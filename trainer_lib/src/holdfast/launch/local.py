@@ -54,7 +54,6 @@ class Progress:
     step_seconds: float | None = None
     gradient_norm: float | None = None
     checkpoints: dict[str, dict[str, Any]] = field(default_factory=dict)
-    checkpoint_failures: dict[str, int] = field(default_factory=dict)
     tallies: Tallies = field(default_factory=Tallies)
     claims: dict[Pair, Claim] = field(default_factory=dict)
     quarantined: list[dict[str, str]] = field(default_factory=list)
@@ -113,7 +112,6 @@ class LocalRanks:
         self.memory: Callable[[], dict[str, Any] | None] = lambda: None
         self.disk: Callable[[], dict[str, Any] | None] = lambda: None
         self.progress = Progress()
-        self._failed: dict[str, tuple[Pair, int]] = {}  # by tier, the last commit that failed
         self.speeds = {tier: Speed() for tier in (MEMORY_TIER, PEER_TIER, SHARED_TIER)}
         self.supervisor: Supervisor
 
@@ -309,17 +307,16 @@ class LocalRanks:
             self.progress.tallies.committed(pair, body)
             self._measure(body)
         else:
-            _log.error("checkpoint of step %s failed: %s", body["step"], body["message"])
-            self._count_failed(pair, body)
+            self._say_failed(pair, body)
         self._answer(body["ids"], body)
 
-    def _count_failed(self, pair: Pair, body: Mapping[str, Any]) -> None:
-        """Every rank tells of the same commit."""
-        tier, failed = str(body["tier"]), (pair, int(body["step"]))
-        if self._failed.get(tier) != failed:
-            self._failed[tier] = failed
-            counts = self.progress.checkpoint_failures
-            counts[tier] = counts.get(tier, 0) + 1
+    def _say_failed(self, pair: Pair, body: Mapping[str, Any]) -> None:
+        """In one line of all ranks."""
+        cause = self.progress.tallies.failed(pair, body)
+        if cause:
+            fields = {"step": body["step"], "tier": body["tier"], "cause": cause}
+            said = "the commit of step %s on the %s tier failed (%s): %s"
+            _log.error(said, body["step"], body["tier"], cause, body["message"], extra={"fields": fields})
 
     def _measure(self, body: Mapping[str, Any]) -> None:
         """What a commit took. One in memory was sent to another node in a part of that time."""

@@ -114,7 +114,6 @@ def _progress(progress: Progress) -> dict[str, Any]:
         "checkpoints": {
             tier: {**commit, "time": _time(commit["time"])} for tier, commit in progress.checkpoints.items()
         },
-        "checkpointFailures": dict(progress.checkpoint_failures),
         **progress.tallies.to_json(),
         "quarantined": list(progress.quarantined),
         "loss": progress.loss,

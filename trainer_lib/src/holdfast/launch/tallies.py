@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.checkpoint.failures import FailureCause
 from holdfast.constants import PEER_TIER, SURVIVOR
 from holdfast.worlds import Pair
 
@@ -32,8 +33,11 @@ class Tallies:
     """Every rank tells of the same commits and restores: each counts once."""
 
     written: dict[str, Written] = field(default_factory=dict)
+    failures: dict[str, Counter[str]] = field(default_factory=dict)
+    """By tier, why commits failed."""
     restores: Counter[str] = field(default_factory=Counter)
     fallbacks: int = 0
+    _failed: dict[str, tuple[Pair, int]] = field(default_factory=dict)
     _restored: Pair | None = None
     _passed_by: set[str] = field(default_factory=set)
 
@@ -44,6 +48,16 @@ class Tallies:
         self._write(str(told["tier"]), (pair, step), nbytes, float(told["seconds"]) - copying)
         if copying:
             self._write(PEER_TIER, (pair, step), nbytes, copying)
+
+    def failed(self, pair: Pair, told: Mapping[str, Any]) -> str:
+        """A commit failed: why; nothing if another rank has told of it."""
+        tier, commit = str(told["tier"]), (pair, int(told["step"]))
+        if self._failed.get(tier) == commit:
+            return ""
+        self._failed[tier] = commit
+        cause = str(told.get("cause", FailureCause.OTHER))
+        self.failures.setdefault(tier, Counter())[cause] += 1
+        return cause
 
     def _write(self, tier: str, commit: tuple[Pair, int], nbytes: int, seconds: float) -> None:
         written = self.written.setdefault(tier, Written())
@@ -67,6 +81,8 @@ class Tallies:
     def to_json(self) -> dict[str, Any]:
         """As the status has it."""
         return {
+            "checkpointFailures": {tier: causes.total() for tier, causes in self.failures.items()},
+            "checkpointFailureCauses": {tier: dict(causes) for tier, causes in self.failures.items()},
             "checkpointWrites": {tier: written.to_json() for tier, written in self.written.items()},
             "restores": dict(self.restores),
             "fallbacks": self.fallbacks,

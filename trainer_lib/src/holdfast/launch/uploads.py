@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from holdfast.checkpoint.failures import FailureCause
 from holdfast.checkpoint.names import CommitName, parse_commit
 from holdfast.checkpoint.upload import UploadSettings
 from holdfast.errors import SpawnError
@@ -110,7 +111,7 @@ class Uploads:
             line = self._line or self._start()
             line.sendall(f"{name}\n".encode())
         except (OSError, SpawnError) as error:
-            self._failed("Process", f"the process that uploads cannot be told of {name}: {error}")
+            self._failed(FailureCause.PROCESS, f"the process that uploads cannot be told of {name}: {error}")
 
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair()
@@ -174,7 +175,7 @@ class Uploads:
             return
         self._ends += 1
         said = ended.stderr_tail[-1] if ended.stderr_tail else f"exit code {ended.exit_code}"
-        self._failed("Process", f"the process that uploads ended: {said}")
+        self._failed(FailureCause.PROCESS, f"the process that uploads ended: {said}")
 
 
 def _environ() -> dict[str, str]:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from holdfast.checkpoint.failures import FailureCause
+
 
 class Kind(StrEnum):
     """What is wrong; those below `UNAVAILABLE` are words for counters."""
@@ -18,16 +20,16 @@ class Kind(StrEnum):
     MISSING = "Missing"
     TAKEN = "Taken"
     NO_UPLOAD = "NoUpload"
-    NETWORK = "Network"
-    SERVER = "Server"
-    THROTTLED = "Throttled"
-    CORRUPTED = "Corrupted"
-    CREDENTIALS = "Credentials"
-    DENIED = "Denied"
-    NO_BUCKET = "NoBucket"
-    FULL = "Full"
-    CLOCK = "Clock"
-    REFUSED = "Refused"
+    NETWORK = FailureCause.NETWORK
+    SERVER = FailureCause.SERVER
+    THROTTLED = FailureCause.THROTTLED
+    CORRUPTED = FailureCause.CORRUPTED
+    CREDENTIALS = FailureCause.CREDENTIALS
+    DENIED = FailureCause.DENIED
+    NO_BUCKET = FailureCause.NO_BUCKET
+    FULL = FailureCause.FULL
+    CLOCK = FailureCause.CLOCK
+    REFUSED = FailureCause.REFUSED
 
 
 RETRIED: Final = frozenset({Kind.NETWORK, Kind.SERVER, Kind.THROTTLED, Kind.CORRUPTED})
