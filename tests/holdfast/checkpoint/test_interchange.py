@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 
 from holdfast import checkpoint
 from holdfast.checkpoint.stores.folder import FolderStore
+from holdfast.checkpoints import progress
 from holdfast.cli import main
 
 torch = pytest.importorskip("torch")
@@ -205,6 +208,21 @@ def test_a_flipped_bit_in_a_file_of_torch_save_is_damage_where_it_has_checksums(
     path.write_bytes(data)
     assert run("convert", path, tmp_path / "ckpt", "--step", 2) == 1
     assert "its checksum differs" in capsys.readouterr().err
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("write", "labels"), [(as_pt, {"read", "convert"}), (as_safetensors, {"convert"})])
+def test_on_a_terminal_a_conversion_shows_how_far_it_is(
+    model: Net, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[..., Path], labels: set[str]
+) -> None:
+    monkeypatch.setattr(progress, "_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("sys.stderr", terminal := Terminal())
+    assert run("convert", write(model, tmp_path), tmp_path / "ckpt") == 0
+    assert set(re.findall(r"K(\w+) \[#{24}\] 100%", terminal.getvalue())) == labels
 
 
 @pytest.mark.parametrize("word", ["size", "chunks", "properties"])

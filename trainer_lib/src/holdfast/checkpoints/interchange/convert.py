@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final
 from uuid import uuid4
 
+from holdfast.checkpoint.files import Buffer
 from holdfast.checkpoint.manifest import Chunk, Manifest, TensorRecord, check
 from holdfast.checkpoint.names import CommitName, step_number, tensors_file
 from holdfast.checkpoint.shard import ShardPlan, plan_shard, whole
 from holdfast.checkpoint.state import Flat, flatten_values
 from holdfast.checkpoint.stores import Store
+from holdfast.checkpoints.progress import Progress, progress
 from holdfast.errors import CheckpointError, UnknownFormatError, UsageError
 from holdfast.worlds import Pair
 
 WHOLE: Final = "model"
+_BLOCK: Final = 8 << 20
 
 
 def pick(found: Any, key: str) -> Any:
@@ -51,7 +54,8 @@ def commit(store: Store, values: Mapping[str, Any], *, step: int, made: datetime
     plan = plan_shard(map(whole, flat.specs), metadata={"format": "pt", "commit": str(name), "rank": "0"})
     incoming = store.receive(name, uuid4().hex)  # what it will hold is known once it is written
     try:
-        record = incoming.write(tensors_file(0), _parts(plan, flat))
+        with progress("convert", plan.nbytes) as shown:
+            record = incoming.write(tensors_file(0), _parts(plan, flat, shown))
         manifest = Manifest(
             step=step,
             pair=name.pair,
@@ -75,10 +79,15 @@ def commit(store: Store, values: Mapping[str, Any], *, step: int, made: datetime
     return name
 
 
-def _parts(plan: ShardPlan, flat: Flat) -> Any:
+def _parts(plan: ShardPlan, flat: Flat, shown: Progress) -> Iterator[Buffer]:
     yield plan.header
+    shown.add(len(plan.header))
     for piece in plan.pieces:
-        yield flat.read(piece)
+        data = memoryview(flat.read(piece)).cast("B")
+        for begin in range(0, data.nbytes, _BLOCK):
+            block = data[begin : begin + _BLOCK]
+            yield block
+            shown.add(block.nbytes)
 
 
 def _records(plan: ShardPlan) -> dict[str, TensorRecord]:

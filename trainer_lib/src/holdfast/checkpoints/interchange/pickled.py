@@ -11,8 +11,10 @@ from typing import Any, Final
 
 import torch
 
+from holdfast.checkpoints.progress import Progress, progress
 from holdfast.errors import DamagedError, UnknownFormatError
 
+_BLOCK: Final = 8 << 20
 _GLOBAL: Final = re.compile(r"GLOBAL ([\w.]+)")
 
 
@@ -39,10 +41,21 @@ def _check(path: Path) -> None:
     saved without (`torch.serialization.set_crc32_options`)."""
     if not zipfile.is_zipfile(path):
         return
-    with zipfile.ZipFile(path) as members:
-        bad = members.testzip() if any(member.CRC for member in members.infolist()) else None
-    if bad is not None:
-        raise DamagedError(f"{path}: {bad} is not what torch.save wrote: its checksum differs")
+    with zipfile.ZipFile(path) as opened:
+        members = opened.infolist() if any(member.CRC for member in opened.infolist()) else []
+        with progress("read", sum(member.file_size for member in members)) as shown:
+            for member in members:
+                _read_whole(opened, member, path, shown)
+
+
+def _read_whole(opened: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path, shown: Progress) -> None:
+    try:
+        with opened.open(member) as file:
+            while block := file.read(_BLOCK):
+                shown.add(len(block))
+    except zipfile.BadZipFile as error:
+        name = member.filename
+        raise DamagedError(f"{path}: {name} is not what torch.save wrote: its checksum differs") from error
 
 
 def _check_sizes(path: Path, found: Any) -> None:
