@@ -112,6 +112,33 @@ def test_each_tier_has_a_limit_of_bandwidth_of_its_own() -> None:
         parse_spec({**SMALLEST, "checkpoint": {"local": {"sizeLimit": "1Gi", "bandwidthLimit": "fast"}}})
 
 
+def test_each_tier_has_a_limit_in_flight_of_its_own() -> None:
+    tiers = {
+        "memory": {"sizeLimit": "1Gi"},
+        "peer": {"maxInFlight": 6},
+        "local": {"sizeLimit": "1Gi", "maxInFlight": 1},
+        "object": {"url": "s3://b", "maxInFlight": 64},
+    }
+    asked = parse_spec({**SMALLEST, "checkpoint": {"maxInFlight": 4, **tiers}})
+    assert manifests.settings(asked)["checkpoint"]["maxInFlight"] == 4
+    assert "maxInFlight" not in manifests.settings(parse_spec(SMALLEST))["checkpoint"]
+    told = asked.checkpoint
+    assert (told.peer_in_flight, told.local_in_flight) == (6, 1)
+    assert told.object_store is not None
+    assert told.object_store.max_in_flight == 64
+
+
+@pytest.mark.parametrize("value", [0, 65, "many", True, 1.5])
+@pytest.mark.parametrize("tier", ["", ".local", ".peer", ".object"])
+def test_a_limit_in_flight_that_is_none_is_refused_by_field_and_bounds(tier: str, value: object) -> None:
+    tiers = {"memory": {"sizeLimit": "1Gi"}, "local": {"sizeLimit": "1Gi"}, "peer": {}, "object": {"url": "s3://b"}}
+    given: Any = {**SMALLEST, "checkpoint": tiers}
+    (tiers[tier[1:]] if tier else given["checkpoint"])["maxInFlight"] = value
+    says = rf"spec\.checkpoint{tier}\.maxInFlight must be a whole number from 1 to 64, not "
+    with pytest.raises(UnreadableError, match=says):
+        parse_spec(given)
+
+
 def test_a_memory_tier_has_its_intervals_in_steps() -> None:
     asked = parse_spec({**SMALLEST, "checkpoint": {"memory": {"sizeLimit": "16Gi"}, "peer": {}}}).checkpoint
     assert (asked.memory, asked.memory_interval, asked.peer_interval) == ("16Gi", 1, 1)

@@ -278,6 +278,7 @@ def test_the_object_store_reaches_the_trainer_alone(observed: Observed) -> None:
         keep_last=5,
         retention="daily=7",
         bytes_per_second=1000,
+        max_in_flight=16,
     )
     manifest = pod(
         job, replace(spec, checkpoint=replace(spec.checkpoint, object_store=store)), WORKER, observed.platform
@@ -290,6 +291,7 @@ def test_the_object_store_reaches_the_trainer_alone(observed: Observed) -> None:
         "HOLDFAST_OBJECT_KEEP": "5",
         "HOLDFAST_OBJECT_RETENTION": "daily=7",
         "HOLDFAST_OBJECT_BYTES_PER_SECOND": "1000",
+        "HOLDFAST_OBJECT_IN_FLIGHT": "16",
     }
     assert trainer(manifest)["envFrom"] == [{"secretRef": {"name": "writer"}}]
     assert "OBJECT" not in json.dumps(manifest["spec"]["initContainers"])
@@ -302,7 +304,10 @@ def test_the_local_tier_is_a_volume_on_the_nodes_disk_with_its_limit(observed: O
     spec = observed.job.spec
     assert spec is not None
     asked = replace(
-        spec, checkpoint=replace(spec.checkpoint, local="40Gi", local_interval=25, local_bytes_per_second=3000)
+        spec,
+        checkpoint=replace(
+            spec.checkpoint, local="40Gi", local_interval=25, local_bytes_per_second=3000, local_in_flight=3
+        ),
     )
     manifest = pod(observed.job, asked, WORKER, observed.platform)
     volumes = {volume["name"]: volume for volume in manifest["spec"]["volumes"]}
@@ -312,6 +317,7 @@ def test_the_local_tier_is_a_volume_on_the_nodes_disk_with_its_limit(observed: O
     given = {entry["name"]: entry.get("value") for entry in trainer(manifest)["env"]}
     assert given["HOLDFAST_LOCAL_TIER"] == "/var/run/holdfast-local:40Gi"
     assert given["HOLDFAST_LOCAL_BYTES_PER_SECOND"] == "3000"
+    assert given["HOLDFAST_LOCAL_IN_FLIGHT"] == "3"
     assert given["HOLDFAST_LOCAL_INTERVAL"] == "25"
     without = json.dumps(pod(observed.job, spec, WORKER, observed.platform))
     assert "holdfast-local" not in without
@@ -324,7 +330,12 @@ def test_the_memory_tier_is_a_volume_of_its_own_with_its_limit(observed: Observe
     asked = replace(
         spec,
         checkpoint=replace(
-            spec.checkpoint, memory="4Gi", memory_interval=2, peer_interval=4, peer_bytes_per_second=2000
+            spec.checkpoint,
+            memory="4Gi",
+            memory_interval=2,
+            peer_interval=4,
+            peer_bytes_per_second=2000,
+            peer_in_flight=6,
         ),
     )
     manifest = pod(observed.job, asked, WORKER, observed.platform)
@@ -334,4 +345,5 @@ def test_the_memory_tier_is_a_volume_of_its_own_with_its_limit(observed: Observe
     assert given["HOLDFAST_MEMORY_TIER"] == "/var/run/holdfast-memory:4Gi"
     assert (given["HOLDFAST_MEMORY_INTERVAL"], given["HOLDFAST_PEER_INTERVAL"]) == ("2", "4")
     assert given["HOLDFAST_PEER_BYTES_PER_SECOND"] == "2000"
+    assert given["HOLDFAST_PEER_IN_FLIGHT"] == "6"
     assert "holdfast-memory" not in json.dumps(pod(observed.job, spec, WORKER, observed.platform))

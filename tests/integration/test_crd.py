@@ -350,6 +350,12 @@ BAD: list[tuple[str, list[tuple[str, Any]], str]] = [
     ("an object store without a URL", [(VOLUME, "c"), (OBJECT, {})], "object.url: Required value"),
     ("a URL without a scheme", [(VOLUME, "c"), (OBJECT, {"url": "bucket/prefix"})], "should match"),
     ("credentials in a URL", [(VOLUME, "c"), (OBJECT, {"url": "s3://key:secret@b/p"})], "should match"),
+    ("nothing in flight", [("spec.checkpoint.maxInFlight", 0)], "greater than or equal to 1"),
+    (
+        "too much in flight",
+        [(VOLUME, "c"), (OBJECT, {"url": "s3://b", "maxInFlight": 65})],
+        "less than or equal to 64",
+    ),
     ("a limit without bytes", [(VOLUME, "c"), (OBJECT, {"url": "s3://b", "bandwidthLimit": "0"})], "should match"),
     (
         "no day of copies kept",

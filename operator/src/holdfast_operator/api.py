@@ -113,6 +113,7 @@ class ObjectSpec:
     keep_last: int = 3
     retention: str = ""  # as CheckpointSpec has it
     bytes_per_second: int | None = None
+    max_in_flight: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +137,10 @@ class CheckpointSpec:
     bytes_per_second: int | None = None
     peer_bytes_per_second: int | None = None
     local_bytes_per_second: int | None = None
+    # Of each rank at once: writes to the volume and to its node's disk, reads from one other node's memory.
+    max_in_flight: int | None = None
+    local_in_flight: int | None = None
+    peer_in_flight: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -408,12 +413,21 @@ def _checkpoint(value: Json) -> CheckpointSpec:
         bytes_per_second=_bandwidth(value, "spec.checkpoint"),
         peer_bytes_per_second=None if peer is None else _bandwidth(peer, "spec.checkpoint.peer"),
         local_bytes_per_second=_bandwidth(local, "spec.checkpoint.local"),
+        max_in_flight=_in_flight(value, "spec.checkpoint"),
+        local_in_flight=_in_flight(local, "spec.checkpoint.local"),
+        peer_in_flight=None if peer is None else _in_flight(peer, "spec.checkpoint.peer"),
     )
 
 
 def _bandwidth(value: Json, path: str) -> int | None:
     limit = value.get("bandwidthLimit")
     return None if limit is None else _bytes(str(limit), f"{path}.bandwidthLimit")
+
+
+def _in_flight(value: Json, path: str) -> int | None:
+    if value.get("maxInFlight") is None:
+        return None
+    return _integer(value, "maxInFlight", path, 1, minimum=1, maximum=c.MOST_IN_FLIGHT)
 
 
 def _rules(retention: Json, path: str) -> str:
@@ -450,6 +464,7 @@ def _object_store(given: Any) -> ObjectSpec:
         keep_last=_integer(retention, "keepLast", f"{path}.retention", 3, minimum=1),
         retention=_rules(retention, f"{path}.retention"),
         bytes_per_second=_bandwidth(value, path),
+        max_in_flight=_in_flight(value, path),
     )
 
 

@@ -281,6 +281,8 @@ WAIT = "Wait"
 RESUME_ALWAYS = "Always"
 # Rules of retention, in launchers' words, and the fields that ask for them.
 RETENTION_RULES = {"hours": "keepHours", "daily": "keepDaily", "weekly": "keepWeekly", "every": "keepEvery"}
+# Writes, parts or connections of a tier at once.
+MOST_IN_FLIGHT = 64
 BEST_MIN, BEST_MAX = "Min", "Max"
 MEMORY_TIER = "memory"
 LOCAL_TIER = "local"

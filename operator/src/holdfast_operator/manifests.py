@@ -296,6 +296,8 @@ def _object_env(job: Job, spec: JobSpec) -> list[Manifest]:
         env.append(_value("HOLDFAST_OBJECT_RETENTION", store.retention))
     if store.bytes_per_second is not None:
         env.append(_value("HOLDFAST_OBJECT_BYTES_PER_SECOND", str(store.bytes_per_second)))
+    if store.max_in_flight is not None:
+        env.append(_value("HOLDFAST_OBJECT_IN_FLIGHT", str(store.max_in_flight)))
     return env
 
 
@@ -360,6 +362,8 @@ def _memory_env(spec: JobSpec) -> list[Manifest]:
         env.append(_value("HOLDFAST_PEER_INTERVAL", str(asked.peer_interval)))
     if asked.peer_bytes_per_second is not None:
         env.append(_value("HOLDFAST_PEER_BYTES_PER_SECOND", str(asked.peer_bytes_per_second)))
+    if asked.peer_in_flight is not None:
+        env.append(_value("HOLDFAST_PEER_IN_FLIGHT", str(asked.peer_in_flight)))
     return env
 
 
@@ -373,6 +377,8 @@ def _local_env(spec: JobSpec) -> list[Manifest]:
     ]
     if asked.local_bytes_per_second is not None:
         env.append(_value("HOLDFAST_LOCAL_BYTES_PER_SECOND", str(asked.local_bytes_per_second)))
+    if asked.local_in_flight is not None:
+        env.append(_value("HOLDFAST_LOCAL_IN_FLIGHT", str(asked.local_in_flight)))
     return env
 
 
@@ -502,6 +508,7 @@ def settings(spec: JobSpec) -> Manifest:
             **({"deltaThreshold": spec.checkpoint.delta_threshold} if spec.checkpoint.delta_threshold else {}),
             **({"retention": spec.checkpoint.retention} if spec.checkpoint.retention else {}),
             **({"bytesPerSecond": spec.checkpoint.bytes_per_second} if spec.checkpoint.bytes_per_second else {}),
+            **({"maxInFlight": spec.checkpoint.max_in_flight} if spec.checkpoint.max_in_flight else {}),
             "resume": spec.checkpoint.resume,
             "deadlineSeconds": float(spec.drain_seconds),
         },

@@ -43,12 +43,16 @@ def items(value: Any, path: str) -> list[Any]:
     return value
 
 
-def integer(value: Json, key: str, path: str, default: int | None = None, *, minimum: int) -> int:
-    """A whole number of at least ``minimum``."""
+def integer(
+    value: Json, key: str, path: str, default: int | None = None, *, minimum: int, maximum: int | None = None
+) -> int:
+    """A whole number of at least ``minimum``, and at most ``maximum``."""
     found = value.get(key, default)
-    if not isinstance(found, int) or isinstance(found, bool) or found < minimum:
-        raise UnreadableError(f"{path}.{key} must be a whole number of at least {minimum}, not {found!r}")
-    return found
+    whole = isinstance(found, int) and not isinstance(found, bool)
+    if not whole or found < minimum or (maximum is not None and found > maximum):
+        bounds = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+        raise UnreadableError(f"{path}.{key} must be a whole number {bounds}, not {found!r}")
+    return int(found)
 
 
 def number(value: Json, key: str, path: str, default: float, *, maximum: float) -> float:

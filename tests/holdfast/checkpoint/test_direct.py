@@ -18,6 +18,7 @@ from holdfast.checkpoint.arena import anonymous
 from holdfast.checkpoint.direct import aligned, write_image
 from holdfast.checkpoint.filling import Filling
 from holdfast.checkpoint.manifest import CHUNK_BYTES, FileRecord
+from holdfast.checkpoint.pace import Pace
 from holdfast.checkpoint.pages import address_of
 from holdfast.errors import CheckpointError, PeerLostError
 
@@ -85,6 +86,30 @@ def test_what_the_disk_refuses_is_an_error_that_names_the_file(
     with pytest.raises(OSError, match="rank-3") as raised:
         write_image(tmp_path / "rank-3", image_of(2 * CHUNK_BYTES + 1), 2 * CHUNK_BYTES + 1)
     assert raised.value.errno == trouble
+
+
+@pytest.mark.parametrize("writers", [1, 2, 4])
+def test_as_many_writes_are_under_way_at_once_as_are_asked_for_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writers: int
+) -> None:
+    pwrite, all_there, now, most = os.pwrite, threading.Barrier(writers), [0], [0]
+    lock = threading.Lock()
+
+    def counted(fd: int, data: Any, offset: int) -> int:
+        with lock:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+        all_there.wait(timeout=240)
+        with lock:
+            now[0] -= 1
+        return pwrite(fd, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", counted)
+    nbytes = 4 * CHUNK_BYTES
+    image = image_of(nbytes)
+    record = write_image(tmp_path / "file", image, nbytes, pace=Pace(None, writers))
+    assert holds(tmp_path / "file", image, record)
+    assert most == [writers]
 
 
 def test_a_process_forked_meanwhile_neither_shares_the_memory_nor_harms_it(tmp_path: Path) -> None:

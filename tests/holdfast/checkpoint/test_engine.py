@@ -446,7 +446,7 @@ def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     shutil.copytree(tmp_path / "shared", tmp_path / "copies")
     times = [0]
 
-    def opened(url: str) -> FolderStore:
+    def opened(url: str, **_: object) -> FolderStore:
         times[0] -= 1
         if times[0] >= 0:
             raise UnavailableError("no network", cause="Network")

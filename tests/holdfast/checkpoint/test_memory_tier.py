@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -500,6 +501,29 @@ def test_a_neighbour_that_falls_silent_fails_no_training_once_the_attempt_is_ove
     with pytest.raises(PeerLostError):
         peer.ask({"op": "list", "jobs": None})
     silent.close()
+
+
+@pytest.mark.parametrize("asked", [1, 3])
+def test_a_rank_asks_one_other_node_for_no_more_at_once_than_it_is_let(
+    nodes: Callable[..., Nodes], world: Callable[..., list[Any]], asked: int
+) -> None:
+    made = nodes("ab", in_flight=asked)
+    world(2, lambda exchange: saves(made.tier(exchange), exchange.rank, 1))
+    (there,) = made.tiers["a"]._peers.values()
+    now, most, lock, all_there = [0], [0], threading.Lock(), threading.Barrier(asked)
+
+    def count(wire: Any) -> None:
+        with lock:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+        all_there.wait(timeout=240)
+        with lock:
+            now[0] -= 1
+
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(lambda _: there.ask({"op": "list", "jobs": None}, count), range(6)))
+    assert len(answers) == 6
+    assert most == [asked]
 
 
 def test_who_lacks_the_key_reads_nothing(nodes: Callable[..., Nodes]) -> None:

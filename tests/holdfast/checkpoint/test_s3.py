@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Barrier, Lock
 from typing import Any
 
 import pytest
@@ -277,6 +278,32 @@ def test_an_interrupted_upload_goes_on_from_its_parts(
 
 
 @pytest.mark.integration
+@pytest.mark.parametrize("asked", [1, 3])
+def test_no_more_parts_are_on_their_way_at_once_than_are_asked_for(
+    s3_settings: S3Settings, monkeypatch: pytest.MonkeyPatch, asked: int
+) -> None:
+    call, now, most, lock = S3Bucket.call, [0], [0], Lock()
+    all_there = Barrier(asked)
+
+    def counted(bucket: S3Bucket, operation: str, key: str, **arguments: Any) -> Any:
+        if operation != "upload_part":
+            return call(bucket, operation, key, **arguments)
+        with lock:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+        all_there.wait(timeout=240)
+        with lock:
+            now[0] -= 1
+        return call(bucket, operation, key, **arguments)
+
+    monkeypatch.setattr(S3Bucket, "call", counted)
+    bucket = S3Bucket(replace(s3_settings, in_flight=asked))
+    block = memoryview(bytes(bucket.part_bytes))
+    bucket.upload("large", [block] * 6)
+    assert most == [asked]
+    assert ObjectStore(bucket).readers == asked, "a restore asks for as many"
+
+
 def test_without_awscrt_the_server_compares_sha256(
     made: Made, s3_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

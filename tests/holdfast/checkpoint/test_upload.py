@@ -74,8 +74,13 @@ def test_after_a_failure_it_waits_longer_and_longer_to_a_bound() -> None:
 
 def test_settings_travel_whole_with_their_rules() -> None:
     rules = Rules.parse("hours=6,daily=7,best=loss:min:2")
-    asked = UploadSettings(url="s3://bucket", keep_last=5, rules=rules, bytes_per_second=10.0)
+    asked = UploadSettings(url="s3://bucket", keep_last=5, rules=rules, bytes_per_second=10.0, in_flight=4)
     assert UploadSettings.from_json(json.loads(json.dumps(asked.to_json()))) == asked
+
+
+def test_a_store_is_opened_with_the_limit_in_flight_that_was_asked_for() -> None:
+    assert open_store(f"memory://{uuid4().hex}", in_flight=3).readers == 3
+    assert open_store(f"memory://{uuid4().hex}").readers == 8
 
 
 @pytest.fixture
@@ -348,7 +353,7 @@ def test_settings_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
 def test_a_copy_out_of_reach_is_left_out_only_where_there_are_other_commits(
     source: FolderStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def out_of_reach(url: str) -> Any:
+    def out_of_reach(url: str, **_: Any) -> Any:
         raise UnavailableError("the store cannot be reached", cause="Network")
 
     monkeypatch.setattr(fallback, "open_store", out_of_reach)

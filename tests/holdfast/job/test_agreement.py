@@ -90,6 +90,7 @@ def test_arguments_win_over_the_environment_which_wins_over_defaults() -> None:
         "HOLDFAST_CHECKPOINT_DELTA_THRESHOLD": "1e-5",
         "HOLDFAST_CHECKPOINT_RETENTION": "daily=7",
         "HOLDFAST_CHECKPOINT_BYTES_PER_SECOND": "1000",
+        "HOLDFAST_CHECKPOINT_IN_FLIGHT": "4",
     }
     config = effective(read_environment(environ), keep_last=2)
     assert config.described() == {
@@ -100,8 +101,18 @@ def test_arguments_win_over_the_environment_which_wins_over_defaults() -> None:
         "delta_threshold": "1e-05 (environment)",
         "retention": "daily=7 (environment)",
         "bytes_per_second": "1000 (environment)",
+        "max_in_flight": "4 (environment)",
         "resume": "Always (default)",
     }
+
+
+@pytest.mark.parametrize("tier", ["CHECKPOINT", "LOCAL", "PEER", "OBJECT"])
+def test_a_limit_in_flight_is_refused_by_name_and_bounds(tier: str) -> None:
+    for value in ("0", "65"):
+        with pytest.raises(UsageError, match=f"HOLDFAST_{tier}_IN_FLIGHT is {value}: give 1 to 64"):
+            read_environment({f"HOLDFAST_{tier}_IN_FLIGHT": value})
+    with pytest.raises(UsageError, match="max_in_flight is 0: give 1 to 64"):
+        effective(read_environment({}), max_in_flight=0)
 
 
 def test_a_limit_of_no_bytes_is_refused_by_name() -> None:

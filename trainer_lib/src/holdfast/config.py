@@ -10,9 +10,10 @@ from typing import Any, Final
 
 from holdfast.checkpoint import sparse
 from holdfast.checkpoint.fencing import Resume
+from holdfast.checkpoint.pace import WRITERS
 from holdfast.checkpoint.retention import Rules
 from holdfast.constants import MOST_FULL_EVERY
-from holdfast.environment import Environment
+from holdfast.environment import Environment, checked_in_flight
 from holdfast.errors import UsageError
 
 _DURATION: Final = re.compile(r"([1-9]\d*)(s|m|h)?", re.ASCII)
@@ -64,6 +65,7 @@ class JobConfig:
     delta_threshold: float
     retention: Rules
     bytes_per_second: int | None
+    max_in_flight: int
     resume: Resume
     sources: Mapping[str, str]
 
@@ -77,6 +79,7 @@ class JobConfig:
             "delta_threshold": self.delta_threshold,
             "retention": str(self.retention) or "none",
             "bytes_per_second": self.bytes_per_second or "none",
+            "max_in_flight": self.max_in_flight,
             "resume": str(self.resume),
         }
         return {name: f"{value} ({self.sources[name]})" for name, value in values.items()}
@@ -91,6 +94,7 @@ def effective(
     full_every: int | None = None,
     delta_threshold: float | None = None,
     retention: str | None = None,
+    max_in_flight: int | None = None,
     resume: str | None = None,
 ) -> JobConfig:
     """Choose each value; UsageError says what cannot be."""
@@ -120,6 +124,12 @@ def effective(
         delta_threshold=checked_threshold(float(threshold), full),
         retention=Rules.parse(str(pick("retention", retention, environment.checkpoint_retention, ""))),
         bytes_per_second=pick("bytes_per_second", None, environment.checkpoint_bytes_per_second, None),
+        max_in_flight=pick(
+            "max_in_flight",
+            checked_in_flight(max_in_flight, "max_in_flight"),
+            environment.checkpoint_in_flight,
+            WRITERS,
+        ),
         resume=_resume(str(pick("resume", resume, environment.resume, Resume.ALWAYS))),
         sources=sources,
     )

@@ -36,6 +36,7 @@ class Environment:
     object_keep: int | None
     object_retention: str
     object_bytes_per_second: float | None
+    object_in_flight: int | None
     preflight_free_bytes: int | None
     preflight_write_bytes: int | None
     preflight_object: bool
@@ -43,10 +44,12 @@ class Environment:
     local_tier: str
     local_interval: int | None
     local_bytes: int | None
+    local_in_flight: int | None
     memory_tier: str
     memory_interval: int | None
     peer_interval: int | None
     peer_bytes: int | None
+    peer_in_flight: int | None
     # A rank process.
     agent_socket: Path | None
     slot: int | None
@@ -62,6 +65,7 @@ class Environment:
     checkpoint_delta_threshold: float | None
     checkpoint_retention: str
     checkpoint_bytes_per_second: int | None
+    checkpoint_in_flight: int | None
     resume: str
     rank: int
     local_rank: int
@@ -116,6 +120,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         object_keep=_optional_int(source, c.ENV_OBJECT_KEEP),
         object_retention=source.get(c.ENV_OBJECT_RETENTION, ""),
         object_bytes_per_second=_float(source, c.ENV_OBJECT_BANDWIDTH, 0.0) or None,
+        object_in_flight=_in_flight(source, c.ENV_OBJECT_IN_FLIGHT),
         preflight_free_bytes=_optional_int(source, c.ENV_PREFLIGHT_FREE_BYTES),
         preflight_write_bytes=_optional_int(source, c.ENV_PREFLIGHT_WRITE_BYTES),
         preflight_object=bool(source.get(c.ENV_PREFLIGHT_OBJECT)),
@@ -123,10 +128,12 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         local_tier=source.get(c.ENV_LOCAL_TIER, ""),
         local_interval=_optional_int(source, c.ENV_LOCAL_INTERVAL),
         local_bytes=_positive(source, c.ENV_LOCAL_BYTES),
+        local_in_flight=_in_flight(source, c.ENV_LOCAL_IN_FLIGHT),
         memory_tier=source.get(c.ENV_MEMORY_TIER, ""),
         memory_interval=_optional_int(source, c.ENV_MEMORY_INTERVAL),
         peer_interval=_optional_int(source, c.ENV_PEER_INTERVAL),
         peer_bytes=_positive(source, c.ENV_PEER_BYTES),
+        peer_in_flight=_in_flight(source, c.ENV_PEER_IN_FLIGHT),
         agent_socket=_path(source, c.ENV_AGENT_SOCKET),
         slot=_optional_int(source, c.ENV_SLOT),
         standby=bool(source.get(c.ENV_STANDBY)),
@@ -141,6 +148,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         checkpoint_delta_threshold=_optional_float(source, c.ENV_CHECKPOINT_DELTA_THRESHOLD),
         checkpoint_retention=source.get(c.ENV_CHECKPOINT_RETENTION, ""),
         checkpoint_bytes_per_second=_positive(source, c.ENV_CHECKPOINT_BANDWIDTH),
+        checkpoint_in_flight=_in_flight(source, c.ENV_CHECKPOINT_IN_FLIGHT),
         resume=source.get(c.ENV_RESUME, ""),
         rank=_optional_int(source, "RANK") or 0,
         local_rank=_optional_int(source, "LOCAL_RANK") or 0,
@@ -191,6 +199,17 @@ def _positive(source: Mapping[str, str], name: str) -> int | None:
     if value is not None and value < 1:
         raise UsageError(f"{name} is {value}: give bytes a second, 1 or more, or unset it for no limit")
     return value
+
+
+def checked_in_flight(value: int | None, name: str) -> int | None:
+    """How many at once; UsageError says what can be given."""
+    if value is not None and not 1 <= value <= c.MOST_IN_FLIGHT:
+        raise UsageError(f"{name} is {value}: give 1 to {c.MOST_IN_FLIGHT}, or leave it out for the default")
+    return value
+
+
+def _in_flight(source: Mapping[str, str], name: str) -> int | None:
+    return checked_in_flight(_optional_int(source, name), name)
 
 
 def _optional_float(source: Mapping[str, str], name: str) -> float | None:

@@ -40,6 +40,7 @@ def init(
     full_every: int | None = None,
     delta_threshold: float | None = None,
     retention: str | None = None,
+    max_in_flight: int | None = None,
     resume: str | None = None,
 ) -> Job:
     """Join the job that the launcher runs; a script started by hand is a world of one.
@@ -57,6 +58,7 @@ def init(
         full_every=full_every,
         delta_threshold=delta_threshold,
         retention=retention,
+        max_in_flight=max_in_flight,
         resume=resume,
     )
     context = _configure_log(environment)
@@ -66,7 +68,7 @@ def init(
     job = Job(
         agent=agent,
         config=config,
-        engine=_engine(config, agent, environment.object_url if environment.agent_socket else ""),
+        engine=_engine(config, agent, environment),
         meter=Meter(*(listener for listener in listeners if listener is not None)),
         ledger=ledger,
         device=_device,
@@ -118,7 +120,7 @@ def _connect(environment: Environment) -> Agent:
     return NoAgent(first)
 
 
-def _engine(config: JobConfig, agent: Agent, copies: str) -> Engine | None:
+def _engine(config: JobConfig, agent: Agent, environment: Environment) -> Engine | None:
     if config.checkpoint_dir is None:
         return None
 
@@ -131,11 +133,13 @@ def _engine(config: JobConfig, agent: Agent, copies: str) -> Engine | None:
         full_every=config.full_every,
         delta_threshold=config.delta_threshold,
         bytes_per_second=config.bytes_per_second,
+        max_in_flight=config.max_in_flight,
         rules=config.retention,
         resume=config.resume,
         on_foreign=report,
         arena=Arena(PinnedMemory() if torch.cuda.is_available() else anonymous),
-        copies=copies,
+        copies=environment.object_url if environment.agent_socket else "",
+        copies_in_flight=environment.object_in_flight,
     )
 
 

@@ -29,8 +29,6 @@ from holdfast.errors import CheckpointError
 
 # Of file offsets, lengths and memory, for O_DIRECT: the page, which is at least every disk's block.
 ALIGNMENT: Final = 4096
-# Two keep the disk busy; more were no faster.
-WRITERS: Final = 2
 # Of what is digested at a time, for the chunk and then for the file: the second time it comes from the core's cache.
 BLOCK_BYTES: Final = 1 << 20
 # Threads that write and digest leave the processors to those that train.
@@ -114,9 +112,10 @@ class _Writer:
         os.close(self._fd)
 
     def _side_by_side(self, begins: range) -> FileRecord:
-        with Pool(WRITERS, "holdfast-writer", step_back) as pool:
+        writers = self._pace.writers
+        with Pool(writers, "holdfast-writer", step_back) as pool:
             # One follows the copy: two would hold it up, and gain nothing.
-            waits = [pool.submit(self._filled, begins[-1]) for _ in range(WRITERS - 1)]
+            waits = [pool.submit(self._filled, begins[-1]) for _ in range(writers - 1)]
             writes = [pool.submit(self._write, begin) for begin in begins]
             try:
                 record = self._digest(begins)

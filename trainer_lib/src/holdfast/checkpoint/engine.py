@@ -26,7 +26,7 @@ from holdfast.checkpoint.exchange import Alone, Exchange, lead
 from holdfast.checkpoint.local import LocalSettings, LocalTier
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.near import MemorySettings, MemoryTier, Terms, tier_of
-from holdfast.checkpoint.pace import UNHINDERED, Pace
+from holdfast.checkpoint.pace import UNHINDERED, WRITERS, Pace
 from holdfast.checkpoint.planning import Planner
 from holdfast.checkpoint.reader import Restored, Select, newest, none_whole, restore
 from holdfast.checkpoint.saving import Saving
@@ -140,10 +140,12 @@ class Engine:
         full_every: int = 1,
         delta_threshold: float = 0.0,
         bytes_per_second: int | None = None,
+        max_in_flight: int = WRITERS,
+        copies_in_flight: int | None = None,
     ) -> None:
         self._root = root
         shared = FolderStore(root)
-        self._copies = FallbackStore(copies, shared) if copies else None
+        self._copies = FallbackStore(copies, shared, in_flight=copies_in_flight) if copies else None
         self._where: tuple[Store, ...] = (shared,) if self._copies is None else (shared, self._copies)
         self._keep_last = keep_last
         self._rules = rules
@@ -162,7 +164,7 @@ class Engine:
         self._aside: Callable[[int], Exchange] | None = None
         self._check = _nothing
         self._full_every, self._delta_threshold = full_every, delta_threshold
-        self._bytes_per_second, self._pace = bytes_per_second, UNHINDERED
+        self._bytes_per_second, self._max_in_flight, self._pace = bytes_per_second, max_in_flight, UNHINDERED
         self._chain: Chain | None = None  # of the attempt: an older one's save may still be on its way
         self._memory: MemoryTier | None = None
         self._local: LocalTier | None = None
@@ -237,7 +239,7 @@ class Engine:
         if local is None:
             raise CheckpointError("there is no local tier")
         called = time.monotonic()
-        staged, exchange = self._staged(snapshot, local.bytes_per_second)
+        staged, exchange = self._staged(snapshot, local.pace())
         terms, check = self._terms(), self._check
         saves = _Save(staged, lambda: local.commit(staged, exchange, terms, check=check), told, called=called)
         self._saving = Saving(saves.commit)
@@ -391,7 +393,8 @@ class Engine:
     def _planned(self, snapshot: Snapshot, told: Callable[[SaveResult], None], *, spare: bool = False) -> _Save:
         called = time.monotonic()
         total = self._bytes_per_second
-        staged, exchange = self._staged(snapshot, total and total / self._exchange.size)
+        pace = Pace(total and total / self._exchange.size, self._max_in_flight)
+        staged, exchange = self._staged(snapshot, pace)
         owned = staged.snapshot
         chain, attempt, check = self._chain, self._attempt, self._check
 
@@ -410,7 +413,7 @@ class Engine:
 
         return _Save(staged, commits, ended, called=called)
 
-    def _staged(self, snapshot: Snapshot, bytes_per_second: float | None) -> tuple[Staged, Exchange]:
+    def _staged(self, snapshot: Snapshot, pace: Pace) -> tuple[Staged, Exchange]:
         """Room for this rank's share, once the last save has left it, and over what ranks exchange for this one."""
         if self._saving is not None:
             self._saving.settle(self._check)
@@ -418,8 +421,8 @@ class Engine:
         self._saves += 1
         exchange = self._exchange if self._aside is None else self._aside(self._saves)
         staged = plan(owned, self._arena, self._planner, rank=exchange.rank, size=exchange.size)
-        self._pace = Pace(bytes_per_second)
-        return replace(staged, pace=self._pace), exchange
+        self._pace = pace
+        return replace(staged, pace=pace), exchange
 
     def _owned(self, snapshot: Snapshot) -> Snapshot:
         return replace(

@@ -31,6 +31,7 @@ from holdfast.checkpoint.files import encode_json, sync_folder
 from holdfast.checkpoint.manifest import LARGEST, decode, encode
 from holdfast.checkpoint.names import CommitName, parse_commit
 from holdfast.checkpoint.near import Terms
+from holdfast.checkpoint.pace import WRITERS, Pace
 from holdfast.checkpoint.slices import LEAST_BYTES
 from holdfast.checkpoint.stores import Store
 from holdfast.checkpoint.stores.local import LocalStore, own_folder, own_folders
@@ -56,6 +57,7 @@ class LocalSettings:
     per_second: int | None
     me: Neighbour
     key: bytes
+    in_flight: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As it travels over the agent socket, which only this user can read."""
@@ -66,6 +68,7 @@ class LocalSettings:
             "perSecond": self.per_second,
             "me": self.me.to_json(),
             "key": self.key.hex(),
+            "inFlight": self.in_flight,
         }
 
     @classmethod
@@ -81,6 +84,7 @@ class LocalSettings:
                 per_second=value["perSecond"],
                 me=Neighbour.from_json(value["me"]),
                 key=bytes.fromhex(value["key"]),
+                in_flight=value.get("inFlight"),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DocumentError(f"not a local tier: {error!r}") from error
@@ -205,10 +209,9 @@ class LocalTier:
         self._local_rank = local_rank
         self._known: dict[Path, Held] = {}
 
-    @property
-    def bytes_per_second(self) -> int | None:
-        """The most that this rank may write."""
-        return self._settings.per_second
+    def pace(self) -> Pace:
+        """How fast this rank may write its next part, and how much at once."""
+        return Pace(self._settings.per_second, self._settings.in_flight or WRITERS)
 
     def due_at(self, step: int) -> bool:
         """Whether every rank is to commit this step here, or the first one after it that it can."""

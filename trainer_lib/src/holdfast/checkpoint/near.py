@@ -37,7 +37,7 @@ from holdfast.checkpoint.shard import LEAST_CUT_BYTES, Piece, ShardPlan, TensorS
 from holdfast.checkpoint.stores import Store
 from holdfast.checkpoint.stores import peer as peers
 from holdfast.checkpoint.stores.memory import MemoryStore
-from holdfast.checkpoint.stores.peer import Copy, Neighbour, Peer, PeerStore, room_for, successor
+from holdfast.checkpoint.stores.peer import STREAMS, Copy, Neighbour, Peer, PeerStore, room_for, successor
 from holdfast.checkpoint.stores.slots import Digests, SlotSet, SlotWriter
 from holdfast.checkpoint.writer import SaveResult, Snapshot, manifest_with, records_of
 from holdfast.constants import LOCAL_TIER, MEMORY_TIER, PEER_TIER
@@ -62,6 +62,7 @@ class MemorySettings:
     per_second: int | None
     me: Neighbour
     key: bytes
+    in_flight: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As it travels over the agent socket, which only this user can read."""
@@ -73,6 +74,7 @@ class MemorySettings:
             "perSecond": self.per_second,
             "me": self.me.to_json(),
             "key": self.key.hex(),
+            "inFlight": self.in_flight,
         }
 
     @classmethod
@@ -89,6 +91,7 @@ class MemorySettings:
                 per_second=value["perSecond"],
                 me=Neighbour.from_json(value["me"]),
                 key=bytes.fromhex(value["key"]),
+                in_flight=value.get("inFlight"),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DocumentError(f"not a memory tier: {error!r}") from error
@@ -157,7 +160,8 @@ class MemoryTier:
         me = self._settings.me
         for peer in self._peers.values():
             peer.close()
-        self._peers = {one: Peer(one, self._settings.key, check) for one in sorted(members - {me})}
+        at_once = settings.in_flight or STREAMS
+        self._peers = {one: Peer(one, settings.key, check, at_once) for one in sorted(members - {me})}
         self._target = None if self._settings.peer_interval is None else successor(members, me)
         self._looked, self._chunks, self._told, self._located = False, {}, None, None
         self._newest = self._copied = None

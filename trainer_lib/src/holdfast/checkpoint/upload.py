@@ -53,6 +53,7 @@ class UploadSettings:
     keep_last: int = 3
     rules: retention.Rules = _NO_RULES
     bytes_per_second: float | None = None
+    in_flight: int | None = None
 
     def __post_init__(self) -> None:
         standing = self.bytes_per_second is not None and self.bytes_per_second <= 0

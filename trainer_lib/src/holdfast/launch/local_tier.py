@@ -37,6 +37,7 @@ class LocalHost(TierHost):
             limit=options.limit,
             interval=options.interval,
             per_second=options.per_second,
+            in_flight=options.in_flight,
             me=me,
             key=key,
         ).to_json()

@@ -20,6 +20,8 @@ class TierOptions:
     interval: int = 1
     per_second: int | None = None
     """Most bytes that each rank writes there, or sends on from there."""
+    in_flight: int | None = None
+    """Most writes of each rank at once, or of memory, most reads from one other node."""
 
     @classmethod
     def parse(cls, text: str) -> Self:

@@ -41,6 +41,7 @@ class MemoryHost(TierHost):
             interval=options.interval,
             peer_interval=options.peer_interval,
             per_second=options.per_second,
+            in_flight=options.in_flight,
             me=me,
             key=key,
         ).to_json()

@@ -174,6 +174,7 @@ def _own(membership: Membership, run_dir: Path, slot: int) -> dict[str, str]:
         c.ENV_CHECKPOINT_DELTA_THRESHOLD: str(checkpoint.get("deltaThreshold", "")),
         c.ENV_CHECKPOINT_RETENTION: str(checkpoint.get("retention", "")),
         c.ENV_CHECKPOINT_BANDWIDTH: str(checkpoint.get("bytesPerSecond", "")),
+        c.ENV_CHECKPOINT_IN_FLIGHT: str(checkpoint.get("maxInFlight", "")),
         c.ENV_RESUME: str(checkpoint.get("resume", "")),
     }
     return {name: value for name, value in values.items() if value}

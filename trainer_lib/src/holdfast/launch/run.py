@@ -113,6 +113,7 @@ def _upload(options: RunOptions, environment: Environment) -> UploadSettings | N
         keep_last=environment.object_keep or options.checkpoint_keep,
         rules=Rules.parse(environment.object_retention or options.checkpoint_retention),
         bytes_per_second=environment.object_bytes_per_second,
+        in_flight=environment.object_in_flight,
     )
 
 
@@ -161,7 +162,13 @@ def _memory(options: RunOptions, environment: Environment) -> MemoryOptions | No
             f"--peer-interval {copies} is not a multiple of --memory-interval {interval}: only what is committed in "
             "memory is copied; use a multiple"
         )
-    return replace(parsed, interval=interval, peer_interval=copies, per_second=environment.peer_bytes)
+    return replace(
+        parsed,
+        interval=interval,
+        peer_interval=copies,
+        per_second=environment.peer_bytes,
+        in_flight=environment.peer_in_flight,
+    )
 
 
 def _local(options: RunOptions, environment: Environment) -> TierOptions | None:
@@ -173,7 +180,8 @@ def _local(options: RunOptions, environment: Environment) -> TierOptions | None:
     except ValueError as error:
         raise UsageError(f"{ENV_LOCAL_TIER}: {error}") from error
     interval = options.local_interval or environment.local_interval or DEFAULT_LOCAL_INTERVAL
-    return replace(parsed, interval=interval, per_second=environment.local_bytes)
+    per_second, in_flight = environment.local_bytes, environment.local_in_flight
+    return replace(parsed, interval=interval, per_second=per_second, in_flight=in_flight)
 
 
 def _temporary_dir() -> Path:

@@ -115,7 +115,7 @@ def main() -> int:
     order = json.loads(line.readline())
     settings = UploadSettings.from_json(order["settings"])
     try:
-        target = open_store(settings.url)
+        target = open_store(settings.url, in_flight=settings.in_flight)
     except HoldfastError as error:
         print(error, file=sys.stderr)
         return 1

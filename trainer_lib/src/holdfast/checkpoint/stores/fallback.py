@@ -26,8 +26,9 @@ Found = TypeVar("Found")
 class FallbackStore:
     """A store by its URL, opened when it is first asked, behind another that holds what counts."""
 
-    def __init__(self, url: str, first: Store) -> None:
+    def __init__(self, url: str, first: Store, *, in_flight: int | None = None) -> None:
         self._url = url
+        self._in_flight = in_flight
         self._first = first
         self._left_out = False
 
@@ -43,7 +44,7 @@ class FallbackStore:
 
     @cached_property
     def _inner(self) -> Store:
-        return open_store(self._url)
+        return open_store(self._url, in_flight=self._in_flight)
 
     @property
     def readers(self) -> int:

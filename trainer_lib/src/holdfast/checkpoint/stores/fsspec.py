@@ -15,16 +15,16 @@ from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
 from holdfast.checkpoint.manifest import CHUNK_BYTES
-from holdfast.checkpoint.stores.objects import ObjectStore, Stat, check_small
+from holdfast.checkpoint.stores.objects import IN_FLIGHT, ObjectStore, Stat, check_small
 from holdfast.checkpoint.stores.s3_errors import ADVICE, Kind
 from holdfast.errors import CheckpointError, DamagedError, UnavailableError, UsageError
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
-def fsspec_store(url: str) -> ObjectStore:
+def fsspec_store(url: str, in_flight: int = IN_FLIGHT) -> ObjectStore:
     """A store at any URL that fsspec knows."""
-    return ObjectStore(FsspecBucket(url))
+    return ObjectStore(FsspecBucket(url, in_flight))
 
 
 def without_credentials(url: str) -> str:
@@ -38,7 +38,8 @@ class FsspecBucket:
 
     part_bytes = 2 * CHUNK_BYTES
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, in_flight: int) -> None:
+        self.in_flight = in_flight
         self.url = without_credentials(url)
         self._fs, root = _file_system(url, self.url)
         self._root = root.rstrip("/")

@@ -36,7 +36,7 @@ _log = logging.getLogger("holdfast.checkpoint.objects")
 SHA256SUMS: Final = "SHA256SUMS"
 # Before them: what this commit will be.
 CONTENT: Final = "CONTENT"
-_LOOKS: Final = 8
+IN_FLIGHT: Final = 8
 # Of what is digested several times, so that only the first time waits for the memory.
 _IN_CACHE: Final = 256 << 10
 
@@ -62,6 +62,10 @@ class Bucket(Protocol):
     @property
     def part_bytes(self) -> int:
         """How much of a file is handled at once; a multiple of the digests' chunk."""
+
+    @property
+    def in_flight(self) -> int:
+        """How many parts may be on their way at once."""
 
     def folders(self, prefix: str) -> list[str]:
         """Names directly below a prefix that have something below them."""
@@ -263,7 +267,7 @@ class ObjectStore:
     @property
     def readers(self) -> int:
         """How many parts to ask for at once."""
-        return _LOOKS
+        return self._bucket.in_flight
 
     def rehearse(self, name: str) -> None:
         """List, write, read back and delete, as an upload and a restore would: nothing of it stays."""
@@ -280,7 +284,7 @@ class ObjectStore:
         """The names that have a manifest."""
         parsed = [parse_commit(name) for name in self._bucket.folders(self._prefix)]
         names = [name for name in parsed if name is not None and not name.staging]
-        there = _together(lambda name: _exists(self._bucket, self._key(name, MANIFEST)), names)
+        there = self._together(lambda name: _exists(self._bucket, self._key(name, MANIFEST)), names)
         return tuple(name for name, exists in zip(names, there, strict=True) if exists)
 
     def claims(self) -> tuple[Claim, ...]:
@@ -288,7 +292,7 @@ class ObjectStore:
         folder = f"{self._prefix}{CLAIMS}/"
         found = [(key, parse_claim(key.removeprefix(folder))) for key in self._bucket.keys(folder)]
         pairs = sorted((parsed[0], key) for key, parsed in found if parsed is not None and not parsed[1])
-        raw = _together(lambda entry: self._bucket.read(entry[1], claims.LARGEST), pairs)
+        raw = self._together(lambda entry: self._bucket.read(entry[1], claims.LARGEST), pairs)
         return tuple(
             parse_document(data, pair, f"{self._bucket.url}/{key}")
             for (pair, key), data in zip(pairs, raw, strict=True)
@@ -368,7 +372,6 @@ class ObjectStore:
         self._bucket.delete(first)
         self._bucket.delete([key for key in keys if key not in first])
 
-
-def _together(act: Callable[[Thing], Found], things: Sequence[Thing]) -> list[Found]:
-    with ThreadPoolExecutor(_LOOKS) as pool:
-        return list(pool.map(act, things))
+    def _together(self, act: Callable[[Thing], Found], things: Sequence[Thing]) -> list[Found]:
+        with ThreadPoolExecutor(self.readers) as pool:
+            return list(pool.map(act, things))

@@ -7,16 +7,17 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from holdfast.checkpoint.stores.folder import FolderStore
-from holdfast.checkpoint.stores.objects import ObjectStore
+from holdfast.checkpoint.stores.objects import IN_FLIGHT, ObjectStore
 from holdfast.errors import UsageError
 
 
-def open_store(url: str, *, attempts: int | None = None) -> FolderStore | ObjectStore:
+def open_store(url: str, *, attempts: int | None = None, in_flight: int | None = None) -> FolderStore | ObjectStore:
     """A folder (a path, or `file://`), a bucket (`s3://bucket/prefix`), or what fsspec has a scheme for.
 
-    `attempts` is how often a request to a bucket is made before it has failed.
+    `attempts` is how often a request to a bucket is made before it has failed; `in_flight` how many parts of files
+    may be on their way to a bucket, or from it, at once.
     """
-    parts = urlsplit(url)
+    parts, at_once = urlsplit(url), in_flight or IN_FLIGHT
     if "://" not in url:
         return _folder(url)
     if parts.scheme == "file":
@@ -27,10 +28,10 @@ def open_store(url: str, *, attempts: int | None = None) -> FolderStore | Object
         from holdfast.checkpoint.stores.s3 import S3Settings, s3_store
 
         settings = S3Settings.of_url(url)
-        return s3_store(settings if attempts is None else replace(settings, attempts=attempts))
+        return s3_store(replace(settings, attempts=attempts or settings.attempts, in_flight=at_once))
     from holdfast.checkpoint.stores.fsspec import fsspec_store
 
-    return fsspec_store(url)
+    return fsspec_store(url, at_once)
 
 
 def _folder(path: str) -> FolderStore:

@@ -36,7 +36,7 @@ from holdfast.worlds import Claim
 _log = logging.getLogger("holdfast.checkpoint.peer")
 
 # Connections to one neighbour at a time: while the bytes of one are verified, another's are on their way.
-_STREAMS: Final = 4
+STREAMS: Final = 4
 _OWNER: Final = re.compile(r"[a-z0-9-]{1,80}", re.ASCII)
 
 
@@ -79,12 +79,18 @@ def successor(members: Iterable[Neighbour], me: Neighbour) -> Neighbour | None:
 class Peer:
     """Connections to a neighbour, opened when they are needed and again after they broke. Any thread may ask."""
 
-    def __init__(self, neighbour: Neighbour, key: bytes, check: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        neighbour: Neighbour,
+        key: bytes,
+        check: Callable[[], None] = lambda: None,
+        streams: int = STREAMS,
+    ) -> None:
         self.neighbour = neighbour
         self._key = key
         self._check = check
         self._free: list[Wire] = []
-        self._turns = threading.Semaphore(_STREAMS)
+        self._turns = threading.Semaphore(streams)
 
     def ask(self, request: Mapping[str, Any], act: Callable[[Wire], None] = lambda _: None) -> dict[str, Any]:
         """One request, what follows it, and the answer; CheckpointError if it cannot be had."""

@@ -23,7 +23,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from holdfast.checkpoint.manifest import CHUNK_BYTES
-from holdfast.checkpoint.stores.objects import ObjectStore, Stat, check_small
+from holdfast.checkpoint.stores.objects import IN_FLIGHT, ObjectStore, Stat, check_small
 from holdfast.checkpoint.stores.s3_errors import Kind, Trouble, pause, trouble_of
 from holdfast.checkpoint.stores.s3_ranges import LEAST_BYTES, SIGNED_SECONDS, Ranges, Timeouts
 from holdfast.environment import aws_region
@@ -50,7 +50,7 @@ class S3Settings:
     region: str | None = None
     credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
     part_bytes: int = 2 * CHUNK_BYTES
-    in_flight: int = 8
+    in_flight: int = IN_FLIGHT
     attempts: int = 8
     pause_seconds: float = 0.25
     longest_pause_seconds: float = 20.0
@@ -177,6 +177,11 @@ class S3Bucket:
     def part_bytes(self) -> int:
         """The size of a part."""
         return self._settings.part_bytes
+
+    @property
+    def in_flight(self) -> int:
+        """How many parts of a file at once."""
+        return self._settings.in_flight
 
     def folders(self, prefix: str) -> list[str]:
         """Names below a prefix."""
