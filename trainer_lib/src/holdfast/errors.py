@@ -14,6 +14,7 @@ HoldfastError
 │   ├── SuspectError         ... because one rank alone reads it badly: its machine is suspect
 │   ├── NoneWholeError       ... because there are commits, and none of them is whole
 │   ├── UnknownFormatError   ... because another program or a newer release wrote it
+│   ├── ElsewhereError       ... because the part that is asked for is on another node
 │   ├── NoRoomError          ... because the memory tier is too small for it
 │   ├── UnavailableError     ... because the store cannot be used now: network, credentials, rights, room
 │   └── ClaimError           the right to commit could not be had
@@ -84,6 +85,10 @@ class NoneWholeError(CheckpointError):
 
 class UnknownFormatError(CheckpointError):
     """Another program or a newer release wrote the checkpoint; it is left alone."""
+
+
+class ElsewhereError(CheckpointError):
+    """A part of a commit is on another node, and nothing is known of it here."""
 
 
 class NoRoomError(CheckpointError):

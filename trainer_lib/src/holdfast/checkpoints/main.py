@@ -21,8 +21,9 @@ from holdfast.checkpoints import views
 from holdfast.checkpoints.content import Content, tensor_bytes
 from holdfast.checkpoints.copying import Copied, Uncopied, copy_all
 from holdfast.checkpoints.differing import Difference, compared_bytes, diff
+from holdfast.checkpoints.near import NearStore
 from holdfast.checkpoints.options import parser
-from holdfast.checkpoints.places import choose, every, fenced, find
+from holdfast.checkpoints.places import Place, choose, every, fenced, find
 from holdfast.checkpoints.progress import printable, progress, size
 from holdfast.checkpoints.pruning import Pruning, carry_out, plan
 from holdfast.checkpoints.verifying import Verdict, verify
@@ -79,7 +80,7 @@ def _show(known: argparse.Namespace) -> Exit:
 
 
 def _verify(known: argparse.Namespace) -> Exit:
-    place = find(known.where)
+    place = _changeable(find(known.where)) if known.quarantine else find(known.where)
     names = [choose(place, known.step)] if known.newest else every(place, known.step)
     verdicts = []
     for name in names:
@@ -99,6 +100,12 @@ def _verify(known: argparse.Namespace) -> Exit:
     return Exit.UNREADABLE if unread else Exit.FINE
 
 
+def _changeable(place: Place) -> Place:
+    if isinstance(place.store, NearStore):
+        raise place.store.refusal()
+    return place
+
+
 def _told(verdict: Verdict, *, moved: bool) -> str:
     if verdict.unknown:
         return f"{verdict.name}: not verified: {verdict.unknown}"
@@ -106,11 +113,19 @@ def _told(verdict: Verdict, *, moved: bool) -> str:
         return f"{verdict.name}: deleted while it was read"
     if verdict.whole:
         return f"{verdict.name}: whole, {size(verdict.nbytes)} verified"
-    lines = [f"{verdict.name}: DAMAGED" + (", moved to quarantine" if moved else "")]
+    if not verdict.damaged:
+        return f"{verdict.name}: what is here is good, {size(verdict.nbytes)} verified{_unseen(verdict)}"
+    lines = [f"{verdict.name}: DAMAGED" + (", moved to quarantine" if moved else "") + _unseen(verdict)]
     for damage in verdict.damages:
         lines.append(f"  {damage.reason}")
         lines.extend(f"    tensor {tensor}" for tensor in damage.tensors)
     return "\n".join(lines)
+
+
+def _unseen(verdict: Verdict) -> str:
+    if not verdict.elsewhere:
+        return ""
+    return f"; not known from here, as they lie on other nodes: {', '.join(verdict.elsewhere)}"
 
 
 def _diff(known: argparse.Namespace) -> Exit:
@@ -131,7 +146,7 @@ def _differs(document: dict[str, Any], found: Difference) -> str:
 
 
 def _copy(known: argparse.Namespace) -> Exit:
-    source, target = find(known.source), find(known.target, fresh=True)
+    source, target = find(known.source), _changeable(find(known.target, fresh=True))
     if target.name is not None:
         raise UsageError(f"{known.target} is a commit's name: give the folder that is to hold it")
     wanted = every(source, known.step)
@@ -167,7 +182,7 @@ def _arrived(copied: Copied, url: str) -> str:
 
 
 def _prune(known: argparse.Namespace) -> Exit:
-    place = find(known.where)
+    place = _changeable(find(known.where))
     if place.name is not None or known.keep_last < 1:
         raise UsageError("holdfast checkpoints prune: give the folder of the commits, and --keep-last of at least 1")
     pruning = plan(place.store, Rules.parse(",".join(known.rule)), known.keep_last, now=datetime.now(UTC))
@@ -190,7 +205,7 @@ def _convert(known: argparse.Namespace) -> Exit:
     from holdfast.checkpoints.interchange import convert
     from holdfast.checkpoints.interchange.sources import read_source
 
-    target = find(known.target, fresh=True)
+    target = _changeable(find(known.target, fresh=True))
     found = convert.pick(read_source(Path(known.source)), known.key)
     values = convert.objects(found, name=known.object, split=known.split)
     name = convert.commit(target.store, values, step=known.step, made=datetime.now(UTC))

@@ -12,10 +12,13 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.names import MANIFEST, CommitName, parse_commit
 from holdfast.checkpoint.stores import Store
 from holdfast.checkpoint.stores.open import open_store
+from holdfast.checkpoints.near import NearStore, near_store
+from holdfast.constants import LOCAL_TIER, MEMORY_TIER
 from holdfast.errors import CheckpointError, DamagedError, UnknownFormatError, UsageError
 from holdfast.worlds import Claim
 
 _FILE: Final = "file://"
+_NEAR: Final = (f"{MEMORY_TIER}:", f"{LOCAL_TIER}:")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,11 +32,33 @@ class Place:
 def find(where: str, *, fresh: bool = False) -> Place:
     """A folder or URL of commits, or of one of them; `fresh`: it may be made."""
     root, name = _parted(where)
+    near = _near(root)
+    if near is not None:
+        return Place(store=near, name=name)
     if root.startswith(_FILE):
         _check_folder(Path(unquote(urlsplit(root).path)), where, name, fresh=fresh)
     elif "://" not in root:
         _check_folder(Path(root), where, name, fresh=fresh)
     return Place(store=open_store(root), name=name)
+
+
+def _near(root: str) -> NearStore | None:
+    """`memory:/PATH` and `local:/PATH`, as logs name these tiers, or the path alone. `memory:///PATH` is one of them
+    where there is such a folder, else fsspec's."""
+    if not root.startswith(_NEAR):
+        return None if "://" in root else near_store(Path(root))
+    tier, _, path = root.partition(":")
+    if path.startswith("//") and not (path.startswith("///") and Path(path).is_dir()):
+        return None
+    if not path.startswith("/"):
+        raise UsageError(f"holdfast checkpoints: {root}: give {tier}:/PATH, the absolute path of that tier's folder")
+    folder = Path(unquote(path))
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such folder")
+    found = near_store(folder) or NearStore(f"{tier}:{folder}", [])
+    if not found.url.startswith(f"{tier}:"):
+        raise UsageError(f"holdfast checkpoints: {folder} is of another tier: give {found.url}")
+    return found
 
 
 def _parted(where: str) -> tuple[str, CommitName | None]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from holdfast.checkpoint import sparse
@@ -16,8 +17,9 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.names import MANIFEST, CommitName, inherited
 from holdfast.checkpoint.stores import Source, Store, open_file
 from holdfast.checkpoints.content import check_length, chunk_bytes, memory, read_chunk, read_file
+from holdfast.checkpoints.near import NearStore
 from holdfast.checkpoints.progress import Progress, progress
-from holdfast.errors import DamagedError, UnknownFormatError
+from holdfast.errors import DamagedError, ElsewhereError, UnknownFormatError
 
 # As many as keep a disk busy while others digest.
 READERS: Final = 4
@@ -45,6 +47,8 @@ class Verdict:
     damages: tuple[Damage, ...] = ()
     unknown: str = ""  # why this release cannot judge it
     gone: bool = False  # deleted while it was read
+    elsewhere: tuple[str, ...] = ()
+    """Files that lie on other nodes, of which nothing is known here."""
 
     @property
     def damaged(self) -> bool:
@@ -54,7 +58,7 @@ class Verdict:
     @property
     def whole(self) -> bool:
         """Whether every byte is the one that was written."""
-        return not self.damages and not self.unknown and not self.gone
+        return not self.damages and not self.unknown and not self.gone and not self.elsewhere
 
     @property
     def reason(self) -> str:
@@ -70,6 +74,7 @@ class Verdict:
             "damage": [damage.to_json() for damage in self.damages],
             "unknown": self.unknown,
             "gone": self.gone,
+            "elsewhere": list(self.elsewhere),
         }
 
 
@@ -82,7 +87,10 @@ class _Part:
 
 def verify(store: Store, name: CommitName) -> Verdict:
     """Read all of a commit; an error that says nothing about its bytes is raised."""
-    verdict = _verify(store, name)
+    try:
+        verdict = _verify(store, name)
+    except ElsewhereError:  # what lies elsewhere is not asked for: it was here
+        return Verdict(name=name, nbytes=0, gone=True)
     if verdict.damaged and name not in store.commits():
         return Verdict(name=name, nbytes=0, gone=True)  # retention was faster
     return verdict
@@ -96,6 +104,12 @@ def _verify(store: Store, name: CommitName) -> Verdict:
     except UnknownFormatError as error:
         return Verdict(name=name, nbytes=0, unknown=str(error))
     damages: list[Damage] = []
+    elsewhere: tuple[str, ...] = ()
+    if isinstance(store, NearStore):
+        lost, here = store.lost(name, manifest.own), store.here(name, manifest.own)
+        damages += [_damage(manifest, file, reason, 0, sys.maxsize) for file, reason in lost.items()]
+        elsewhere = tuple(sorted(manifest.files.keys() - {*here, *lost}))
+        manifest = replace(manifest, files={file: manifest.files[file] for file in here})
     total = _read_bytes(manifest)
     with ExitStack() as opened, progress(f"verify {name}", total) as shown:
         parts = _Shared(_parts(store, name, manifest, opened, damages))
@@ -104,8 +118,10 @@ def _verify(store: Store, name: CommitName) -> Verdict:
         for task in tasks:
             task.result()
         damages += _meaning(store, name, manifest, {damage.file for damage in damages})
+    if isinstance(store, NearStore) and store.here(name, manifest.files) != tuple(sorted(manifest.files)):
+        return Verdict(name=name, nbytes=0, gone=True)  # the next commit takes the slot of one rank before another's
     found = sorted(damages, key=lambda damage: (damage.file, damage.reason))
-    return Verdict(name=name, nbytes=total, damages=tuple(found))
+    return Verdict(name=name, nbytes=total, damages=tuple(found), elsewhere=elsewhere)
 
 
 def _meaning(store: Store, name: CommitName, manifest: Manifest, bad: Collection[str]) -> Iterator[Damage]:

@@ -10,6 +10,7 @@ from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.sparse import told
 from holdfast.checkpoint.stores import Store
 from holdfast.checkpoints.content import nbytes, tensor_bytes
+from holdfast.checkpoints.near import NearStore
 from holdfast.checkpoints.places import fenced, read_manifest
 from holdfast.checkpoints.progress import size
 from holdfast.errors import DamagedError, UnknownFormatError
@@ -41,8 +42,15 @@ def _line(store: Store, name: CommitName, fence: str) -> Row:
         "tensors": len(manifest.tensors),
         "bytes": nbytes(manifest),
         "parent": manifest.parent,
-        "note": fence,
+        "note": fence or _part_here(store, name, manifest),
     }
+
+
+def _part_here(store: Store, name: CommitName, manifest: Manifest) -> str:
+    """On a node's own tier, where a commit may be in part."""
+    if not isinstance(store, NearStore) or len(here := store.here(name, manifest.files)) == len(manifest.files):
+        return ""
+    return f"{len(here)} of {len(manifest.files)} files are here"
 
 
 def table(lines: Sequence[Row]) -> str:
@@ -96,6 +104,7 @@ def shown(store: Store, name: CommitName) -> Row:
         "objects": sorted(manifest.state["objects"]) if _has_objects(manifest) else [],
         "numerics": dict(manifest.numerics),
         "fence": fenced(store, name, store.claims()),
+        "part": _part_here(store, name, manifest),
         "tensors": [
             {
                 "name": tensor,
@@ -129,6 +138,7 @@ def page(commit: Row) -> str:
         *([("not exact", commit["inexact"])] if commit["inexact"] else []),
         ("size", f"{size(commit['bytes'])} in {len(commit['files'])} files"),
         ("objects", ", ".join(commit["objects"]) or "none"),
+        *([("part", commit["part"])] if commit["part"] else []),
         *([("fenced", commit["fence"])] if commit["fence"] else []),
     ]
     rows = [("TENSOR", "DTYPE", "SHAPE", "SIZE")]

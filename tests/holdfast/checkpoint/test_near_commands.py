@@ -1,0 +1,290 @@
+"""`holdfast checkpoints` on one node's memory and disk: what is there, whether it is good, what cannot be known."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.checkpoint.arena import Arena
+from holdfast.checkpoint.fencing import Resume
+from holdfast.checkpoint.local import LocalSettings, LocalTier
+from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.near import MemorySettings, MemoryTier, Terms
+from holdfast.checkpoint.planning import Planner
+from holdfast.checkpoint.shard import TensorSpec
+from holdfast.checkpoint.stores.peer import Neighbour
+from holdfast.checkpoint.stores.peer_server import PeerServer
+from holdfast.checkpoint.writer import Snapshot, stage
+from holdfast.checkpoints.near import near_store
+from holdfast.checkpoints.verifying import verify
+from holdfast.cli import main
+from holdfast.worlds import Pair
+
+World = Callable[..., list[Any]]
+TERMS = Terms(claims=(), job_uid="job", resume=Resume.ALWAYS)
+KEY = b"k" * 32
+DATA = {"model/a": b"a" * 700_000, "model/b": b"b" * 700_000}
+COMMIT = "step-3.g1.a1"
+
+
+def snapshot_of(step: int, rank: int) -> Snapshot:
+    return Snapshot(
+        name=CommitName(step=step, pair=Pair(1, 1)),
+        specs=[TensorSpec(name=name, dtype="U8", shape=(len(one),)) for name, one in DATA.items()],
+        read=lambda piece: DATA[piece.spec.name][piece.start[0] : piece.start[0] + piece.shape[0]],
+        state={"objects": {"model": {"a": {"$tensor": "model/a"}, "b": {"$tensor": "model/b"}}}, "counters": {}},
+        data=None,
+        alone={"rank": rank},
+        numerics={},
+        job_uid="job",
+        publication="p",
+    )
+
+
+def at(node: str, port: int = 0) -> Neighbour:
+    return Neighbour(node=node, pod=node, host="127.0.0.1", port=port)
+
+
+@pytest.fixture
+def memory(tmp_path: Path, world: World) -> Iterator[Callable[..., Path]]:
+    """The memory of a node, as its launcher `launcher-0` keeps it, after ranks of two nodes committed steps there."""
+    servers: list[PeerServer] = []
+
+    def make(*steps: int, copies: bool) -> Path:
+        folders = {node: tmp_path / node / "launcher-0" for node in "ab"}
+        for folder in folders.values():
+            folder.mkdir(parents=True)
+            servers.append(PeerServer(folder, host="127.0.0.1"))
+            servers[-1].key = KEY
+        members = {node: at(node, server.port) for node, server in zip("ab", servers, strict=True)}
+
+        def act(exchange: Any) -> None:
+            node = "ab"[exchange.rank]
+            settings = MemorySettings(
+                folder=folders[node],
+                limit=None,
+                interval=1,
+                peer_interval=1 if copies else None,
+                per_second=None,
+                me=members[node],
+                key=KEY,
+            )
+            tier = MemoryTier(settings)
+            tier.enter(settings, frozenset(members.values()), 0, exchange, lambda: None)
+            for step in steps:
+                assert tier.save(snapshot_of(step, exchange.rank), TERMS).committed
+            tier.close()
+
+        world(2, act)
+        return tmp_path / "a"
+
+    yield make
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def disk(tmp_path: Path, world: World) -> Path:
+    """The disk of node a, as its launcher keeps it, after ranks of two nodes committed step 3 there."""
+
+    def act(exchange: Any) -> None:
+        node = "ab"[exchange.rank]
+        folder = tmp_path / node / "launcher-0"
+        settings = LocalSettings(folder=folder, limit=None, interval=1, per_second=None, me=at(node), key=KEY)
+        staged = stage(snapshot_of(3, exchange.rank), Arena(), Planner(), rank=exchange.rank, size=exchange.size)
+        assert LocalTier(settings, 0).commit(staged, exchange, TERMS).committed
+
+    world(2, act)
+    return tmp_path / "a"
+
+
+def own_of(disk: Path) -> Path:
+    (found,) = disk.glob("launcher-0/*-own-0")
+    return found
+
+
+class Commands:
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+        self.out = self.err = ""
+
+    def __call__(self, *words: object) -> int:
+        code = main(["checkpoints", *map(str, words)])
+        self.out, self.err = self._capsys.readouterr()
+        return code
+
+    def json(self, *words: object, code: int = 0) -> Any:
+        assert self(*words, "--json") == code, self.err
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def holdfast(capsys: pytest.CaptureFixture[str]) -> Commands:
+    return Commands(capsys)
+
+
+def bytes_in(root: Path) -> dict[str, str]:
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in root.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("form", ["memory:{}", "memory://{}", "{}", "memory:{}/launcher-0"])
+def test_a_memory_with_copies_of_a_neighbour_is_listed_shown_verified_and_exported_as_a_whole(
+    holdfast: Commands, memory: Callable[..., Path], tmp_path: Path, form: str
+) -> None:
+    folder = memory(2, 3, copies=True)
+    where, before = form.format(folder), bytes_in(folder)
+    listed = holdfast.json("ls", where)
+    assert [(line["step"], line["state"], line["note"]) for line in listed["commits"]] == [
+        (3, "readable", ""),
+        (2, "readable", ""),
+    ]
+    assert holdfast.json("show", where, "--step", 3)["tensors"][0]["name"] == "model/a"
+    assert holdfast("verify", where) == 0
+    assert f"{COMMIT}: whole, 1.4 MB verified" in holdfast.out
+    assert holdfast("export", f"{where}/{COMMIT}", tmp_path / "weights.safetensors") == 0
+    assert DATA["model/b"] in (tmp_path / "weights.safetensors").read_bytes()
+    assert holdfast("copy", where, tmp_path / "copies", "--step", 3) == 0
+    assert holdfast("verify", tmp_path / "copies") == 0
+    assert bytes_in(folder) == before, "it is only looked at"
+
+
+def test_of_a_memory_without_copies_the_own_part_is_verified_and_the_rest_named(
+    holdfast: Commands, memory: Callable[..., Path], tmp_path: Path
+) -> None:
+    where = f"memory:{memory(3, copies=False)}"
+    (line,) = holdfast.json("ls", where)["commits"]
+    assert line["note"] == "2 of 4 files are here"
+    assert holdfast("show", where) == 0
+    assert "2 of 4 files are here" in holdfast.out
+    assert holdfast("verify", where) == 0
+    assert f"{COMMIT}: what is here is good, " in holdfast.out
+    assert "not known from here, as they lie on other nodes: rank-1.json, rank-1.safetensors" in holdfast.out
+    assert holdfast("export", where, tmp_path / "weights.safetensors") == 3
+    assert "is on the node of the rank that wrote it" in holdfast.err
+    assert not (tmp_path / "weights.safetensors").exists()
+
+
+def test_a_flipped_byte_in_memory_is_damage(holdfast: Commands, memory: Callable[..., Path]) -> None:
+    folder = memory(3, copies=False)
+    (slot,) = [path for path in folder.glob("launcher-0/own-0.slot-*") if DATA["model/a"][:99] in path.read_bytes()]
+    data = bytearray(slot.read_bytes())
+    data[data.index(DATA["model/a"][:99])] ^= 1
+    slot.write_bytes(data)
+    assert holdfast("verify", f"memory:{folder}") == 1
+    assert f"{COMMIT}: DAMAGED; not known from here" in holdfast.out
+    assert "tensor model/a" in holdfast.out
+
+
+def test_what_the_next_commit_overwrites_meanwhile_is_gone_and_not_damaged(
+    memory: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = memory(3, copies=True)
+    store = near_store(folder)
+    assert store is not None
+    here = store.here
+
+    def then_lost(name: CommitName, files: Any) -> tuple[str, ...]:
+        found = here(name, files)
+        for path in folder.glob("launcher-0/own-*.slot-*"):
+            path.unlink()
+        return found
+
+    monkeypatch.setattr(store, "here", then_lost)
+    assert verify(store, CommitName(step=3, pair=Pair(1, 1))).gone
+
+
+def test_while_a_job_commits_each_step_nothing_of_its_memory_is_taken_for_damage(
+    memory: Callable[..., Path], tmp_path: Path
+) -> None:
+    trains = threading.Thread(target=memory, args=range(1, 200), kwargs={"copies": True})
+    trains.start()
+    verdicts = []
+    while trains.is_alive():
+        store = near_store(tmp_path / "a")
+        verdicts += [verify(store, name) for name in (store.commits() if store else ())]
+    trains.join()
+    assert [verdict.damages for verdict in verdicts if verdict.damaged] == []
+    assert any(verdict.whole for verdict in verdicts)
+
+
+@pytest.mark.parametrize("form", ["local:{}", "{}", "rank"])
+def test_of_a_disk_the_own_part_is_verified_and_the_rest_named(holdfast: Commands, disk: Path, form: str) -> None:
+    where, before = own_of(disk) if form == "rank" else form.format(disk), bytes_in(disk)
+    (verdict,) = holdfast.json("verify", where)["commits"]
+    assert (verdict["whole"], verdict["damage"]) == (False, [])
+    assert verdict["elsewhere"] == ["rank-1.json", "rank-1.safetensors"]
+    assert 700_000 < verdict["bytes"] < 710_000
+    assert bytes_in(disk) == before
+
+
+def test_a_flipped_byte_on_a_disk_is_damage_with_its_tensor(holdfast: Commands, disk: Path) -> None:
+    file = own_of(disk) / COMMIT / "rank-0.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    assert holdfast("verify", own_of(disk)) == 1
+    assert "digest of chunk 0 differs" in holdfast.out
+
+
+@pytest.mark.parametrize("file", ["rank-0.safetensors", "rank-0.json"])
+def test_a_file_that_must_lie_beside_another_one_is_known_to_be_lost(
+    holdfast: Commands, disk: Path, file: str
+) -> None:
+    (own_of(disk) / COMMIT / file).unlink()
+    (verdict,) = holdfast.json("verify", disk, code=1)["commits"]
+    assert [one["file"] for one in verdict["damage"]] == [file]
+    assert "which was written beside it, is here" in verdict["damage"][0]["reason"]
+
+
+def test_a_manifest_without_any_ranks_files_is_known_to_have_lost_them(holdfast: Commands, disk: Path) -> None:
+    for file in (own_of(disk) / COMMIT).glob("rank-*"):
+        file.unlink()
+    assert holdfast("verify", own_of(disk)) == 1
+    assert "no rank's files are beside it" in holdfast.out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["prune", "WHERE", "--keep-last", "1"],
+        ["verify", "WHERE", "--quarantine"],
+        ["copy", "WHERE", "WHERE"],
+        ["convert", "w.pt", "WHERE"],
+    ],
+)
+def test_nothing_is_changed_where_ranks_keep_order(holdfast: Commands, disk: Path, words: list[str]) -> None:
+    before = bytes_in(disk)
+    assert holdfast(*(f"local:{disk}" if word == "WHERE" else word for word in words)) == 2
+    assert "it is only looked at" in holdfast.err
+    assert bytes_in(disk) == before
+
+
+@pytest.mark.parametrize(
+    ("where", "code", "says"),
+    [
+        ("memory:relative", 2, "give memory:/PATH"),
+        ("memory:/not-there", 3, "no such folder"),
+        ("memory:DISK", 2, "is of another tier: give local:"),
+        ("memory:EMPTY", 0, "has no commit"),
+    ],
+)
+def test_a_place_that_does_not_do_is_said_with_what_would(
+    holdfast: Commands, disk: Path, where: str, code: int, says: str
+) -> None:
+    (disk.parent / "empty").mkdir()
+    assert holdfast("ls", where.replace("DISK", str(disk)).replace("EMPTY", str(disk.parent / "empty"))) == code
+    assert says in holdfast.out + holdfast.err
+
+
+def test_a_folder_that_is_called_memory_is_a_folder(
+    holdfast: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commit: Callable[..., Any]
+) -> None:
+    commit(tmp_path / "memory", 7, DATA)
+    monkeypatch.chdir(tmp_path)
+    assert holdfast("verify", "memory") == 0
