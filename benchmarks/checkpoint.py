@@ -29,6 +29,7 @@ from _checkpoint.contenders import (
     OnTheNode,
     Ours,
     State,
+    Through,
     Training,
     cpu_seconds,
     extra_bytes,
@@ -95,11 +96,12 @@ def of_state(folder: Path, state: State, what: str, rounds: int, steps: int) -> 
         },
         rounds,
     )
-    saves = {"ours": ours, "local": local, "dcp": dcp} | files
+    through = Through(folder / "through", state)
+    saves = {"ours": ours, "local": local, "through": through, "dcp": dcp} | files
     save = bench.interleaved(
         {name: one.save for name, one in saves.items()} | {"limit": Disk(folder / "limit", state)}, rounds
     )
-    for one in (local, *files.values()):
+    for one in (local, through, *files.values()):
         one.forget()
     return [
         on_the_node(stall, f"stall of {what}", "x memcpy"),
@@ -117,6 +119,12 @@ def of_state(folder: Path, state: State, what: str, rounds: int, steps: int) -> 
             bench.ratios(save["dcp"], save["ours"]),
             "x",
             target=">= 2.5",
+        ),
+        bench.row(
+            "",
+            f"DCP's time for {what} over dcp.save with our writer",
+            bench.ratios(save["dcp"], save["through"]),
+            "x",
         ),
         *(
             bench.row(

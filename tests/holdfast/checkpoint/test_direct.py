@@ -1,4 +1,4 @@
-"""An image in memory becomes a file, byte for byte, with its digests, on any file system; a failure names it."""
+"""An image or a stream becomes a file, byte for byte, with its digests, on any file system; a failure names it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import xxhash
 
 from holdfast.checkpoint.arena import anonymous
 from holdfast.checkpoint.direct import aligned, write_image
+from holdfast.checkpoint.files import write_file
 from holdfast.checkpoint.filling import Filling
 from holdfast.checkpoint.manifest import CHUNK_BYTES, FileRecord
 from holdfast.checkpoint.pace import Pace
@@ -23,6 +24,19 @@ from holdfast.checkpoint.pages import address_of
 from holdfast.errors import CheckpointError, PeerLostError
 
 LENGTHS = [1, 4096, 4097, CHUNK_BYTES, 2 * CHUNK_BYTES + 3]
+PIECE = 3_000_001
+Write = Callable[[Path, memoryview, int], FileRecord]
+
+
+def as_image(path: Path, image: memoryview, nbytes: int) -> FileRecord:
+    return write_image(path, image, nbytes)
+
+
+def as_stream(path: Path, image: memoryview, nbytes: int) -> FileRecord:
+    return write_file(path, [image[at : min(at + PIECE, nbytes)] for at in range(0, nbytes, PIECE)])
+
+
+either = pytest.mark.parametrize("write", [as_image, as_stream])
 
 
 def image_of(nbytes: int) -> memoryview:
@@ -46,20 +60,26 @@ def set_flags_refused(fd: int, command: int, flags: int = 0) -> int:
     return 0
 
 
-@pytest.mark.parametrize("nbytes", LENGTHS)
+@either
+@pytest.mark.parametrize("nbytes", [*LENGTHS, 9 * CHUNK_BYTES + 4095])
 @pytest.mark.parametrize("direct", [True, False], ids=["past the cache", "through the cache"])
-def test_the_file_is_the_image_and_its_record_verifies_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nbytes: int, direct: bool
+def test_the_file_is_what_was_given_and_its_record_verifies_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Write, nbytes: int, direct: bool
 ) -> None:
     if not direct:
         monkeypatch.setattr(fcntl, "fcntl", set_flags_refused)
     image = image_of(nbytes)
-    record = write_image(tmp_path / "file", image, nbytes)
+    record = write(tmp_path / "file", image, nbytes)
     assert holds(tmp_path / "file", image[:nbytes], record)
 
 
+def test_a_stream_of_nothing_is_an_empty_file(tmp_path: Path) -> None:
+    assert holds(tmp_path / "file", memoryview(b""), write_file(tmp_path / "file", [b""]))
+
+
+@either
 def test_a_disk_that_refuses_at_the_first_write_gets_the_same_bytes_through_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Write
 ) -> None:
     pwrite = os.pwrite
 
@@ -70,22 +90,24 @@ def test_a_disk_that_refuses_at_the_first_write_gets_the_same_bytes_through_the_
 
     monkeypatch.setattr(os, "pwrite", refusing)
     image = image_of(CHUNK_BYTES + 5)
-    record = write_image(tmp_path / "file", image, CHUNK_BYTES + 5)
+    record = write(tmp_path / "file", image, CHUNK_BYTES + 5)
     assert holds(tmp_path / "file", image[: CHUNK_BYTES + 5], record)
 
 
+@either
 @pytest.mark.parametrize("call", ["pwrite", "fsync", "ftruncate"])
 @pytest.mark.parametrize("trouble", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
 def test_what_the_disk_refuses_is_an_error_that_names_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, trouble: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Write, call: str, trouble: int
 ) -> None:
     def failing(*arguments: Any) -> int:
         raise OSError(trouble, os.strerror(trouble))
 
     monkeypatch.setattr(os, call, failing)
     with pytest.raises(OSError, match="rank-3") as raised:
-        write_image(tmp_path / "rank-3", image_of(2 * CHUNK_BYTES + 1), 2 * CHUNK_BYTES + 1)
+        write(tmp_path / "rank-3", image_of(6 * CHUNK_BYTES + 1), 6 * CHUNK_BYTES + 1)
     assert raised.value.errno == trouble
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("holdfast-writer")]
 
 
 @pytest.mark.parametrize("writers", [1, 2, 4])

@@ -15,7 +15,6 @@ import fcntl
 import os
 import threading
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -71,6 +70,51 @@ def write_image(
         writer.close()
 
 
+class DirectFile:
+    """A new file of which several threads write parts; from `go_direct` on past the page cache where that can be."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
+        self._direct = False
+
+    def go_direct(self) -> None:
+        """From now on memory, offsets and lengths are whole pages."""
+        self._direct = self._past_the_cache(True)
+
+    def write_some(self, data: memoryview, offset: int) -> int:
+        """How many bytes went to `offset`."""
+        direct = self._direct  # before the call: another writer may meet the same refusal first
+        try:
+            return os.pwrite(self._fd, data, offset)
+        except OSError as error:
+            if error.errno != errno.EINVAL or not direct:
+                raise OSError(error.errno, error.strerror, str(self._path)) from error
+            self._direct = self._past_the_cache(False)
+            return 0
+
+    def finish(self, nbytes: int) -> None:
+        """Cut it to its length, and wait until the disk has all of it."""
+        try:
+            if nbytes % ALIGNMENT:
+                os.ftruncate(self._fd, nbytes)
+            os.fsync(self._fd)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
+
+    def close(self) -> None:
+        """Once."""
+        os.close(self._fd)
+
+    def _past_the_cache(self, wanted: bool) -> bool:
+        flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
+        try:
+            fcntl.fcntl(self._fd, fcntl.F_SETFL, flags | os.O_DIRECT if wanted else flags & ~os.O_DIRECT)
+        except OSError:
+            return False
+        return wanted
+
+
 class _Writer:
     def __init__(
         self,
@@ -83,7 +127,6 @@ class _Writer:
         seen: Callable[[memoryview], None],
         pace: Pace,
     ) -> None:
-        self._path = path
         self._image = image
         self._nbytes = nbytes
         self._filling = filling
@@ -91,8 +134,8 @@ class _Writer:
         self._seen = seen
         self._pace = pace
         self._stopped = False
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
-        self._direct = self._past_the_cache(True)
+        self._file = DirectFile(path)
+        self._file.go_direct()
 
     def run(self) -> FileRecord:
         """Write, digest, wait for the disk."""
@@ -102,14 +145,12 @@ class _Writer:
             record = self._digest(begins)
         else:
             record = self._side_by_side(begins)
-        if self._nbytes % ALIGNMENT:
-            self._named(lambda: os.ftruncate(self._fd, self._nbytes))
-        self._named(lambda: os.fsync(self._fd))
+        self._file.finish(self._nbytes)
         return record
 
     def close(self) -> None:
         """Once."""
-        os.close(self._fd)
+        self._file.close()
 
     def _side_by_side(self, begins: range) -> FileRecord:
         writers = self._pace.writers
@@ -158,28 +199,4 @@ class _Writer:
         self._pace.take(end - begin, self._leave)
         while begin < end and not self._stopped:
             self._check()
-            begin += self._named(partial(self._write_some, begin, end))
-
-    def _write_some(self, begin: int, end: int) -> int:
-        direct = self._direct  # before the call: another writer may meet the same refusal first
-        try:
-            return os.pwrite(self._fd, self._image[begin:end], begin)
-        except OSError as error:
-            if error.errno != errno.EINVAL or not direct:
-                raise
-            self._direct = self._past_the_cache(False)
-            return 0
-
-    def _past_the_cache(self, wanted: bool) -> bool:
-        flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
-        try:
-            fcntl.fcntl(self._fd, fcntl.F_SETFL, flags | os.O_DIRECT if wanted else flags & ~os.O_DIRECT)
-        except OSError:
-            return False
-        return wanted
-
-    def _named(self, call: Callable[[], int | None]) -> int:
-        try:
-            return call() or 0
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self._path)) from error
+            begin += self._file.write_some(self._image[begin:end], begin)

@@ -2,72 +2,106 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import mmap
 import os
 import resource
 import stat
+from collections import deque
 from collections.abc import Iterable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final
 
 import xxhash
 
+from holdfast.checkpoint.direct import DirectFile, aligned
 from holdfast.checkpoint.manifest import CHUNK_BYTES, FileRecord
+from holdfast.checkpoint.pace import WRITERS
+from holdfast.checkpoint.pages import fresh
+from holdfast.checkpoint.pool import Pool
 from holdfast.errors import DamagedError
 
 _FILE_MODE: Final = 0o644
+# Of 8 MiB: one is filled, one waits for each writer, and one more keeps them busy.
+_WINDOWS: Final = WRITERS + 2
 
 Buffer = bytes | bytearray | memoryview
 
 
 class DigestingFile:
-    """A new file, written in pieces of 8 MiB and digested on the way; `close` makes it durable."""
+    """A new file, written in pieces of 8 MiB and digested on the way; `close` makes it durable.
+
+    Of a file of several pieces, those before the one that is filled and digested are on their way to the disk.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
+        self._file = DirectFile(path)
         self._window = memoryview(mmap.mmap(-1, CHUNK_BYTES))  # there where it is used, as most files are small
         self._filled = 0
         self._written = 0
         self._whole = xxhash.xxh3_128()
         self._chunks: list[str] = []
+        self._writers: Pool | None = None
+        self._leaving = contextlib.ExitStack()
+        self._leaving.callback(self._file.close)
+        self._flying: deque[tuple[Future[None], memoryview]] = deque()
 
     def write(self, data: Buffer) -> None:
         """Append."""
         source = memoryview(data).cast("B")
         while source.nbytes:
+            if self._filled == CHUNK_BYTES:
+                self._send()
             part = source[: CHUNK_BYTES - self._filled]
             self._window[self._filled : self._filled + part.nbytes] = part
             self._filled += part.nbytes
             source = source[part.nbytes :]
-            if self._filled == CHUNK_BYTES:
-                self._flush()
 
     def close(self) -> FileRecord:
         """Write what is left and wait until the disk has all of it."""
-        self._flush()
         try:
-            os.fsync(self._fd)
+            begin, chunk = self._written, self._window
+            self._digest()
+            self._write(chunk, begin, self._written - begin)
+            for written, _ in self._flying:
+                written.result()
+            self._file.finish(self._written)
         finally:
             self.abandon()
         return FileRecord(nbytes=self._written, digest=self._whole.hexdigest(), chunks=tuple(self._chunks))
 
     def abandon(self) -> None:
         """Close without a promise."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._leaving.close()
 
-    def _flush(self) -> None:
-        chunk = self._window[: self._filled]
-        if not chunk.nbytes:
+    def _send(self) -> None:
+        """Have the window written, and go on with another one."""
+        if self._writers is None:
+            self._file.go_direct()
+            self._writers = self._leaving.enter_context(Pool(WRITERS, "holdfast-writer"))
+        written = self._writers.submit(self._write, self._window, self._written, self._filled)
+        self._flying.append((written, self._window))
+        self._digest()
+        if len(self._flying) < _WINDOWS:
+            self._window = fresh(CHUNK_BYTES)
             return
-        self._chunks.append(xxhash.xxh3_128_hexdigest(chunk))
-        self._whole.update(chunk)
-        self._written += chunk.nbytes
-        self._filled = 0
-        write_all(self._fd, chunk)
+        written, self._window = self._flying.popleft()
+        written.result()
+
+    def _digest(self) -> None:
+        chunk, self._filled = self._window[: self._filled], 0
+        if chunk.nbytes:
+            self._chunks.append(xxhash.xxh3_128_hexdigest(chunk))
+            self._whole.update(chunk)
+            self._written += chunk.nbytes
+
+    def _write(self, window: memoryview, begin: int, nbytes: int) -> None:
+        done, end = 0, nbytes if self._writers is None else aligned(nbytes)
+        while done < end:
+            done += self._file.write_some(window[done:end], begin + done)
 
 
 def write_all(fd: int, data: Buffer) -> None:
