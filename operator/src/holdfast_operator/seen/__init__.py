@@ -1,0 +1,46 @@
+"""What one pass sees: a frozen snapshot, parsed once from the API's and the agents' JSON.
+
+Nothing here reads a cluster or a clock; ``observe.py`` does, and fills ``Observed``.
+"""
+
+from holdfast_operator.seen.nodes import NodeView, parse_node
+from holdfast_operator.seen.observed import Observed, Platform, Refusal, Rival, Standing, Tenant, Usage
+from holdfast_operator.seen.pods import Exit, PodView, parse_pod, priority_of
+from holdfast_operator.seen.reports import (
+    Check,
+    GpuError,
+    Notice,
+    Preflight,
+    Quarantined,
+    Report,
+    Restored,
+    Told,
+    World,
+    parse_report,
+)
+
+__all__ = [
+    "Check",
+    "Exit",
+    "GpuError",
+    "NodeView",
+    "Notice",
+    "Observed",
+    "Platform",
+    "PodView",
+    "Preflight",
+    "Quarantined",
+    "Refusal",
+    "Report",
+    "Restored",
+    "Rival",
+    "Standing",
+    "Tenant",
+    "Told",
+    "Usage",
+    "World",
+    "parse_node",
+    "parse_pod",
+    "parse_report",
+    "priority_of",
+]

@@ -1,0 +1,192 @@
+"""A worker's pod, from the API's JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+
+from holdfast_operator import constants as c
+from holdfast_operator.api import Json, parse_time, trainer_container
+from holdfast_operator.reading import loads
+from holdfast_operator.redaction import hide_secrets
+from holdfast_operator.seen import values
+
+Conditions = tuple[tuple[str, str, str], ...]  # (type, status, reason)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exit:
+    """How a trainer container, or the launcher in it, ended."""
+
+    code: int
+    reason: str = ""
+    cause: str = ""
+    message: str = ""
+    traceback: tuple[str, ...] = ()
+    final: bool = False
+
+    def words(self) -> str:
+        """The message with the traceback's last lines."""
+        return "\n".join(part for part in (self.message, *self.traceback) if part)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PodView:
+    """A worker's pod."""
+
+    name: str
+    uid: str
+    incarnation: int
+    created: datetime | None = None
+    deleted_at: datetime | None = None
+    absent: bool = False  # the object is gone; this is what was last seen of it
+    phase: str = "Pending"
+    node: str = ""
+    ip: str = ""
+    gated: bool = False
+    held_by: tuple[str, ...] = ()  # gates of others, such as a queue's
+    unschedulable: str = ""  # the scheduler's message
+    disruption: str = ""  # reason of the condition DisruptionTarget
+    waiting: tuple[tuple[str, str, str], ...] = ()  # (container, reason, message)
+    exit: Exit | None = None  # the trainer container's
+    running_since: datetime | None = None  # the same; None if it does not run
+    containers_ended: bool = False
+    failure: str = ""  # reason and message of the pod itself, as where a kubelet rejects it
+    grace_seconds: int = 30
+    index_label: str = ""
+    warnings: tuple[tuple[str, str], ...] = ()  # (reason, note) of its warning events
+    conditions: Conditions = ()
+    pulling: str = ""  # the kubelet's word that it pulls an image, if that was its last
+    priority: int = 0
+    preempts: bool = True
+    nominated: bool = False  # the scheduler makes room for it: those that have it were told to go
+
+    @property
+    def bound(self) -> bool:
+        """Whether it has a node."""
+        return bool(self.node)
+
+    @property
+    def terminal(self) -> bool:
+        """The kubelet reported that the launcher's container ended, or the pod never had a node to run on.
+
+        Sidecars may go on for a while; they train nothing.
+        """
+        if self.exit is not None:
+            return True
+        return self.phase in ("Failed", "Succeeded") and (self.containers_ended or not self.node)
+
+    @property
+    def leaving(self) -> bool:
+        """Somebody asked for its deletion or announced its disruption."""
+        return self.deleted_at is not None or bool(self.disruption)
+
+
+def parse_pod(body: Json, *, absent: bool = False) -> PodView:
+    """A pod of ours from the API's JSON."""
+    meta, spec, status = values.part(body, "metadata"), values.part(body, "spec"), values.part(body, "status")
+    labels = meta.get("labels") or values.EMPTY
+    conditions = {str(item.get("type")): item for item in status.get("conditions") or ()}
+    trainer = trainer_container(spec) if spec.get("containers") else ""
+    statuses = list(status.get("containerStatuses") or ())
+    own = next((item for item in statuses if item.get("name") == trainer), values.EMPTY)
+    gates = [str(gate.get("name")) for gate in spec.get("schedulingGates") or ()]
+    return PodView(
+        name=str(meta.get("name", "")),
+        uid=str(meta.get("uid", "")),
+        incarnation=values.number(labels.get(c.LABEL_INCARNATION)),
+        created=parse_time(meta.get("creationTimestamp")),
+        deleted_at=parse_time(meta.get("deletionTimestamp")),
+        absent=absent,
+        phase=str(status.get("phase", "Pending")),
+        node=str(spec.get("nodeName") or ""),
+        ip=str(status.get("podIP") or ""),
+        gated=c.GANG_GATE in gates,
+        held_by=tuple(gate for gate in gates if gate != c.GANG_GATE),
+        unschedulable=_unschedulable(conditions.get("PodScheduled", values.EMPTY)),
+        disruption=_true_reason(conditions.get("DisruptionTarget", values.EMPTY)),
+        waiting=_waiting([*(status.get("initContainerStatuses") or ()), *statuses]),
+        exit=_exit(values.part(values.part(own, "state"), "terminated")),
+        running_since=parse_time(values.part(values.part(own, "state"), "running").get("startedAt")),
+        conditions=_same(
+            tuple((key, str(item.get("status")), str(item.get("reason"))) for key, item in conditions.items())
+        ),
+        containers_ended=_containers_ended(status, conditions),
+        failure=": ".join(str(status[key]) for key in ("reason", "message") if status.get(key)),
+        grace_seconds=int(spec.get("terminationGracePeriodSeconds") or 30),
+        index_label=str(labels.get(c.LABEL_INDEX, "")),
+        priority=priority_of(spec),
+        preempts=spec.get("preemptionPolicy") != c.NEVER_PREEMPTS,
+        nominated=bool(status.get("nominatedNodeName")),
+    )
+
+
+def priority_of(pod_spec: Json) -> int:
+    """What admission wrote into a pod; the scheduler takes none for 0."""
+    return int(pod_spec.get("priority") or 0)
+
+
+@lru_cache(maxsize=1024)
+def _same(conditions: Conditions) -> Conditions:
+    """Those of ten thousand pods are a handful."""
+    return conditions
+
+
+def _containers_ended(status: Json, conditions: Mapping[str, Json]) -> bool:
+    """All ended, or the kubelet rejected the pod before it made any of them.
+
+    Where the garbage collector writes the phase, the node is away: what it did not tell may still run.
+    """
+    statuses = list(status.get("containerStatuses") or ())
+    if statuses:
+        return all(values.part(item, "state").get("terminated") for item in statuses)
+    collected = _true_reason(conditions.get("DisruptionTarget", values.EMPTY)) == "DeletionByPodGC"
+    return status.get("phase") in ("Failed", "Succeeded") and not collected
+
+
+def _unschedulable(condition: Json) -> str:
+    failed = condition.get("status") == "False" and condition.get("reason") == "Unschedulable"
+    return str(condition.get("message") or "") if failed else ""
+
+
+def _true_reason(condition: Json) -> str:
+    return str(condition.get("reason") or "Unknown") if condition.get("status") == "True" else ""
+
+
+def _waiting(statuses: Iterable[Json]) -> tuple[tuple[str, str, str], ...]:
+    found = []
+    for status in statuses:
+        waiting = values.part(values.part(status, "state"), "waiting")
+        if waiting.get("reason"):
+            words = hide_secrets(str(waiting.get("message") or ""))
+            found.append((str(status.get("name", "")), str(waiting["reason"]), words))
+    return tuple(found)
+
+
+def _exit(terminated: Json) -> Exit | None:
+    """The container's end, with what the launcher left in the termination log where it did."""
+    if not terminated:
+        return None
+    code, reason = int(terminated.get("exitCode") or 0), str(terminated.get("reason") or "")
+    left = _termination_log(str(terminated.get("message") or ""))
+    if left is None:
+        return Exit(code=code, reason=reason, message=hide_secrets(str(terminated.get("message") or "")))
+    return Exit(
+        code=code,
+        reason=reason if reason == "OOMKilled" else str(left.get("reason") or reason),
+        cause=str(left.get("cause") or ""),
+        message=hide_secrets(str(left.get("message") or "")),
+        traceback=tuple(hide_secrets(str(line)) for line in values.listed(left.get("traceback"))),
+        final=bool(left.get("final")),
+    )
+
+
+def _termination_log(message: str) -> Json | None:
+    try:
+        left = loads(message.encode(errors="replace"))
+    except ValueError:
+        return None
+    known = isinstance(left, dict) and left.get("version") == c.PROTOCOL_VERSION
+    return left if known else None
