@@ -118,6 +118,13 @@ def far_rows(what: str, nbytes: int, rounds: int) -> list[bench.Row]:
             bench.ratios(values["restore"], values["shared"]),
             "x shared tier",
         ),
+        bench.row(
+            "",
+            f"training stands still for a commit in memory and a neighbour's, as after each step: {what}, {link}",
+            bench.ratios(values["each step"], values["send"]),
+            "x raw TCP",
+            limit=1.0,
+        ),
         *copies(what, values, link),
     ]
 
@@ -152,6 +159,7 @@ def far(nbytes: int, rounds: int) -> None:
         save(shared, state.snapshot(), Alone())
         contestants = {
             "give": state.give,
+            "each step": lambda: timed(state.save),
             "restore": state.restore_from_peer,
             "shared": when_cold(shared, lambda: None, lambda act: act(), lambda: state.restore_from(shared)),
             "send": lambda: sent(raw, state.data, b"s"),
