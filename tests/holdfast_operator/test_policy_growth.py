@@ -107,6 +107,16 @@ def test_a_lost_worker_beyond_replicas_is_not_replaced_at_once(grown: Any) -> No
     grown.run(200, until=trains(grown, 4))
 
 
+def test_the_pause_before_a_growth_begins_anew_with_each_trouble(grown: Any) -> None:
+    grown.run(200)
+    grown.end(grown.running()[-1], 137)
+    grown.run(20)
+    lost = grown.now
+    assert len(grown.running()) == 3
+    grown.run(200, until=trains(grown, 4))
+    assert (grown.now - lost).total_seconds() > 30
+
+
 def test_a_worker_that_was_asked_for_is_made_up_for_by_one_beyond(grown: Any) -> None:
     grown.end("gpt-w0", 137)
     grown.run(20)

@@ -95,7 +95,9 @@ def _due(draft: Draft) -> datetime | None:
     ready = draft.status.condition(c.READY)
     if ready is None:
         return None
-    since = max(ready.since, draft.status.grown_at or ready.since)
+    # A recovery may be over before Ready has turned false.
+    troubles = (incident.resumed for incident in draft.status.incidents if incident.resumed is not None)
+    since = max(ready.since, draft.status.grown_at or ready.since, *troubles)
     return since + timedelta(seconds=draft.spec.grow_cooldown_seconds)
 
 
