@@ -1,8 +1,9 @@
 """Trains next to nothing, notes all it does, and fails in the way that it is told to.
 
 A line of JSON for each micro-batch taken, each step committed, and the weights found in each new world, in a file of
-the process's own; `holdfast_testbed.drill.notes` reads them. A file `command.json` (`do`, `pod`, `at`) makes the rank
-of that pod fail once, when step `at` is due.
+the process's own; `holdfast_testbed.drill.notes` reads them. A file `command.json` (`do`, `pod`, `at`; `code`
+for an exit) makes the rank of that pod fail once, when step `at` is due. While there is a file `hold-saves`, no save
+ends.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import hashlib
 import json
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,23 @@ class Notes:
         return digest.hexdigest()
 
 
+class Gate:
+    """A part of the state by which the saves of a rank that trains are held up."""
+
+    def __init__(self, notes: Notes, job: holdfast.Job) -> None:
+        self._notes, self._job, self.trains = notes, job, False
+
+    def state_dict(self) -> dict[str, Any]:
+        hold = FOLDER / "hold-saves"
+        if self.trains and hold.exists():
+            self._notes.write("save", self._job.committed_step, (self._job.generation, self._job.attempt))
+            while hold.exists():
+                time.sleep(PACE)
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
 def fail_if_told(notes: Notes, job: holdfast.Job) -> None:
     command = FOLDER / "command.json"
     try:
@@ -61,7 +80,9 @@ def fail_if_told(notes: Notes, job: holdfast.Job) -> None:
         case "raise":
             raise RuntimeError("asked to fail")
         case "exit":
-            sys.exit(2)
+            sys.exit(told.get("code", 2))
+        case "hang":
+            threading.Event().wait()
         case "fill memory":
             blocks = []
             # On a busy host it takes longer than a step may, and would be ended as hung before its memory is full.
@@ -76,10 +97,11 @@ def main() -> None:
     job = holdfast.init()
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    job.manage(model=model, optimizer=optimizer)
+    notes, known = Notes(job, model), (0, 0)
+    gate = Gate(notes, job)
+    job.manage(model=model, optimizer=optimizer, gate=gate)
     rows = torch.randn(ROWS, 65, generator=torch.Generator().manual_seed(0))
     rows[:, 0] = torch.arange(ROWS)
-    notes, known = Notes(job, model), (0, 0)
     for batch in job.batches(rows, global_batch_size=BATCH, micro_batch_size=8, max_steps=10_000_000):
         pair = (job.generation, job.attempt)
         if pair != known:
@@ -89,6 +111,7 @@ def main() -> None:
         notes.write("take", job.committed_step + 1, pair, samples=batch[:, 0].int().tolist())
         result = job.step((model(batch[:, 1:]) - batch[:, 1:].mean()).square().mean())
         if result.loss is not None and result.committed:  # without one the others made it, perhaps long before
+            gate.trains = True
             notes.write("commit", result.step, pair, weights=notes.weights())
             time.sleep(PACE)
 

@@ -27,6 +27,7 @@ from holdfast_testbed.drill.faults import (
     lone_worker,
     restore_power,
 )
+from holdfast_testbed.drill.watch import PodSight
 
 API_AWAY_SECONDS = 60.0
 PARTITION_SECONDS = 15.0
@@ -73,12 +74,12 @@ def _pid_inside(pid: int) -> str:
     return next(line for line in lines if line.startswith("NSpid:")).split()[-1]
 
 
-def told(do: str) -> Callable[[Stage], None]:
+def told(do: str, **more: int) -> Callable[[Stage], None]:
     """The script of the last worker fails in its own way, ten steps from now."""
 
     def inflict(stage: Stage) -> None:
         newest = stage.watcher.newest()
-        command = {"do": do, "pod": stage.workers()[-1].name, "at": (newest.step if newest else 0) + 10}
+        command = {"do": do, "pod": stage.workers()[-1].name, "at": (newest.step if newest else 0) + 10, **more}
         unfinished = stage.checkpoints / "command.tmp"
         unfinished.write_text(json.dumps(command))
         unfinished.rename(stage.checkpoints / "command.json")
@@ -152,7 +153,12 @@ def reboot(stage: Stage) -> None:
 
 
 def kill_coordinator(stage: Stage) -> None:
-    launcher = stage.launcher(stage.workers()[0])
+    kill_launcher(stage, stage.workers()[0])
+
+
+def kill_launcher(stage: Stage, pod: PodSight) -> None:
+    """The pod's first process, so that the pod ends."""
+    launcher = stage.launcher(pod)
     stage.strike()
     stage.cluster.signal(launcher, signal.SIGKILL)
 

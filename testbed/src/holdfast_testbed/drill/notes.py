@@ -16,7 +16,7 @@ from pathlib import Path
 
 from holdfast_testbed.drill.sight import Pair
 
-BEGIN, TAKE, COMMIT, STRUCK = "begin", "take", "commit", "struck"
+BEGIN, TAKE, COMMIT, STRUCK, SAVE = "begin", "take", "commit", "struck", "save"
 
 
 @dataclass(frozen=True, kw_only=True)

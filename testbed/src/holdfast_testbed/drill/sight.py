@@ -49,6 +49,9 @@ class Incident:
     resumed: datetime | None
     lost_steps: int | None
     restored_from: str | None = None
+    pod: str = ""
+    decision: str = ""
+    why: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +130,9 @@ def _incident(entry: Mapping[str, Any]) -> Incident:
         resumed=_time(entry.get("resumedTime")),
         lost_steps=entry.get("lostSteps"),
         restored_from=entry.get("restoredFrom"),
+        pod=entry.get("pod") or "",
+        decision=entry.get("decision", ""),
+        why=entry.get("why", ""),
     )
 
 

@@ -26,6 +26,15 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Toll:
+    """What all that happened since the notes were cleared has cost, by them."""
+
+    lost: int = 0
+    wrong: int = 0
+    equal: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
 class Trial:
     """What one trial showed. `detected` is None where nothing was counted; there `resumed` is the longest pause, and
     one world all that there may be."""
@@ -59,6 +68,11 @@ def settle(stage: Stage, workers: int = WORKERS, *, warm: bool = True) -> None:
         stage.watcher.wait(
             "warm processes", lambda: all(stage.watcher.warm(pod.name) for pod in stage.workers()), timeout=120
         )
+
+
+def toll(stage: Stage) -> Toll:
+    """So far."""
+    return _toll(_noted(stage))
 
 
 def run(case: Case, stage: Stage, *, warm: bool = True) -> Trial:
@@ -98,13 +112,19 @@ def _run(case: Case, stage: Stage, warm: bool) -> Trial:
         case=case.name,
         resumed=notes.longest_pause(seen, struck) if resumed is None else resumed - struck,
         detected=max(0.0, min(times) - struck) if times else None,
+        **asdict(_toll(seen)),
+        worlds=notes.worlds(seen),
+        counted=newly_counted(known, stage.watcher.sight.restarts),
+    )
+    return trial if trial.held(case) else replace(trial, complaint=_story(told))
+
+
+def _toll(seen: list[notes.Note]) -> Toll:
+    return Toll(
         lost=notes.lost_steps(seen),
         wrong=notes.wrong_samples(seen, batch=BATCH, epoch=EPOCH_STEPS),
         equal=notes.weights_equal(seen),
-        worlds=notes.worlds(seen),
-        counted=_new(known, stage.watcher.sight.restarts),
     )
-    return trial if trial.held(case) else replace(trial, complaint=_story(told))
 
 
 def _story(told: Sequence[Incident]) -> str:
@@ -125,7 +145,7 @@ def _renew(stage: Stage, pod: PodSight | None = None) -> None:
     """Another pod for this worker or the last, and its loss counted, so that the next trial sees nothing of it."""
     known = dict(stage.watcher.sight.restarts)
     delete_pod(stage, pod)
-    stage.watcher.wait("the pod's loss", lambda: bool(_new(known, stage.watcher.sight.restarts)), timeout=120)
+    stage.watcher.wait("the pod's loss", lambda: bool(newly_counted(known, stage.watcher.sight.restarts)), 120)
     settle(stage)
 
 
@@ -150,7 +170,7 @@ def _await_count(case: Case, stage: Stage, known: Mapping[str, int]) -> None:
     show a second count."""
     if case.cause:
         with contextlib.suppress(TimeoutError):  # judged below: nothing was counted
-            stage.watcher.wait("a count", lambda: bool(_new(known, stage.watcher.sight.restarts)), timeout=PATIENCE)
+            stage.watcher.wait("a count", lambda: bool(newly_counted(known, stage.watcher.sight.restarts)), PATIENCE)
     time.sleep(LATE_COUNT_SECONDS)
 
 
@@ -180,5 +200,6 @@ def _await(what: str, find: Callable[[], T | None], seconds: float) -> T:
     return found
 
 
-def _new(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+def newly_counted(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    """Incidents by cause."""
     return {cause: count - before.get(cause, 0) for cause, count in after.items() if count != before.get(cause, 0)}

@@ -1,0 +1,201 @@
+"""Spares, shrinking, growth and `kubectl scale` of one job on real nodes, as docs/how-to/elasticity.md says it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast_testbed.cluster import Cluster
+from holdfast_testbed.drill import notes
+from holdfast_testbed.drill.edits import edit
+from holdfast_testbed.drill.faults import Stage, commits
+from holdfast_testbed.drill.install import DRILL_JOB, apply_drill_job, remove_namespace
+from holdfast_testbed.drill.matrix import kill_launcher
+from holdfast_testbed.drill.trial import WORKERS, Toll, newly_counted, toll
+from holdfast_testbed.drill.watch import PodSight, Watcher
+
+pytestmark = pytest.mark.e2e
+
+NAMESPACE = "elastic"
+FULL = "example.org/full"
+COOL_DOWN = timedelta(seconds=5)
+CLOCK_TICK = timedelta(seconds=1)
+"""Of the times that a pod carries."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elastic:
+    """The job, in the hands of one test."""
+
+    stage: Stage
+    known: dict[str, int] = field(default_factory=dict)
+    """What had been counted before, by cause."""
+
+    @property
+    def watcher(self) -> Watcher:
+        return self.stage.watcher
+
+    @property
+    def hold(self) -> Path:
+        """While it is there, no save ends."""
+        return self.stage.checkpoints / "hold-saves"
+
+    @property
+    def counted(self) -> dict[str, int]:
+        return newly_counted(self.known, self.watcher.sight.restarts)
+
+    def kubectl(self, *words: str) -> str:
+        return self.stage.cluster.kubectl("-n", NAMESPACE, *words)
+
+    def ask(self, *, replicas: int = WORKERS, spares: int = 0, **elasticity: int) -> None:
+        """Edit the job in flight, until all who train know of it. What is not said is as at first."""
+        bounds = {"minReplicas": 2, "maxReplicas": None, "growCooldownSeconds": None, **elasticity}
+        edit(self.stage, {"workers": {"replicas": replicas, "spares": spares}, "elasticity": bounds})
+
+    def says(self, condition: str) -> str:
+        """Its message while it is true."""
+        status, _, message = self.watcher.sight.conditions.get(condition, ("", "", ""))
+        return message if status == "True" else ""
+
+    def pods(self) -> list[PodSight]:
+        """All that are there or on their way."""
+        return [pod for pod in self.watcher.pods if pod.phase in ("Pending", "Running") and not pod.deleting]
+
+    def idle(self) -> list[PodSight]:
+        return [pod for pod in self.pods() if pod.name not in self.watcher.sight.members]
+
+    def trains(self, size: int) -> None:
+        self.watcher.wait_for_world(size, steps=5, timeout=240)
+
+    @contextmanager
+    def no_room(self) -> Iterator[None]:
+        """No node takes a new pod. A cordon would send away those that are there."""
+        self.stage.cluster.kubectl("taint", "nodes", "--all", f"{FULL}=:NoSchedule")
+        try:
+            yield
+        finally:
+            self.stage.cluster.kubectl("taint", "nodes", "--all", f"{FULL}-")
+
+
+@pytest.fixture(scope="module")
+def stage(cluster: Cluster) -> Iterator[Stage]:
+    cluster.prepare_namespace(NAMESPACE)
+    apply_drill_job(cluster, NAMESPACE)
+    with Watcher(cluster, NAMESPACE, DRILL_JOB) as watcher:
+        watcher.wait_for_world(WORKERS, steps=5, timeout=300)
+        yield Stage(cluster=cluster, watcher=watcher, say=print)
+    print(cluster.kubectl("-n", NAMESPACE, "describe", "ftj", check=False))  # pytest shows it when a test has failed
+    remove_namespace(cluster, NAMESPACE)
+
+
+@pytest.fixture
+def job(stage: Stage) -> Elastic:
+    """Three train, who may be two, and nothing else is there."""
+    job = Elastic(stage=stage)
+    job.hold.unlink(missing_ok=True)
+    job.ask()
+    job.trains(WORKERS)
+    job.watcher.wait("no pod beside them", lambda: not job.idle(), timeout=120)
+    notes.clear(stage.checkpoints)
+    job.known.update(job.watcher.sight.restarts)
+    return job
+
+
+def test_a_spare_takes_the_place_of_a_lost_worker_and_waits_for_no_pod(job: Elastic) -> None:
+    job.ask(spares=1)
+    job.watcher.wait("a spare", lambda: "1 of 1 spares stand by" in job.says("Ready"), timeout=120)
+    (spare,) = job.idle()
+    script = f"notes-{spare.name}.*"
+    job.watcher.wait("its script", lambda: any(job.stage.checkpoints.glob(script)), timeout=120)
+    before, lost = job.watcher.sight.members, job.stage.workers()[1]
+
+    with job.no_room():
+        kill_launcher(job.stage, lost)
+        after = tuple(spare.name if name == lost.name else name for name in before)
+        job.watcher.wait("the spare in the lost one's place", lambda: job.watcher.sight.members == after, timeout=60)
+        job.trains(WORKERS)
+        assert "0 of 1 spares stand by" in job.says("Ready")
+
+    job.watcher.wait("another spare", lambda: "1 of 1 spares stand by" in job.says("Ready"), timeout=120)
+    assert {pod.name for pod in job.idle()}.isdisjoint({*before, spare.name})
+    assert job.watcher.sight.members == after
+    assert job.counted == {"Infrastructure": 1}
+    assert toll(job.stage) == Toll()
+
+
+def test_a_lower_minimum_lets_a_job_go_on_that_takes_nobody_in_before_its_save_has_ended(job: Elastic) -> None:
+    job.ask(minReplicas=WORKERS)
+    before = job.watcher.sight.generation
+    with job.no_room():
+        kill_launcher(job.stage, job.stage.workers()[-1])
+        job.watcher.wait("its word", lambda: "1 workers are missing" in job.says("Restarting"), timeout=60)
+        job.watcher.wait("its need", lambda: "finds no node" in job.says("Degraded"), timeout=60)
+
+        job.ask(minReplicas=2)
+        job.trains(2)
+        job.hold.touch()
+        job.watcher.wait("a save", lambda: bool(held(job)), timeout=60)
+    waits = "is ready; waits for the end of a checkpoint"
+    job.watcher.wait("the replacement, ready", lambda: waits in job.says("Degraded"), timeout=240)
+    assert job.watcher.sight.generation == before
+    job.hold.unlink()
+
+    job.trains(WORKERS)
+    job.watcher.wait("that nothing is missing", lambda: not job.says("Degraded"), timeout=30)
+    (save,) = {(note.step, note.pair) for note in held(job)}
+    kept = [commit.name for commit in commits(job.stage.checkpoints)]
+    assert f"step-{save[0]}.g{save[1].generation}.a{save[1].attempt}" in kept
+    assert job.counted == {"Infrastructure": 1}
+    assert toll(job.stage) == Toll()
+
+
+def test_a_job_grows_into_room_once_all_is_well_for_a_while(job: Elastic) -> None:
+    job.ask(maxReplicas=4, growCooldownSeconds=int(COOL_DOWN.total_seconds()))
+    job.trains(4)
+    job.watcher.wait("its word", lambda: job.watcher.sight.ready == "4/3", timeout=30)
+    there = {pod.name for pod in job.pods()}
+
+    kill_launcher(job.stage, job.stage.workers()[-1])
+    job.trains(WORKERS)
+    job.trains(4)
+    incident = job.watcher.sight.incidents[-1]
+    (another,) = {pod.name for pod in job.pods()} - there
+    assert incident.resumed is not None
+    assert made(job, another) >= incident.resumed + COOL_DOWN - CLOCK_TICK
+
+    job.ask()
+    job.trains(WORKERS)
+    assert job.counted == {"Infrastructure": 1}
+    assert toll(job.stage) == Toll()
+
+
+def test_kubectl_scales_a_job_down_and_up_and_nothing_is_lost(job: Elastic) -> None:
+    first, second, third = job.watcher.sight.members
+
+    job.kubectl("scale", f"ftj/{DRILL_JOB}", "--replicas=2")
+    job.trains(2)
+    job.watcher.wait("its word", lambda: job.watcher.sight.ready == "2/2", timeout=30)
+    job.watcher.wait("the end of the third", lambda: third not in {pod.name for pod in job.pods()}, timeout=60)
+
+    job.kubectl("scale", f"ftj/{DRILL_JOB}", "--replicas=3")
+    job.trains(WORKERS)
+    assert job.watcher.sight.members[:2] == (first, second)
+    assert job.counted == {}
+    assert toll(job.stage) == Toll()
+
+
+def held(job: Elastic) -> list[notes.Note]:
+    """Saves that were held up."""
+    return [note for note in notes.read(job.stage.checkpoints) if note.do == notes.SAVE]
+
+
+def made(job: Elastic, pod: str) -> datetime:
+    shown: dict[str, Any] = json.loads(job.kubectl("get", "pod", pod, "-o", "json"))
+    return datetime.fromisoformat(shown["metadata"]["creationTimestamp"])
