@@ -126,6 +126,19 @@ def test_fail_job_waits_for_the_traceback_of_launchers_that_end_by_themselves(
     assert sim.names() == ["gpt-w0", "gpt-w1", "gpt-w2"], "their logs are kept"
 
 
+def test_fail_job_is_told_by_its_rule_though_other_launchers_live_as_the_traceback_comes(
+    make_sim: Make, final_exit: str
+) -> None:
+    sim = training(make_sim, rules=[rule("FailJob", name="bug", onExitCodes={"operator": "In", "values": [1]})])
+    fail(sim)
+    sim.end("gpt-w0", 1, message=final_exit)
+    sim.run(3, until=lambda: sim.status.terminal)
+    failed = sim.status.condition("Failed")
+    assert failed.reason == "FailJobByRule"
+    assert failed.message.startswith("FailJob: rule bug matches exit code 1")
+    assert "Traceback" in failed.message or "Error" in failed.message
+
+
 def test_ignore_counts_in_no_budget_here_and_at_the_launchers(make_sim: Make) -> None:
     budgets = [{"cause": "Application", "maxRestarts": 0}]
     sim = training(make_sim, budgets=budgets, rules=[rule("Ignore", onExitCodes={"operator": "In", "values": [42]})])

@@ -52,9 +52,10 @@ def apply(draft: Draft) -> Draft:
     if incident is None:
         return draft
     until = incident.detected + GATHER
-    if incident.detected <= draft.now < until and launchers_live(draft):
-        return draft.but(backoff_until=max(until, draft.status.backoff_until or until)).wake_at(until)
     ended = [worker.message for worker in draft.status.in_phase(Phase.ENDED) if worker.final]
+    awaited = launchers_live(draft) and not any("\n" in message for message in ended)
+    if incident.detected <= draft.now < until and awaited:
+        return draft.but(backoff_until=max(until, draft.status.backoff_until or until)).wake_at(until)
     said = max([incident.message, *ended], key=lambda text: (text.count("\n"), len(text)))
     return finish(draft, c.FAILED, incident.decision, f"{incident.why}. {said}")
 
