@@ -6,12 +6,9 @@ Damage by chance is in `test_damage.py`; headers on their own in `test_headers.p
 
 from __future__ import annotations
 
-import copy
 import json
 import os
-import tracemalloc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,8 +16,9 @@ from typing import Any
 import pytest
 import torch
 import xxhash
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from mutations import CHANGES, FUZZ, kept, little_memory, mutated
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -100,16 +98,6 @@ def outside(root: Path) -> dict[str, bytes]:
         for path in files
         if "quarantine" not in path.parts and NEWEST not in path.parts
     }
-
-
-@contextmanager
-def little_memory(most: int = 8 << 20) -> Iterator[None]:
-    tracemalloc.start()
-    try:
-        yield
-        assert tracemalloc.get_traced_memory()[1] < most
-    finally:
-        tracemalloc.stop()
 
 
 def falls_back(root: Path, why: str) -> None:
@@ -449,63 +437,6 @@ def test_a_ranks_own_file_that_is_not_json_is_damage(root: Path, data: bytes) ->
 
 
 # Anything
-
-
-NUMBERS = [None, True, -1, 0, 1, 2**31, 2**63, 10**30, 0.5]
-TEXTS = ["", "x", "../x", "\ud800", "F64", "rank-0.json", "step-1.g1.a1"]
-NESTED = [[], [0], [[]], {}, {"a": 1}, {"$tensor": "model/weight"}, {"$float": "x"}]
-JUNK = st.sampled_from([*NUMBERS, *TEXTS, *NESTED])
-
-
-def places(value: Json, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    yield path
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, item in items:
-        yield from places(item, (*path, key))
-
-
-def mutated(document: Json, changes: list[tuple[int, int, Json]]) -> Json:
-    """At the nth place: another value, nothing, the value twice, or that of another place."""
-    for number, kind, junk in changes:
-        every = [path for path in places(document) if path]
-        if not every:
-            return document
-        path = every[number % len(every)]
-        holder = document
-        for part in path[:-1]:
-            holder = holder[part]
-        if kind == 0:
-            holder[path[-1]] = copy.deepcopy(junk)  # else a later change would be one of it too
-        elif kind == 1:
-            del holder[path[-1]]
-        elif isinstance(holder, list):
-            holder.insert(path[-1], copy.deepcopy(holder[path[-1]]))
-        else:
-            holder[f"{path[-1]}{junk}"] = copy.deepcopy(holder[path[-1]])
-    return document
-
-
-# What once was met with anything but a typed error; kept, so that it is tried each time.
-CORPUS: dict[str, list[Any]] = json.loads((Path(__file__).parent / "corpus.json").read_text())
-
-
-def kept(name: str) -> Callable[[Any], Any]:
-    """Each example of the corpus, beside those that are made up."""
-
-    def added(test: Any) -> Any:
-        for changes in CORPUS[name]:
-            test = example(changes=[tuple(change) for change in changes])(test)
-        return test
-
-    return added
-
-
-CHANGES = st.lists(st.tuples(st.integers(0, 400), st.integers(0, 2), JUNK), min_size=1, max_size=3)
-FUZZ = settings(
-    max_examples=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
 
 
 def survives(root: Path) -> None:

@@ -41,7 +41,7 @@ class Pair:
         """Read the wire form."""
         try:
             return cls(int(value["generation"]), int(value["attempt"]))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise DocumentError(f"not a pair: {value!r}") from error
 
     @classmethod
@@ -88,5 +88,5 @@ class Claim:
                 from_step=int(value["fromStep"]),
                 from_pair=Pair.maybe(value.get("fromPair")),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise DocumentError(f"not a claim: {value!r}") from error

@@ -168,11 +168,18 @@ def open_regular(path: Path) -> int:
     """A file of a commit, open for reading; DamagedError for a link, device or pipe in its place or its folder's."""
     if path.parent.is_symlink():
         raise DamagedError(f"{path.parent.name} is a symbolic link, and no commit's folder is one")
+    return open_itself(path, os.O_RDONLY)
+
+
+def open_itself(path: Path, access: int) -> int:
+    """A file, wherever its folder is; DamagedError for a link, device, pipe or folder in its place."""
     try:
-        fd = open_one_more(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = open_one_more(path, access | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):
             raise DamagedError(f"{path.name} is a symbolic link or a pipe, and no commit has one") from error
+        if error.errno == errno.EISDIR:
+            raise DamagedError(f"{path.name} is no regular file") from error
         raise
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)

@@ -26,7 +26,7 @@ UPLOADING: Final = "UPLOADING"
 _MOST: Final = 10**18  # of what a name has digits for
 _NUMBER: Final = r"(0|[1-9]\d{0,17})"  # a commit has one name
 _COMMIT: Final = re.compile(rf"step-{_NUMBER}\.g{_NUMBER}\.a{_NUMBER}(\.tmp-[0-9a-f]{{32}})?", re.ASCII)
-_CLAIM: Final = re.compile(r"(\d{1,18})\.(\d{1,18})\.json(\.tmp-[0-9a-f]{32})?", re.ASCII)
+_CLAIM: Final = re.compile(rf"{_NUMBER}\.{_NUMBER}\.json(\.tmp-[0-9a-f]{{32}})?", re.ASCII)
 _SLICES: Final = ".slices"
 _SHARD: Final = re.compile(r"rank-(0|[1-9]\d{0,8})\.(safetensors|json)", re.ASCII)
 

@@ -19,16 +19,17 @@ import re
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
-from holdfast.checkpoint.manifest import FileRecord, Manifest, decode, encode
+from holdfast.checkpoint.manifest import FileRecord, Manifest, decode, encode, whole_number
 from holdfast.checkpoint.names import MANIFEST, CommitName, is_shard, parse_commit
 from holdfast.checkpoint.stores import Incoming
 from holdfast.checkpoint.stores.slots import PADDING, Place
-from holdfast.checkpoint.stores.wire import GREETING_SECONDS, Wire, mac
+from holdfast.checkpoint.stores.wire import GREETING_SECONDS, MAX_GREETING, MAX_MESSAGE, Wire, mac
 from holdfast.constants import MEMORY_TIER
 from holdfast.errors import CheckpointError, DamagedError, NoRoomError
 from holdfast.worlds import Claim
@@ -133,7 +134,8 @@ class Peer:
 
     def _connect(self) -> Wire:
         there = (self.neighbour.host, self.neighbour.port)
-        wire = Wire(socket.create_connection(there, timeout=GREETING_SECONDS), self._check)
+        wire = Wire(socket.create_connection(there, timeout=GREETING_SECONDS), self._check, limit=MAX_GREETING)
+        wire.until = time.monotonic() + GREETING_SECONDS
         try:
             theirs = str(wire.receive(GREETING_SECONDS)["nonce"])
             mine = secrets.token_hex(16)
@@ -142,9 +144,10 @@ class Peer:
         except (KeyError, CheckpointError, OSError, ValueError) as error:
             wire.close()
             raise ConnectionError(f"it does not answer as a launcher of this job does: {error}") from error
-        if not hmac.compare_digest(proof, mac(self._key, "server", theirs, mine)):
+        if not hmac.compare_digest(proof.encode(errors="replace"), mac(self._key, "server", theirs, mine).encode()):
             wire.close()
             raise ConnectionError("it does not hold this job's key")
+        wire.limit, wire.until = MAX_MESSAGE, float("inf")
         return wire
 
 
@@ -154,7 +157,7 @@ class PeerSource:
     def __init__(self, peer: Peer, name: CommitName, file: str, jobs: list[str] | None) -> None:
         self._peer = peer
         self._where = {"name": str(name), "file": file, "jobs": jobs}
-        self._nbytes = int(peer.ask({"op": "open", **self._where})["bytes"])
+        self._nbytes = _bytes_in(peer.ask({"op": "open", **self._where}))
 
     @property
     def nbytes(self) -> int:
@@ -209,11 +212,13 @@ class PeerStore:
     def commits(self) -> tuple[CommitName, ...]:
         """What has its manifest there; nothing if it cannot be reached: what it has may lie elsewhere too."""
         try:
-            told = self._peer.ask({"op": "list", "jobs": self._jobs})["commits"]
+            told = self._peer.ask({"op": "list", "jobs": self._jobs}).get("commits")
+            if not isinstance(told, list):
+                raise CheckpointError(f"{self.url} lists no commits")
         except CheckpointError as error:
             _log.warning("no commits from a neighbour's %s tier: %s", self._tier, error)
             return ()
-        return tuple(name for text in told if (name := parse_commit(str(text))) is not None)
+        return names(told)
 
     def claims(self) -> tuple[Claim, ...]:
         """None, as in memory everywhere."""
@@ -222,7 +227,7 @@ class PeerStore:
     def manifest(self, name: CommitName) -> Manifest:
         """The manifest of a commit."""
         told = self._peer.ask({"op": "manifest", "name": str(name), "jobs": self._jobs})
-        manifest = decode(str(told["manifest"]).encode())
+        manifest = decode(str(told.get("manifest")).encode(errors="replace"))  # what it cannot have has no seal
         if (manifest.step, manifest.pair) != (name.step, name.pair):
             raise DamagedError(f"{MANIFEST} is that of step {manifest.step}, attempt {manifest.pair}")
         return manifest
@@ -295,12 +300,20 @@ def seal(peer: Peer, copy: Copy, manifest: Manifest) -> None:
 def make_room(peer: Peer, name: CommitName, keep: Iterable[CommitName]) -> int:
     """Ask a launcher to let go of copies that nobody sends it any more, for slots of its own ranks' first commit; how
     many bytes it will let go of once that stands."""
-    return int(peer.ask({"op": "room", "name": str(name), "keep": [str(kept) for kept in keep]})["bytes"])
+    return _bytes_in(peer.ask({"op": "room", "name": str(name), "keep": [str(kept) for kept in keep]}))
+
+
+def _bytes_in(answer: Mapping[str, Any]) -> int:
+    try:
+        return whole_number(answer["bytes"])
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(f"a neighbour's answer lacks a number of bytes: {error}") from error
 
 
 def names(texts: Iterable[Any]) -> tuple[CommitName, ...]:
     """Those of the texts that name commits."""
-    return tuple(name for text in texts if (name := parse_commit(str(text))) is not None)
+    found = (parse_commit(str(text)) for text in texts)
+    return tuple(name for name in found if name is not None and not name.staging)
 
 
 def room_for(files: Iterable[int], manifest: int) -> int:

@@ -25,16 +25,15 @@ from holdfast.checkpoint.names import CommitName, parse_commit
 from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.checkpoint.stores.peer import Copy, names
 from holdfast.checkpoint.stores.slots import Place, Slot, SlotSet, SlotWriter, remove
-from holdfast.checkpoint.stores.wire import GREETING_SECONDS, MAX_MESSAGE, SLICE_SECONDS, Wire, mac
+from holdfast.checkpoint.stores.wire import GREETING_SECONDS, MAX_GREETING, MAX_MESSAGE, SLICE_SECONDS, Wire, mac
 from holdfast.errors import CheckpointError, DamagedError, NoRoomError
 from holdfast.worlds import Pair
 
 _log = logging.getLogger("holdfast.checkpoint.peer")
 
-_MAX_GREETING: Final = 1024
 _MAX_CONNECTIONS: Final = 1024
 # What a request can be by which nothing can be done.
-_UNUSABLE: Final = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+_UNUSABLE: Final = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
 
 
 class ServedSource(Protocol):
@@ -153,7 +152,7 @@ class PeerServer:
             connection.close()
             return
         try:
-            wire = Wire(connection, limit=_MAX_GREETING)
+            wire = Wire(connection, limit=MAX_GREETING)
             wire.until = time.monotonic() + GREETING_SECONDS
             threading.Thread(target=self._serve, args=(wire, key), name="holdfast-memory", daemon=True).start()
         except (OSError, RuntimeError) as error:

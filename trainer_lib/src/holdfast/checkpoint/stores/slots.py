@@ -29,8 +29,8 @@ from typing import Any, Final
 import xxhash
 
 from holdfast.checkpoint.direct import BLOCK_BYTES
-from holdfast.checkpoint.files import Buffer
-from holdfast.checkpoint.manifest import CHUNK_BYTES, FileRecord, Manifest, decode, encode
+from holdfast.checkpoint.files import Buffer, open_itself
+from holdfast.checkpoint.manifest import CHUNK_BYTES, LARGEST, FileRecord, Manifest, decode, encode, whole_number
 from holdfast.checkpoint.names import MANIFEST, CommitName, parse_commit
 from holdfast.errors import CheckpointError, DamagedError, NoRoomError
 
@@ -53,6 +53,12 @@ class Extent:
 
     offset: int
     nbytes: int
+
+    @classmethod
+    def from_json(cls, value: Any) -> Extent:
+        """As a table has it; ValueError or TypeError for anything else."""
+        offset, nbytes = map(whole_number, value)
+        return cls(offset=offset, nbytes=nbytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +88,11 @@ class Content:
         """Behind the last byte."""
         return max((one.offset + one.nbytes for one in (*self.files.values(), self.manifest) if one), default=_PAGE)
 
+    def lies_within(self, capacity: int) -> bool:
+        """Whether a slot of this length has room for all that is said to be there."""
+        extents = [*self.files.values(), *([self.manifest] if self.manifest else [])]
+        return self.end <= capacity and all(one.offset >= _PAGE for one in extents)
+
     def to_json(self) -> dict[str, Any]:
         """As the table has it."""
         return {
@@ -96,19 +107,22 @@ class Content:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Content | None:
-        """Read a table."""
-        name, manifest = parse_commit(value["name"]), value["manifest"]
-        if name is None:
+        """Read a table; None if it is of nothing that this release knows."""
+        try:
+            name, manifest = parse_commit(value["name"]), value["manifest"]
+            if name is None or name.staging:
+                return None
+            return cls(
+                name=name,
+                number=whole_number(value["number"]),
+                job=str(value["job"]),
+                files={file: Extent.from_json(extent) for file, extent in value["files"].items()},
+                manifest=Extent.from_json(manifest) if manifest else None,
+                void=bool(value["void"]),
+                copied=bool(value.get("copied", False)),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError):
             return None
-        return cls(
-            name=name,
-            number=value["number"],
-            job=value["job"],
-            files={file: Extent(offset=offset, nbytes=nbytes) for file, (offset, nbytes) in value["files"].items()},
-            manifest=Extent(offset=manifest[0], nbytes=manifest[1]) if manifest else None,
-            void=value["void"],
-            copied=value.get("copied", False),
-        )
 
 
 class Slot:
@@ -116,8 +130,7 @@ class Slot:
 
     def __init__(self, path: Path, *, writable: bool = False, populate: bool = False) -> None:
         self.path = path
-        flags = os.O_RDWR if writable else os.O_RDONLY
-        self.fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW)
+        self.fd = open_itself(path, os.O_RDWR if writable else os.O_RDONLY)
         try:
             self.capacity = os.fstat(self.fd).st_size
             if self.capacity < _PAGE:
@@ -226,7 +239,11 @@ class Slot:
         raw = bytes(self.view[begin : begin + length])
         if self.view[at + _WORD : begin] != _seal(raw, sequence):
             return None
-        return Content.from_json(json.loads(raw))
+        try:
+            content = Content.from_json(json.loads(raw))
+        except (ValueError, RecursionError):
+            return None
+        return content if content is not None and content.lies_within(self.capacity) else None
 
     def close(self) -> None:
         """Unmap, as soon as nobody has a view of it any more."""
@@ -463,6 +480,8 @@ def manifest_of(slot: Slot, content: Content) -> Manifest | None:
     """The manifest in a slot, if it has one."""
     if content.manifest is None:
         return None
+    if content.manifest.nbytes > LARGEST:
+        raise DamagedError(f"{MANIFEST}: {content.manifest.nbytes} bytes are more than it can have")
     raw = bytearray(content.manifest.nbytes)
     slot.read(content, content.manifest, 0, memoryview(raw))
     manifest = decode(bytes(raw))

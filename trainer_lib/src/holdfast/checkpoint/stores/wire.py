@@ -17,6 +17,8 @@ from holdfast.checkpoint.stores.slots import Place
 from holdfast.errors import CheckpointError
 
 MAX_MESSAGE: Final = 256 << 20
+# Of a message before the other side has proved that it holds the key.
+MAX_GREETING: Final = 1024
 GREETING_SECONDS: Final = 5.0
 # How long one send or receive waits before it is asked whether there is still a reason to.
 SLICE_SECONDS: Final = 0.25
@@ -25,6 +27,7 @@ _PATIENCE_SECONDS: Final = 30.0
 # A node that lost its power says nothing: its connections are given up after this many seconds of silence.
 _SILENT_SECONDS: Final = 60
 _THROTTLED_BYTES: Final = 1 << 20
+_PART_BYTES: Final = 1 << 20
 
 
 class Wire:
@@ -56,15 +59,21 @@ class Wire:
         self.send_bytes(memoryview(len(raw).to_bytes(_LENGTH, "big") + raw))
 
     def receive(self, patience: float = _PATIENCE_SECONDS) -> dict[str, Any]:
-        """One message, within `patience` seconds of silence; OSError, ValueError or CheckpointError."""
+        """One message, within `patience` seconds of silence; OSError or CheckpointError."""
         head = bytearray(_LENGTH)
         self.receive_into(memoryview(head), patience)
         length = int.from_bytes(head, "big")
         if length > self.limit:
             raise CheckpointError(f"a message of {length} bytes")
-        raw = bytearray(length)
-        self.receive_into(memoryview(raw))
-        message = json.loads(raw)
+        raw = bytearray()
+        while len(raw) < length:  # no more room than came: the length is only a word
+            part = bytearray(min(_PART_BYTES, length - len(raw)))
+            self.receive_into(memoryview(part))
+            raw += part
+        try:
+            message = json.loads(raw)
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"a message that is not JSON: {error}") from error
         if not isinstance(message, dict):
             raise CheckpointError("a message must be a JSON object")
         return message

@@ -7,6 +7,7 @@ values that are no tensors are pickles as well, and are left out.
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import logging
 import math
@@ -14,7 +15,7 @@ import pickle
 import warnings
 from collections.abc import Sequence
 from pathlib import Path, PurePath
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
@@ -23,6 +24,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorS
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from holdfast.checkpoint.boxes import tiles
+from holdfast.checkpoints.interchange.bounds import bounded
 from holdfast.errors import CheckpointError, DamagedError, UnknownFormatError
 
 _log = logging.getLogger("holdfast.checkpoints.interchange")
@@ -44,12 +46,25 @@ _RECORDS: Final = {
 }
 
 
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(pickle._Unpickler):
+    """The one that is written in Python: there it can be seen what is about to be given attributes."""
+
+    dispatch: ClassVar[Any] = dict(pickle._Unpickler.dispatch)
+
+    def load_build(self) -> None:
+        """Records, and not what they are made by: that would be changed for all of this process."""
+        target = self.stack[-2]  # type: ignore[attr-defined]
+        if isinstance(target, type) or not dataclasses.is_dataclass(target):
+            raise UnknownFormatError(f".metadata changes a {type(target).__name__}, which no record of DCP needs")
+        super().load_build()  # type: ignore[misc]
+
+    dispatch[pickle.BUILD[0]] = load_build
+
     def find_class(self, module: str, name: str) -> Any:
         if name in _RECORDS.get(module, ()):
             return super().find_class(module, name)
-        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
-            return getattr(torch, name)
+        if module == "torch" and isinstance(vars(torch).get(name), torch.dtype):
+            return vars(torch)[name]
         if module == "pathlib" and name in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"):
             return PurePath
         raise UnknownFormatError(f".metadata names {module}.{name}, which no record of DCP needs")
@@ -68,11 +83,13 @@ class _Reader(FileSystemReader):
 
 def read_dcp(folder: Path) -> dict[Any, Any]:
     """The tensors, nested as they were saved."""
-    metadata = _metadata(folder)
-    try:
-        return _read(folder, metadata)
-    except (Exception, CheckpointException) as error:
-        raise DamagedError(f"{folder} cannot be read whole: {error}") from error
+    held = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    with bounded(held):
+        metadata = _metadata(folder)
+        try:
+            return _read(folder, metadata)
+        except (Exception, CheckpointException) as error:
+            raise DamagedError(f"{folder} cannot be read whole: {error}") from error
 
 
 def _read(folder: Path, metadata: Metadata) -> dict[Any, Any]:
@@ -107,7 +124,7 @@ def _checked(folder: Path, metadata: Any) -> Metadata:
     if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
         raise UnknownFormatError(".metadata is not that of a checkpoint of DCP in files")
     for info in metadata.storage_data.values():
-        if PurePath(info.relative_path).name != info.relative_path:
+        if type(info.relative_path) is not str or PurePath(info.relative_path).name != info.relative_path:
             raise DamagedError(f"{folder}/.metadata leads out of its folder: {info.relative_path!r}")
     _check_tensors(folder, metadata)
     metadata.storage_meta = StorageMeta()
