@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.checkpoint.fencing import Commit, order
-from holdfast.checkpoint.retention import Best, Decision, Entry, Rules, decide
+from holdfast.checkpoint.retention import Best, Decision, Entry, Rules, decide, leaving
 from holdfast.errors import UsageError
 from holdfast.worlds import Claim, Pair
 
@@ -54,6 +54,12 @@ def kept(entries: list[Entry], rules: str, **options: int) -> dict[int, str]:
 def test_a_rule_of_any_number_of_days_costs_no_memory() -> None:
     entries = [entry(step, hours_ago=24 * step) for step in range(1, 4)]
     assert len(kept(entries, "daily=999999999,weekly=999999999")) == 3
+
+
+def test_a_delta_goes_before_what_it_stands_on() -> None:
+    entries = [entry(10), entry(20, on=("step-10.g1.a1",)), entry(20, pair=Pair(1, 2)), entry(30), entry(40)]
+    gone = leaving(decided(entries, "", last=1))
+    assert list(map(str, gone)) == ["step-30.g1.a1", "step-20.g1.a2", "step-20.g1.a1", "step-10.g1.a1"]
 
 
 def test_without_rules_the_last_ones_stay() -> None:

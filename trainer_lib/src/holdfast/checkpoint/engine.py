@@ -506,7 +506,6 @@ class Engine:
                 now=self._clock(),
                 uploading=on_its_way(self._root),
             )
-            gone = [decision.commit for decision in decided if decision.goes]
-            tier.delete(self._root, [CommitName(step=c.step, pair=c.pair) for c in gone])
+            tier.delete(self._root, retention.leaving(decided))
         except (OSError, CheckpointError) as error:
             _log.warning("retention could not look through %s: %s", self._root, error)

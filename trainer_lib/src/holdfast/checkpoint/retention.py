@@ -124,6 +124,12 @@ def decide(
     return [_decision(entry, kept, readable, keep_last) for entry in entries]
 
 
+def leaving(decisions: Iterable[Decision]) -> list[CommitName]:
+    """Those that go, the newest first: whoever is killed on the way has left nothing that stands on what is gone."""
+    gone = sorted((one.commit for one in decisions if one.goes), key=_key, reverse=True)
+    return [CommitName(step=commit.step, pair=commit.pair) for commit in gone]
+
+
 def _decision(entry: Entry, kept: Mapping[str, str], readable: Collection[tuple[int, Pair]], last: int) -> Decision:
     reason = kept.get(str(entry.name), "")
     if reason:

@@ -211,8 +211,8 @@ class Uploader:
                 rules=self.settings.rules,
                 now=datetime.now(UTC),
             )
-            for commit in (decision.commit for decision in decided if decision.goes):
-                self.target.delete(CommitName(step=commit.step, pair=commit.pair))
+            for gone in retention.leaving(decided):
+                self.target.delete(gone)
             self.target.sweep(name)
         except CheckpointError as error:
             return str(error)

@@ -11,7 +11,7 @@ from typing import Any, Final
 from holdfast.checkpoint import fencing, tier
 from holdfast.checkpoint.aging import Ages
 from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.retention import Decision, Entry, Rules, decide
+from holdfast.checkpoint.retention import Decision, Entry, Rules, decide, leaving
 from holdfast.checkpoint.stores import Store
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.uploading import on_its_way
@@ -105,9 +105,8 @@ def carry_out(store: Store, pruning: Pruning) -> None:
     """Delete; not if an attempt has claimed since, which may stand on any of them."""
     if store.claims() != pruning.claims:
         raise CheckpointError(f"{store.url}: an attempt has claimed meanwhile; nothing was deleted: try again")
-    for name, goes, _ in pruning.lines[::-1]:
-        if goes:
-            store.delete(name)
+    for name in leaving(pruning.decisions):
+        store.delete(name)
     root = _folder(store)
     if root is not None:
         tier.remove_leftovers(root, pruning.leftovers)
