@@ -16,32 +16,23 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from traces import STRACE, Call, calls_in, kill_points
 
 from holdfast.checkpoint.claims import list_claims
 from holdfast.checkpoint.exchange import Alone
 from holdfast.checkpoint.reader import Restored, restore
 from holdfast.worlds import Pair
-from holdfast_testbed.programs import find
 
 SCRIPT = Path(__file__).parent / "scripts" / "one_attempt.py"
-STRACE = find("strace")  # `make setup` brings it
-CHANGING = frozenset(
-    """openat write pwrite64 writev fsync fdatasync close mkdir mkdirat rename renameat renameat2 link linkat
-    unlink unlinkat rmdir ftruncate""".split()  # noqa: SIM905  (a list of names reads best as words)
-)
 _spec = importlib.util.spec_from_file_location("one_attempt", SCRIPT)
 assert _spec is not None
 assert _spec.loader is not None
 one_attempt = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(one_attempt)
-UNFINISHED = "<unfinished ...>"
-RESUMED = re.compile(r"^ *<\.\.\. \w+ resumed>(.*)")
-CALL = re.compile(r"^(?:\d+ +)?(\w+)\((.*)\) += (-?\d+)")
 
 pytestmark = pytest.mark.skipif(STRACE is None, reason="there is no strace, and no Debian to bring it")
 
@@ -53,40 +44,15 @@ def attempt(root: Path, number: int, *steps: int, strace: tuple[str, ...] = ()) 
     return subprocess.run([*prefix, *command], capture_output=True, text=True, timeout=300, env=environ)
 
 
-def whole_lines(text: str) -> Iterator[str]:
-    """A call of which strace tells in two lines, because another thread's came between, stands where it ended."""
-    begun: dict[str, str] = {}
-    for line in text.splitlines():
-        thread, _, call = line.partition(" ")
-        end = RESUMED.match(call)
-        if call.endswith(UNFINISHED):
-            begun[thread] = call.removesuffix(UNFINISHED)
-        elif end is not None:
-            yield f"{thread} {begun.pop(thread, '')}{end[1]}"
-        else:
-            yield line
-
-
-def traced(root: Path, trace: Path) -> tuple[list[tuple[str, str]], Counter[str]]:
+def traced(root: Path, trace: Path) -> tuple[list[Call], Counter[str]]:
     """The calls of attempt 2 between its marks, and how many of each kind came before."""
     ended = attempt(root, 2, 20, strace=("-o", str(trace)))
     assert ended.stdout == "committed 20\n"
-    before: Counter[str] = Counter()
-    calls: list[tuple[str, str]] = []
-    begun = False
-    for line in whole_lines(trace.read_text()):
-        match = CALL.match(line)
-        if match is None:
-            continue
-        if f'"{root}/begin"' in line:
-            begun = True
-        elif f'"{root}/end"' in line:
-            break
-        elif begun:
-            calls.append((match[1], match[2]))
-        else:
-            before[match[1]] += 1
-    return calls, before
+    calls = list(calls_in(trace.read_text()))
+    begin, end = (
+        next(n for n, call in enumerate(calls) if f'"{root}/{mark}"' in call.text) for mark in ("begin", "end")
+    )
+    return calls[begin + 1 : end], Counter(call.name for call in calls[:begin])
 
 
 @pytest.fixture
@@ -105,21 +71,13 @@ def fresh(earlier: Path, number: int) -> Path:
     return Path(shutil.copytree(earlier, root))
 
 
-def kill_points(calls: list[tuple[str, str]], before: Counter[str]) -> Iterator[tuple[str, int]]:
-    count = Counter(before)
-    for name, _ in calls:
-        count[name] += 1
-        if name in CHANGING:
-            yield name, count[name]
-
-
 def newest(root: Path) -> Restored:
     return restore(root, Alone(), claims=list_claims(root), job_uid="job-1")
 
 
 def test_a_kill_at_any_system_call_leaves_a_whole_commit(earlier: Path, tmp_path: Path) -> None:
     calls, before = traced(fresh(earlier, 0), tmp_path / "trace")
-    points = list(kill_points(calls, before))
+    points = kill_points(calls, before)
     assert len(points) > 50
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         steps = set(pool.map(lambda point: killed_at(earlier, *point), points))
@@ -150,16 +108,16 @@ def goes_on(root: Path, where: str) -> None:
     assert not (root / "quarantine").exists(), where
 
 
-def position(calls: list[tuple[str, str]], name: str, pattern: str) -> int:
+def position(calls: list[Call], name: str, pattern: str) -> int:
     """Where the one call is that matches."""
-    found = [i for i, (call, text) in enumerate(calls) if call == name and re.search(pattern, text)]
+    found = [i for i, call in enumerate(calls) if call.name == name and re.search(pattern, call.text)]
     assert len(found) == 1, (name, pattern, found)
     return found[0]
 
 
-def synced(calls: list[tuple[str, str]], opened: int, *, before: int) -> int:
+def synced(calls: list[Call], opened: int, *, before: int) -> int:
     """Where the file or folder that was opened by this call is fsynced, before it is closed again."""
-    names = [call for call, _ in calls[opened:before]]
+    names = [call.name for call in calls[opened:before]]
     assert "fsync" in names
     at = names.index("fsync")
     assert "close" not in names[:at]
@@ -167,8 +125,14 @@ def synced(calls: list[tuple[str, str]], opened: int, *, before: int) -> int:
 
 
 def test_a_call_that_strace_tells_in_two_lines_is_one_call() -> None:
-    text = "1 fsync(3 <unfinished ...>\n2 close(9) = 0\n1 <... fsync resumed>) = 0\n1 close(3)  = 0\n"
-    assert list(whole_lines(text)) == ["2 close(9) = 0", "1 fsync(3 ) = 0", "1 close(3)  = 0"]
+    text = "1  fsync(3 <unfinished ...>\n2  close(9) = 0\n1  <... fsync resumed>) = 0\n1  close(3)  = 0\n"
+    calls = list(calls_in(text))
+    assert [(call.thread, call.name, call.text.strip()) for call in calls] == [
+        ("2", "close", "9"),
+        ("1", "fsync", "3"),
+        ("1", "close", "3"),
+    ]
+    assert [(call.begun, call.ended) for call in calls] == [(1, 1), (0, 2), (3, 3)]
 
 
 def test_writes_fsyncs_and_renames_come_in_the_order_that_makes_a_commit_safe(earlier: Path, tmp_path: Path) -> None:
@@ -186,12 +150,12 @@ def test_writes_fsyncs_and_renames_come_in_the_order_that_makes_a_commit_safe(ea
     begun = position(calls, "mkdir", staging)
     written = synced(calls, manifest, before=sealed)
     parent = next(
-        i for i, (name, text) in enumerate(calls) if i > named and name == "openat" and "O_DIRECTORY" in text
+        i for i, call in enumerate(calls) if i > named and call.name == "openat" and "O_DIRECTORY" in call.text
     )
     announced = position(calls, "write", r'"committed 20')
     order = [claim, claimed, begun, *shards, manifest, written, sealed, named, parent, announced]
     assert order == sorted(order)
-    folder_synced = [text for name, text in calls[sealed:named] if name in ("openat", "fsync")]
+    folder_synced = [call for call in calls[sealed:named] if call.name in ("openat", "fsync")]
     assert len(folder_synced) == 2  # the folder that now holds the manifest
     assert synced(calls, parent, before=announced) < announced
 

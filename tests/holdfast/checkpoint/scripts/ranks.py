@@ -1,0 +1,199 @@
+"""Ranks of an attempt of a job, without torch. Each is forked from this process, which has loaded all they need; it
+looks, claims, waits to be traced, and then commits a step as a job does: `begin`, and the rest by a thread.
+
+A line of JSON says what is wanted. One tells the numbers of the processes, an empty one lets them go, and one tells
+how each has ended and what it said.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from holdfast.checkpoint.engine import Attempt, Engine
+from holdfast.checkpoint.exchange import Alone, Exchange
+from holdfast.checkpoint.fencing import Resume
+from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.shard import TensorSpec
+from holdfast.checkpoint.writer import Snapshot
+from holdfast.errors import PeerLostError
+from holdfast.worlds import Pair
+
+Forms = dict[str, tuple[str, tuple[int, ...]]]
+# Three chunks of 8 MiB, or of two ranks two each; and what is large enough for digests of slices, in a delta too.
+LARGE: Forms = {"body": ("U8", (17, 1 << 20)), "head": ("U8", (64,))}
+SMALL: Forms = {"body": ("U8", (64, 1 << 14)), "inexact": ("F32", (64, 1 << 10))}
+KINDS: dict[str, tuple[Forms, int]] = {"large": (LARGE, 1), "deltas": (SMALL, 8)}
+_CHANGED = 20
+_THRESHOLD = 1e-3
+_PR_SET_PTRACER, _ANY = 0x59616D61, ctypes.c_ulong(-1)
+
+
+class Twins:
+    """Two ranks and a socket between them. `fated`: the one does not outlive the other."""
+
+    size = 2
+
+    def __init__(self, rank: int, one: socket.socket, *, fated: bool) -> None:
+        self.rank, self._fated = rank, fated
+        self._says, self._hears = one.makefile("w"), one.makefile("r")
+
+    def gather(self, value: Any) -> list[Any]:
+        try:
+            self._says.write(json.dumps(value) + "\n")
+            self._says.flush()
+            line = self._hears.readline()
+        except OSError:
+            line = ""
+        if not line:
+            if self._fated:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise PeerLostError("the other rank is gone")
+        values = [value, json.loads(line)]
+        return values if self.rank == 0 else values[::-1]
+
+    def share(self, value: Any) -> Any:
+        return self.gather(value)[0]
+
+    def close(self) -> None:
+        self._says.close()
+        self._hears.close()
+
+
+def snapshot(kind: str, step: int, pair: Pair) -> Snapshot:
+    """Some rows are others at each step, and floats a little; one in a hundred is far off."""
+    forms, _ = KINDS[kind]
+    state: dict[str, Any] = {}
+    for name, (dtype, shape) in forms.items():
+        if dtype == "U8":
+            state[name] = np.resize(np.arange(251, dtype=np.uint8), shape)
+            state[name][:_CHANGED] += np.uint8(step)
+        else:
+            state[name] = np.resize(np.arange(1000, dtype=np.float32), shape) / 1000 + np.float32(step * 1e-6)
+            state[name][:, ::100] += step
+
+    def read(piece: Any) -> bytes:
+        return bytes(state[piece.spec.name][piece.start[0] : piece.start[0] + piece.shape[0]].tobytes())
+
+    return Snapshot(
+        name=CommitName(step=step, pair=pair),
+        specs=[TensorSpec(name=name, dtype=dtype, shape=shape) for name, (dtype, shape) in forms.items()],
+        read=read,
+        state={"objects": {"step": step}, "counters": {}},
+        data=None,
+        alone={"step": step},
+        numerics={},
+        inexact=frozenset({"inexact"} & forms.keys()),
+    )
+
+
+def run(
+    wanted: dict[str, Any],
+    exchange: Exchange,
+    ready: Callable[[], None] = lambda: None,
+    announce: Callable[[str], None] = lambda said: None,
+) -> None:
+    """An attempt: what it goes on from, its claim, its commits. Before the last one it is `ready`."""
+    kind, steps = wanted["kind"], wanted["steps"]
+    attempt = Attempt(pair=Pair(1, wanted["attempt"]), job_uid="job-1", publication="p1", run_id="run")
+    every = KINDS[kind][1]
+    engine = Engine(
+        Path(wanted["root"]),
+        keep_last=2,
+        resume=Resume.ALWAYS,
+        on_foreign=print,
+        full_every=every,
+        delta_threshold=_THRESHOLD if every > 1 else 0.0,
+    )
+    engine.enter(attempt, exchange)
+    found = engine.restore()
+    engine.claim(step=found.step, pair=found.pair)
+    for step in steps:
+        made = snapshot(kind, step, attempt.pair)
+        if step == steps[-1]:
+            ready()
+        saving = engine.begin(made)
+        saving.settle(lambda: None)
+        if saving.lost:
+            announce(f"lost {step}")
+            return
+        result = saving.result
+        announce(f"committed {step}" if result.committed else f"failed {step}: {result.message}")
+
+
+def rank(wanted: dict[str, Any], exchange: Exchange, waits: int, told: int) -> None:
+    """One of them, to its end."""
+    ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _ANY)
+
+    def ready() -> None:
+        os.write(told, b"ready\n")
+        os.read(waits, 1)
+
+    def announce(said: str) -> None:
+        os.write(told, f"{said}\n".encode())
+
+    run(wanted, exchange, ready, announce)
+
+
+def forked(wanted: dict[str, Any], exchange: Exchange, others: list[int]) -> tuple[int, int, int]:
+    """Its number, where it is let go, where it is heard. Of `others` it keeps nothing open."""
+    (waits, go), (hears, told) = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            for fd in (go, hears, *others):
+                os.close(fd)
+            rank(wanted, exchange, waits, told)
+            os._exit(0)
+        except BaseException:  # noqa: BLE001  (told, and the end of it)
+            os.write(told, traceback.format_exc().encode())
+        finally:
+            os._exit(1)
+    os.close(waits)
+    os.close(told)
+    return child, go, hears
+
+
+def heard(hears: int, last: bytes = b"\n\n") -> str:
+    """What it says, to these words or to its end."""
+    said = b""
+    while not said.endswith(last) and (more := os.read(hears, 1 << 16)):
+        said += more
+    return said.decode()
+
+
+def attempt(wanted: dict[str, Any]) -> None:
+    """All ranks of one: start them, tell that they are ready, let them go, tell how they ended."""
+    ends = socket.socketpair() if wanted["ranks"] == 2 else ()
+    twins = [Twins(number, one, fated=wanted["fated"]) for number, one in enumerate(ends)]
+    made: list[tuple[int, int, int]] = []
+    for number, exchange in enumerate(twins or [Alone()]):
+        own = [one.fileno() for n, one in enumerate(ends) if n != number]
+        made.append(forked(wanted, exchange, [*own, *(fd for _, *fds in made for fd in fds)]))
+    for one in (*twins, *ends):
+        one.close()
+    said = [heard(hears, b"ready\n") for _, _, hears in made]
+    print(json.dumps({"pids": [pid for pid, _, _ in made], "said": said}), flush=True)
+    sys.stdin.readline()
+    for _, go, _ in made:
+        os.close(go)
+    statuses = [os.waitpid(pid, 0)[1] for pid, _, _ in made]
+    said = [heard(hears) for _, _, hears in made]
+    for _, _, hears in made:
+        os.close(hears)
+    print(json.dumps({"statuses": statuses, "said": said}), flush=True)
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        attempt(json.loads(line))
