@@ -143,10 +143,15 @@ def _spread(stage: Stage) -> None:
 
 def _renew(stage: Stage, pod: PodSight | None = None) -> None:
     """Another pod for this worker or the last, and its loss counted, so that the next trial sees nothing of it."""
-    known = dict(stage.watcher.sight.restarts)
+    known = _decided(stage)
     delete_pod(stage, pod)
-    stage.watcher.wait("the pod's loss", lambda: bool(newly_counted(known, stage.watcher.sight.restarts)), 120)
+    stage.watcher.wait("the pod's loss", lambda: _decided(stage) != known, 120)
     settle(stage)
+
+
+def _decided(stage: Stage) -> dict[int, str]:
+    """Soon after its memory ran out, a container's end is the last part of that incident, and no other one."""
+    return {incident.number: incident.decision for incident in stage.watcher.sight.incidents}
 
 
 def _await_commit(stage: Stage) -> None:
