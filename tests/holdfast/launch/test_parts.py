@@ -96,6 +96,29 @@ def test_only_torchs_own_communication_tells_of_a_lost_peer(last: str, reason: s
 
 
 @pytest.mark.parametrize(
+    ("lines", "reason", "message"),
+    [
+        ((), "ExitCode", "rank 1 (pid 31) ended with 3"),
+        (("train.py: error: give --data",), "ExitCode", "rank 1 (pid 31) ended with 3: train.py: error: give --data"),
+        (('  File "train.py", line 7, in <module>', "Stopped: no data"), "Exception", "Stopped: no data"),
+        (("[rank1]: Traceback (most recent call last):", "[rank1]: Stopped"), "Exception", "[rank1]: Stopped"),
+        (("torch.OutOfMemoryError: CUDA out of memory",), "Exception", "torch.OutOfMemoryError: CUDA out of memory"),
+    ],
+)
+def test_last_words_that_are_no_tracebacks_tell_of_no_exception(
+    lines: tuple[str, ...], reason: str, message: str
+) -> None:
+    failure = judge(RankEnd(rank=1, pid=31, returncode=3, traceback=lines), PLACE)
+    assert failure is not None
+    assert (failure.reason, failure.message) == (reason, message)
+
+
+def test_what_torch_warns_of_as_a_process_ends_is_not_why_it_does() -> None:
+    warning = "[W1124 21:40:48.798360530 socket.cpp:207] [c10d] The hostname of the client socket is not known."
+    assert termination.last_lines(["ValueError: x", warning, f"[rank0]:{warning}"]) == ("ValueError: x",)
+
+
+@pytest.mark.parametrize(
     "end",
     [
         {"returncode": 0},

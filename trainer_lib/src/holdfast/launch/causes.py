@@ -19,6 +19,10 @@ _LOST_PEER = re.compile(
     r"socket timeout|NCCL (?:remote process|communicator was aborted|system) error|NCCL communicator was aborted|"
     r"NCCL.*remote process exited|store.*(?:closed|broken)"
 )
+# Its end is what is kept of it, which may lack its first line. Other last words are no exception's.
+_TRACEBACK = re.compile(
+    r"(?:\[rank\d+\]: ?)?(?:Traceback\b|\s*File \"[^\"]+\", line \d+|[\w.]+(?:Error|Exception)\b)"
+)
 _NO_RESOURCES = tuple(os.strerror(number) for number in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE))
 _STOPPED_BY_US = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT})
 
@@ -93,8 +97,10 @@ def _died(end: RankEnd, place: Place, who: str) -> Failure:
         return _failure(end, place, Cause.APPLICATION, "Signal", Priority.EXCEPTION, text)
     if not end.exception and _COMMUNICATION.search(last) and _LOST_PEER.search(last):
         return _failure(end, place, Cause.INFRASTRUCTURE, "PeerLost", Priority.PEER_LOST, f"{who}: {last}")
-    reason, text = ("Exception", last) if last else ("ExitCode", f"{who} ended with {end.returncode}")
-    return _failure(end, place, Cause.APPLICATION, reason, Priority.EXCEPTION, text)
+    if end.exception or any(map(_TRACEBACK.match, end.traceback)):
+        return _failure(end, place, Cause.APPLICATION, "Exception", Priority.EXCEPTION, last)
+    text = f"{who} ended with {end.returncode}" + (f": {last}" if last else "")
+    return _failure(end, place, Cause.APPLICATION, "ExitCode", Priority.EXCEPTION, text)
 
 
 def peer_lost(rank: int, message: str, place: Place, *, step: int | None) -> Failure:

@@ -16,6 +16,8 @@ from holdfast.logs import is_own_info
 _log = logging.getLogger("holdfast.launch.termination")
 _MAX_BYTES = 4000  # the kubelet cuts at 4096
 _MAX_LINES = 12
+# Of its C++ part, some of them as the process ends, after what it ends for.
+_TORCHS_WARNING = re.compile(r"(?:\[rank\d+\]:)?\[[IW]\d{4} [\d:.]+ [\w.]+:\d+\]")
 _MAX_LINE = 300
 _SECRET = re.compile(
     r"(?i)((?:token|secret|password|passwd|api[_-]?key|authorization|credential|x-amz-signature)\w*[\"']?\s*[=:]\s*)"
@@ -61,7 +63,7 @@ def redact(text: str) -> str:
 
 def last_lines(lines: Sequence[str]) -> tuple[str, ...]:
     """The last lines that say something, each of a length that other launchers can be told."""
-    telling = [line for line in lines if line.strip() and not is_own_info(line)]
+    telling = [line for line in lines if line.strip() and not is_own_info(line) and not _TORCHS_WARNING.match(line)]
     return tuple(line.rstrip()[:MAX_TEXT] for line in telling)[-_MAX_LINES:]
 
 
