@@ -74,6 +74,41 @@ def test_a_gpu_that_falls_off_the_bus_costs_its_worker_the_node_and_no_step(
         assert "ReplaceNodeByDefault" in told(stage, "incidents[*].decision")
 
 
+def test_a_gpu_that_is_sick_before_the_start_keeps_its_gang_off_the_node(
+    cluster: Cluster, namespace: str, exporters: Exporters
+) -> None:
+    body = job_on_gpus()
+    body["spec"]["preflight"] = {"checks": ["GPU"]}
+    cluster.kubectl("-n", namespace, "apply", "-f", "-", input=json.dumps(body))
+    with Watcher(cluster, namespace, JOB) as watcher:
+        stage = Stage(cluster=cluster, watcher=watcher, say=print)
+        shown: set[str] = set()
+
+        def placed(count: int) -> list[PodSight]:
+            """So many that no exporter shows yet."""
+            found = [pod for pod in watcher.pods if pod.node and pod.uid and pod.name not in shown]
+            return found if len(found) == count else []
+
+        watcher.wait("two pods with nodes", lambda: bool(placed(WORKERS)), timeout=240)
+        well, sick = placed(WORKERS)
+        for pod in (well, sick):
+            gpu = gpu_of(pod, namespace)
+            if pod is sick:
+                gpu.set(ECC_DBE_VOL_TOTAL=2)
+            exporters[pod.node].node.gpus.append(gpu)
+            shown.add(pod.name)
+        watcher.wait("a pod in the sick one's place", lambda: bool(placed(1)), timeout=240)
+        (other,) = placed(1)
+        exporters[other.node].node.gpus.append(gpu_of(other, namespace))
+
+        watcher.wait_for_world(WORKERS, steps=5, timeout=300)
+        assert {pod.node for pod in stage.workers()} == {well.node, other.node}
+        assert sick.node not in {well.node, other.node}
+        assert told(stage, "avoidedNodes[*].node") == sick.node
+        assert "uncorrectable memory errors" in told(stage, "avoidedNodes[*].message")
+        assert watcher.sight.restarts == {}, "nothing had started"
+
+
 def job_on_gpus() -> dict[str, Any]:
     """The example with two workers, each with a GPU: a node is left over."""
     body: dict[str, Any] = yaml.safe_load(example_job(max_steps="1000000"))
