@@ -10,7 +10,13 @@ import pytest
 
 from holdfast_testbed.cluster import Cluster
 from holdfast_testbed.drill.faults import Stage
-from holdfast_testbed.drill.install import example_job, install_chart, remove_namespace
+from holdfast_testbed.drill.install import (
+    DRILL_JOB,
+    apply_drill_job,
+    example_job,
+    install_chart,
+    remove_namespace,
+)
 from holdfast_testbed.drill.watch import Watcher
 
 NODES = 3
@@ -48,6 +54,18 @@ def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]
     cluster.prepare_namespace(name)
     yield name
     print(_story(cluster, name))  # pytest shows it when the test has failed
+    remove_namespace(cluster, name)
+
+
+@pytest.fixture(scope="module")
+def stage(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Stage]:
+    """The drills' job of three in the namespace that the module names, for all its tests."""
+    name = request.module.NAMESPACE
+    cluster.prepare_namespace(name)
+    apply_drill_job(cluster, name)
+    with Watcher(cluster, name, DRILL_JOB) as watcher:
+        yield Stage(cluster=cluster, watcher=watcher, say=print)
+    print(cluster.kubectl("-n", name, "describe", "ftj", check=False))  # pytest shows it when a test has failed
     remove_namespace(cluster, name)
 
 

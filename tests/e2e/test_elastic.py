@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from holdfast_testbed.cluster import Cluster
 from holdfast_testbed.drill import notes
 from holdfast_testbed.drill.edits import edit
 from holdfast_testbed.drill.faults import Stage, commits
-from holdfast_testbed.drill.install import DRILL_JOB, apply_drill_job, remove_namespace
+from holdfast_testbed.drill.install import DRILL_JOB
 from holdfast_testbed.drill.matrix import kill_launcher
 from holdfast_testbed.drill.trial import WORKERS, Toll, newly_counted, toll
 from holdfast_testbed.drill.watch import PodSight, Watcher
@@ -85,14 +84,10 @@ class Elastic:
 
 
 @pytest.fixture(scope="module")
-def stage(cluster: Cluster) -> Iterator[Stage]:
-    cluster.prepare_namespace(NAMESPACE)
-    apply_drill_job(cluster, NAMESPACE)
-    with Watcher(cluster, NAMESPACE, DRILL_JOB) as watcher:
-        watcher.wait_for_world(WORKERS, steps=5, timeout=300)
-        yield Stage(cluster=cluster, watcher=watcher, say=print)
-    print(cluster.kubectl("-n", NAMESPACE, "describe", "ftj", check=False))  # pytest shows it when a test has failed
-    remove_namespace(cluster, NAMESPACE)
+def stage(stage: Stage) -> Stage:
+    """It trains: what is edited in flight is known to those who do."""
+    stage.watcher.wait_for_world(WORKERS, steps=5, timeout=300)
+    return stage
 
 
 @pytest.fixture

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from holdfast_testbed.cluster import Cluster
 from holdfast_testbed.drill.faults import Stage
-from holdfast_testbed.drill.install import DRILL_INTERVAL_STEPS, DRILL_JOB, apply_drill_job, remove_namespace
+from holdfast_testbed.drill.install import DRILL_INTERVAL_STEPS
 from holdfast_testbed.drill.matrix import Case, cases
 from holdfast_testbed.drill.trial import run
-from holdfast_testbed.drill.watch import Watcher
 
 pytestmark = pytest.mark.e2e
 
@@ -20,17 +16,6 @@ ELSEWHERE = {
     "disk-full": "tests/holdfast/checkpoint/test_full_disk.py: here it would fill the disk of the machine",
 }
 HERE = [case for case in cases(DRILL_INTERVAL_STEPS) if case.name not in ELSEWHERE]
-
-
-@pytest.fixture(scope="module")
-def stage(cluster: Cluster) -> Iterator[Stage]:
-    """One job of three for all rows."""
-    cluster.prepare_namespace(NAMESPACE)
-    apply_drill_job(cluster, NAMESPACE)
-    with Watcher(cluster, NAMESPACE, DRILL_JOB) as watcher:
-        yield Stage(cluster=cluster, watcher=watcher, say=print)
-    print(cluster.kubectl("-n", NAMESPACE, "describe", "ftj", check=False))  # pytest shows it when a test has failed
-    remove_namespace(cluster, NAMESPACE)
 
 
 @pytest.mark.parametrize("case", HERE, ids=lambda case: case.name)

@@ -5,18 +5,17 @@ from __future__ import annotations
 import signal
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from holdfast_testbed.cluster import Cluster
 from holdfast_testbed.drill import notes
 from holdfast_testbed.drill.edits import edit
 from holdfast_testbed.drill.faults import Stage, await_save, leader
-from holdfast_testbed.drill.install import DRILL_INTERVAL_STEPS, DRILL_JOB, apply_drill_job, remove_namespace
+from holdfast_testbed.drill.install import DRILL_INTERVAL_STEPS, DRILL_JOB, apply_drill_job
 from holdfast_testbed.drill.matrix import signal_rank, told
 from holdfast_testbed.drill.sight import Incident
 from holdfast_testbed.drill.trial import LATE_COUNT_SECONDS, WORKERS, Toll, newly_counted, toll
@@ -131,16 +130,6 @@ class Ruled:
     def _is_whole_without(self, gone: set[str]) -> bool:
         members = self.watcher.sight.members
         return len(members) == WORKERS and gone.isdisjoint(members)
-
-
-@pytest.fixture(scope="module")
-def stage(cluster: Cluster) -> Iterator[Stage]:
-    cluster.prepare_namespace(NAMESPACE)
-    apply_drill_job(cluster, NAMESPACE)
-    with Watcher(cluster, NAMESPACE, DRILL_JOB) as watcher:
-        yield Stage(cluster=cluster, watcher=watcher, say=print)
-    print(cluster.kubectl("-n", NAMESPACE, "describe", "ftj", check=False))  # pytest shows it when a test has failed
-    remove_namespace(cluster, NAMESPACE)
 
 
 @pytest.fixture
