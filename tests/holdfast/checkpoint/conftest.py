@@ -14,6 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from command_line import Commands
 
 from holdfast.checkpoint.exchange import Alone, Exchange
 from holdfast.checkpoint.names import CommitName
@@ -27,6 +28,12 @@ from holdfast_testbed.s3 import REGION, S3Server, s3_server
 
 Tensors = Mapping[str, bytes]
 SCRIPTS = Path(__file__).parent / "scripts"
+
+
+@pytest.fixture
+def holdfast(capsys: pytest.CaptureFixture[str]) -> Commands:
+    """The command line."""
+    return Commands(capsys)
 
 
 def snapshot_of(step: int, pair: Pair, tensors: Tensors, *, rank: int = 0) -> Snapshot:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import xxhash
+from command_line import Commands
 
 from holdfast import checkpoint
 from holdfast.checkpoint.claims import write_claim
@@ -22,28 +23,10 @@ from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.uploading import held
 from holdfast.checkpoints.progress import Progress, size
-from holdfast.cli import main
 from holdfast.worlds import Claim, Pair
 
 MIB = 1 << 20
 FIRST = {"model/a": b"a" * 99, "model/b": b"b" * 7 * MIB, "model/c": b"c" * 2 * MIB, "model/d": b"d" * 5}
-
-
-class Commands:
-    """Runs `holdfast checkpoints`; keeps what it printed."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-        self.out = self.err = ""
-
-    def __call__(self, *words: object) -> int:
-        code = main(["checkpoints", *map(str, words)])
-        self.out, self.err = self._capsys.readouterr()
-        return code
-
-    def json(self, *words: object, code: int = 0) -> Any:
-        assert self(*words, "--json") == code, self.err
-        return json.loads(self.out)
 
 
 class Box:
@@ -57,11 +40,6 @@ class Box:
 
     def load_state_dict(self, state: Any) -> None:
         self._state = state
-
-
-@pytest.fixture
-def holdfast(capsys: pytest.CaptureFixture[str]) -> Commands:
-    return Commands(capsys)
 
 
 @pytest.fixture

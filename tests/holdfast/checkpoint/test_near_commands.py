@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import Commands
 
 from holdfast.checkpoint.arena import Arena
 from holdfast.checkpoint.fencing import Resume
@@ -23,7 +23,6 @@ from holdfast.checkpoint.stores.peer_server import PeerServer
 from holdfast.checkpoint.writer import Snapshot, stage
 from holdfast.checkpoints.near import near_store
 from holdfast.checkpoints.verifying import verify
-from holdfast.cli import main
 from holdfast.worlds import Pair
 
 World = Callable[..., list[Any]]
@@ -107,26 +106,6 @@ def disk(tmp_path: Path, world: World) -> Path:
 def own_of(disk: Path) -> Path:
     (found,) = disk.glob("launcher-0/*-own-0")
     return found
-
-
-class Commands:
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-        self.out = self.err = ""
-
-    def __call__(self, *words: object) -> int:
-        code = main(["checkpoints", *map(str, words)])
-        self.out, self.err = self._capsys.readouterr()
-        return code
-
-    def json(self, *words: object, code: int = 0) -> Any:
-        assert self(*words, "--json") == code, self.err
-        return json.loads(self.out)
-
-
-@pytest.fixture
-def holdfast(capsys: pytest.CaptureFixture[str]) -> Commands:
-    return Commands(capsys)
 
 
 def bytes_in(root: Path) -> dict[str, str]:
