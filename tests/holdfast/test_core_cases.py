@@ -133,6 +133,19 @@ def test_a_lost_pod_is_one_incident_on_every_launcher() -> None:
         assert incidents[0].lost_steps is not None
 
 
+def test_an_attempt_that_ends_before_its_first_step_lost_none() -> None:
+    sim = training(replace_lost=False)
+    sim.kill_rank("w2")
+    here = sim.pods["w0"]
+    assert sim.run(10, lambda: here.state.attempt is not None and here.state.attempt.world.pair == Pair(1, 2))
+    assert here.state.attempt is not None
+    assert here.state.attempt.step is None
+    sim.crash("w2")
+    assert sim.run(20, lambda: sim.trains_with("w0", "w1") and (t := sim.training_now()) is not None and t.made)
+    assert sim.run(5, lambda: all(known.resumed is not None for known in here.state.incidents))
+    assert [(known.pair, known.lost_steps) for known in here.state.incidents] == [(Pair(1, 1), 0), (Pair(1, 2), 0)]
+
+
 def test_a_killed_rank_restarts_in_place_in_the_same_generation() -> None:
     sim = training()
     sim.kill_rank("w1")

@@ -197,8 +197,8 @@ def resumed(turn: Turn, event: StepMade) -> None:
 def _closed(incident: Incident, event: StepMade, now: float) -> Incident:
     if incident.resumed is not None or incident.pair >= event.pair:
         return incident
-    reached = incident.failure.step
-    lost_steps = None if reached is None else max(reached - event.restored, 0)
+    reached = incident.failure.step  # None: it made no step, so what is lost is that of an attempt before it
+    lost_steps = 0 if reached is None else max(reached - event.restored, 0)
     return replace(incident, resumed=now, lost_steps=lost_steps, restored_from=event.origin or None)
 
 
