@@ -99,6 +99,21 @@ def test_growth_loses_no_step() -> None:
     assert after.base == before.steps
 
 
+def test_nobody_is_taken_in_before_a_checkpoint_has_ended() -> None:
+    sim = training()
+    sim.crash("w2")
+    assert sim.run(5, lambda: sim.trains_with("w0", "w1"))
+    for uid in ("w0", "w1"):
+        sim.feed(sim.pods[uid], events.Saves(saving=True))
+    sim.prove(sim.pods["w2"])
+    sim.replenish()
+    assert not sim.run(60, lambda: not sim.trains_with("w0", "w1"))
+
+    for uid in ("w0", "w1"):
+        sim.feed(sim.pods[uid], events.Saves(saving=False))
+    assert sim.run(10, lambda: sim.trains_with("w0", "w1", "w3"))
+
+
 def test_nobody_stops_for_a_newcomer_before_all_have_heard_of_its_generation() -> None:
     sim = training()
     sim.crash("w2")

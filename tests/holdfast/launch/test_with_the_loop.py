@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,34 @@ def test_three_shrink_to_two_and_grow_to_three_without_losing_a_step(cluster: An
     wait_for(lambda: cluster.pods["d"].step > reached, "three train")
     assert claims(cluster)[third] == reached, "growth goes on from the very step at which the two stopped"
     assert len(a.status["incidents"]) == 1
+
+
+def test_a_growth_waits_for_the_end_of_a_save_and_loses_nothing(cluster: Any, wait_for: Wait) -> None:
+    """Ranks that were asked to part in the middle of one, and took longer than `deadlineSeconds`, were killed."""
+    cluster.settings["checkpoint"] = {**cluster.settings["checkpoint"], "interval": "50", "deadlineSeconds": 1}
+    checkpoints = str(cluster.shared / "checkpoints")
+    a, b = cluster.start("a", "b", script="trains.py", HOLDFAST_CHECKPOINT_DIR=checkpoints)
+    cluster.publish(1, "a", "b")
+    first = cluster.await_world(1, "a", "b")
+    wait_for(lambda: a.status.get("checkpoints"), "a first commit")
+    hold = cluster.shared / "hold-saves"
+    hold.touch()
+    wait_for((cluster.shared / "held").exists, "a save")
+
+    cluster.start("c", script="trains.py", HOLDFAST_CHECKPOINT_DIR=checkpoints)
+    previous = [{"generation": 1, "publication": "p1", "members": ["uid-a", "uid-b"]}]
+    active = {"generation": 1, "attempt": first[1]}
+    cluster.publish(2, "a", "b", "c", active=active, previous=previous)
+    wait_for(lambda: "waits to join" in cluster.pods["c"].status.get("message", ""), "the newcomer")
+    offered = time.monotonic()
+    wait_for(lambda: time.monotonic() > offered + 12, "time in which it could be taken in")
+    assert a.status["world"]["generation"] == 1
+
+    hold.unlink()
+    second = cluster.await_world(2, "a", "b", "c")
+    wait_for(lambda: second in claims(cluster), "three train")
+    assert claims(cluster)[second] >= a.status["checkpoints"]["shared"]["step"]
+    assert (a.status["incidents"], b.status["incidents"]) == ([], []), cluster.tail()
 
 
 def test_a_growth_leaves_those_who_train_their_store_until_they_have_stopped(cluster: Any, wait_for: Wait) -> None:

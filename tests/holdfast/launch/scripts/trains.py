@@ -3,7 +3,7 @@
 `ASLEEP`: it falls asleep. `STRAYS`: it has just killed rank 0, so that its attempt is over. `MISMATCH`: it waits for
 what rank 0 never sends. `SWALLOWS`: it gives `job.step` what is no loss, and catches the exception. `RAISES`: every
 rank raises, and the disk takes longer than launchers wait for who leaves.
-With `LOADS_SLOWLY`, whoever is given a state takes long to load it.
+With `LOADS_SLOWLY`, whoever is given a state takes long to load it. While there is a file `hold-saves`, no save ends.
 """
 
 import contextlib
@@ -34,6 +34,14 @@ def hurt() -> None:
 
 
 class Line(torch.nn.Linear):
+    trains = False
+
+    def state_dict(self, *args, **options):
+        while self.trains and (folder / "hold-saves").exists():
+            (folder / "held").touch()
+            time.sleep(0.01)
+        return super().state_dict(*args, **options)
+
     def load_state_dict(self, *args, **options):
         time.sleep(float(os.environ.get("LOADS_SLOWLY", "0")))
         return super().load_state_dict(*args, **options)
@@ -68,4 +76,5 @@ for batch in job.batches(points, global_batch_size=12, micro_batch_size=4, max_s
             job.step(squares)
         continue
     result = job.step(squares.mean())
+    model.trains = True
     time.sleep(0.01)

@@ -232,6 +232,10 @@ def _holds(turn: Turn, event: events.Holds) -> None:
     turn.set(held=event.held)
 
 
+def _saves(turn: Turn, event: events.Saves) -> None:
+    turn.set(saving=event.saving)
+
+
 def _quiesced(turn: Turn, event: events.Quiesced) -> None:
     if _is_present(turn, event.pair):
         turn.set_attempt(quiesced_at=turn.now)
@@ -492,6 +496,7 @@ _HANDLERS: Final[dict[type[Any], Callable[[Turn, Any], None]]] = {
     events.Stalled: _stalled,
     events.HangFound: _hang_found,
     events.Holds: _holds,
+    events.Saves: _saves,
     events.Quiesced: _quiesced,
     events.LocalDone: _local_done,
     events.RanksEnded: _ranks_ended,

@@ -138,6 +138,13 @@ class Holds:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Saves:
+    """Whether a rank here is in a checkpoint now."""
+
+    saving: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Quiesced:
     """All local ranks of the pair made their last step; if a commit was asked for, it is durable. Also when nobody
     here asked: another launcher's request reaches all ranks."""
@@ -211,6 +218,7 @@ Event = (
     | Stalled
     | HangFound
     | Holds
+    | Saves
     | Quiesced
     | LocalDone
     | RanksEnded

@@ -103,6 +103,8 @@ def _grow(turn: Turn, membership: Membership, running: World) -> Waiting:
     together = tuple(member for member in usable if member in keep or member in newcomers)
     if not newcomers or turn.now < turn.state.retry_at or _worth_waiting(turn, membership, together):
         return waiting
+    if turn.state.saving:  # a rank that is asked to part may not be done in time, and is ended with all it has made
+        return waiting
     chosen = _in_steps(membership, keep, newcomers)
     if len(chosen) <= len(keep) or not all(_has_heard(turn, membership, member) for member in chosen):
         return waiting
@@ -421,6 +423,8 @@ def _still_training(turn: Turn, proposal: Propose) -> str | None:
         return None
     if attempt.done:
         return f"{attempt.world.pair} is done here"
+    if turn.state.saving and proposal.world.coordinator not in attempt.world.uids:  # who stepped in to be taken in
+        return f"{attempt.world.pair} is in a checkpoint"
     left_out = [uid for uid in attempt.world.uids - proposal.world.uids if not turn.on_its_way_out(uid)]
     return f"{attempt.world.pair} trains, and {', '.join(sorted(left_out))} is left out" if left_out else None
 

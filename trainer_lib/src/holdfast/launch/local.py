@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.checkpoint.names import CommitName
-from holdfast.constants import MEMORY_TIER, PEER_TIER, SHARED_TIER, SURVIVOR, Cause
+from holdfast.constants import MEMORY_TIER, PEER_TIER, SHARED_TIER, SURVIVOR, Cause, RankPhase
 from holdfast.errors import DocumentError
 from holdfast.launch import causes
 from holdfast.launch.agent_socket import RankMessage
@@ -26,6 +26,7 @@ from holdfast.launch.events import (
     Quiesced,
     RankFailed,
     RanksEnded,
+    Saves,
     StepMade,
 )
 from holdfast.launch.held import Held
@@ -103,6 +104,7 @@ class LocalRanks:
         self._stopping = False
         self._prepared = True
         self._held: Held | None = None  # as the core was told
+        self._saving = False  # the same
         self._may_stand_by = True
         self._wishes: list[Wish] = []
         self._unanswered: dict[str, float] = {}
@@ -208,6 +210,7 @@ class LocalRanks:
             self.tell_prepared()
         elif message.pair is not None and message.pair == rank.pair:  # a `left` may have moved it on by now
             self._react_in(message.pair, rank, message)
+            self._tell_saving()
 
     def _react_in(self, pair: Pair, rank: Rank, message: RankMessage) -> None:
         body = message.body
@@ -297,6 +300,12 @@ class LocalRanks:
             self._held = held
             self._feed(Holds(held=held))
 
+    def _tell_saving(self) -> None:
+        saving = any(rank.alive and rank.phase == RankPhase.CHECKPOINT for rank in self.supervisor.ranks)
+        if saving != self._saving:
+            self._saving = saving
+            self._feed(Saves(saving=saving))
+
     def _saved(self, pair: Pair, body: Mapping[str, Any]) -> None:
         if body["result"] == "Committed":
             self.progress.checkpoints[str(body["tier"])] = {
@@ -359,6 +368,7 @@ class LocalRanks:
         """A process is gone, whatever it was to us."""
         self._chronicle.ended(pid, hung=killed)
         self._tell_held()
+        self._tell_saving()
 
     def standby_ended(self) -> None:
         """A process ended before its world was known: the next is started, and judged, when there is a world."""

@@ -110,6 +110,7 @@ class State:
     ranks: Pair | None = None
     stalls: tuple[Stall, ...] = ()
     held: Held | None = None
+    saving: bool = False
     stopping: bool = False
     pending: Pending | None = None
     proposal: Proposal | None = None
