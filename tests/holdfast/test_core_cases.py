@@ -148,7 +148,16 @@ def test_a_lost_pod_is_one_incident_on_every_launcher() -> None:
         assert incidents[0].lost_steps is not None
 
 
-def test_an_attempt_that_ends_before_its_first_step_lost_none() -> None:
+def test_nobody_claims_that_nothing_is_lost_where_no_incident_tells_how_far_the_attempt_before_came() -> None:
+    sim = Simulation(1)
+    here = sim.pods["w0"]
+    assert sim.run(20, lambda: here.state.attempt is not None)
+    sim.kill_rank("w0")
+    assert sim.run(20, lambda: bool(here.state.incidents) and here.state.incidents[0].resumed is not None)
+    assert [(known.failure.step, known.lost_steps) for known in here.state.incidents] == [(None, None)]
+
+
+def test_an_attempt_that_ends_before_its_first_step_lost_none_beside_the_one_before() -> None:
     sim = training(replace_lost=False)
     sim.kill_rank("w2")
     here = sim.pods["w0"]

@@ -70,7 +70,7 @@ def test_a_growth_waits_for_the_end_of_a_save_and_loses_nothing(cluster: Any, wa
     active = {"generation": 1, "attempt": first[1]}
     cluster.publish(2, "a", "b", "c", active=active, previous=previous)
     wait_for(lambda: "waits to join" in cluster.pods["c"].status.get("message", ""), "the newcomer")
-    offered = time.monotonic()
+    offered = time.monotonic()  # a newcomer that nobody takes in proposes a world itself after 10 s
     wait_for(lambda: time.monotonic() > offered + 12, "time in which it could be taken in")
     assert a.status["world"]["generation"] == 1
 

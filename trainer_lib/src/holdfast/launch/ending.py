@@ -190,16 +190,25 @@ def resumed(turn: Turn, event: StepMade) -> None:
     turn.set_attempt(step=event.step, restored=event.restored, origin=event.origin, entered=True)
     if not first:
         return
-    closed = tuple(_closed(incident, event, turn.now) for incident in turn.state.incidents)
+    incidents = turn.state.incidents
+    closed = tuple(_closed(incident, incidents, event, turn.now) for incident in incidents)
     turn.set(incidents=closed, fruitless=0)
 
 
-def _closed(incident: Incident, event: StepMade, now: float) -> Incident:
+def _closed(incident: Incident, incidents: tuple[Incident, ...], event: StepMade, now: float) -> Incident:
     if incident.resumed is not None or incident.pair >= event.pair:
         return incident
-    reached = incident.failure.step  # None: it made no step, so what is lost is that of an attempt before it
-    lost_steps = 0 if reached is None else max(reached - event.restored, 0)
+    lost_steps = _lost_steps(incident, incidents, event.restored)
     return replace(incident, resumed=now, lost_steps=lost_steps, restored_from=event.origin or None)
+
+
+def _lost_steps(incident: Incident, incidents: tuple[Incident, ...], restored: int) -> int | None:
+    """Of an attempt that made no step, what is lost was made before it: by one whose incident says so and is as open,
+    or by one that ended without an incident, of which nothing is known here."""
+    if incident.failure.step is not None:
+        return max(incident.failure.step - restored, 0)
+    before = (known for known in incidents if known.resumed is None and known.pair < incident.pair)
+    return 0 if any(known.failure.step is not None for known in before) else None
 
 
 # Budgets
