@@ -136,7 +136,7 @@ def test_the_status_is_emitted_as_it_is_agreed() -> None:
         progress=progress,
         control_port=29401,
         store_port=29400,
-        notices=[],
+        notices=wanted["notices"],
         ending=None,
         accounting=wanted["accounting"],
         warm_processes=wanted["warmProcesses"],

@@ -557,6 +557,7 @@ class Sim:
             "checkpoints": self.checkpoints,
             "highestClaim": None,
             "quarantined": [],
+            "notices": [_by_touch_file(notice) for notice in report["notices"]],
             "incidents": [incident for key, incident in self.incidents.items() if key not in done],
             "lostMembers": [{"podUID": other, "since": format_time(self.now), "how": "Silent"} for other in lost],
             "exit": None,
@@ -659,6 +660,11 @@ class Sim:
         """Deleted by force: the object goes at once, and its process with it."""
         uid = self.uid(name)
         self.graves[uid] = self.pods.pop(uid)
+
+
+def _by_touch_file(notice: Body) -> Body:
+    """A launcher's word for what its sidecar was told: all that the touch-file asks for."""
+    return {**notice, "action": "drain" if notice["action"] in c.NOTICE_ACTIONS_LEAVING else "checkpoint"}
 
 
 def _merged(before: Any, patch: Any) -> Any:

@@ -104,7 +104,8 @@ TAINTS_LEAVING = frozenset(
 PROVIDERS = ("AWS", "GCP", "Azure")
 NOTICE_ACTIONS_LEAVING = frozenset({"terminate", "stop", "hibernate", "shutdown", "preempt", "redeploy", "reboot"})
 # The machine is disturbed for a moment and stays: a checkpoint is enough, and new workers may come to it.
-NOTICE_ACTIONS_PASSING = frozenset({"migrate", "freeze", "maintenance"})
+# The last two are a touch-file's words, which say nothing of the machine.
+NOTICE_ACTIONS_PASSING = frozenset({"migrate", "freeze", "maintenance", "checkpoint", "drain"})
 # Longer than a kubelet takes to be heard again after the API server was away: until then the node controller
 # taints its node, and deletes pods that train. Who is lost is found sooner, by peers and reports.
 TOLERATION_SECONDS = 30

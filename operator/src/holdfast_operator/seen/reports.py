@@ -216,7 +216,8 @@ def parse_report(body: Json, received_at: datetime) -> Report | None:
 def _with_launcher(base: Report, launcher: Json) -> Report:
     ports = values.part(launcher, "ports")
     by_touch_file = values.objects(launcher.get("notices"))[-c.MAX_NOTICES_TOLD :]
-    seen = {notice.id: notice for notice in (*base.notices, *map(_notice, by_touch_file))}
+    # A launcher knows only what its touch-file asked for; the sidecar, what the cloud said.
+    seen = {notice.id: notice for notice in (*map(_notice, by_touch_file), *base.notices)}
     return Report(
         pod_uid=base.pod_uid,
         received_at=base.received_at,
