@@ -6,12 +6,13 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, cast
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast_operator.act import Actor, event_manifest, status_patch, without_nulls
 from holdfast_operator.actions import CreatePod, DeletePod, Event, Publish
-from holdfast_operator.errors import ConflictError, NotFoundError, RejectedError
+from holdfast_operator.errors import ClusterError, ConflictError, NotFoundError, RejectedError
 from holdfast_operator.observe import Memory
 from holdfast_operator.webhook import AgentHub
 
@@ -88,8 +89,9 @@ def plan_with(trained: Any, *actions: Any) -> Any:
 def test_a_refused_creation_is_remembered_and_stops_its_like_only(trained: Any) -> None:
     api = Api(create_pod=RejectedError("pod a", "QuotaExceeded", "exceeded quota: pods"))
     plan = plan_with(trained, *creations("a", "b"), DeletePod(name="c", uid="u", why="test"))
-    memory = actor(api).act(trained.observe().job, plan, Memory())
+    memory, failure = actor(api).act(trained.observe().job, plan, Memory())
     assert api.calls == [("create_pod", "a"), ("delete_pod", "c")]
+    assert failure is None, "an answer, which the next pass would get as well"
     assert memory.refusal is not None
     assert memory.refusal.reason == "QuotaExceeded"
     assert "exceeded quota" in memory.refusal.message
@@ -98,10 +100,10 @@ def test_a_refused_creation_is_remembered_and_stops_its_like_only(trained: Any) 
 def test_a_creation_that_succeeds_ends_the_refusal(trained: Any) -> None:
     api = Api(create_pod=RejectedError("pod a", "QuotaExceeded", "exceeded quota: pods"))
     job = trained.observe().job
-    memory = actor(api).act(job, plan_with(trained, *creations("a")), Memory())
-    memory = actor(api).act(job, plan_with(trained), memory)
+    memory, _failure = actor(api).act(job, plan_with(trained, *creations("a")), Memory())
+    memory, _failure = actor(api).act(job, plan_with(trained), memory)
     assert memory.refusal is not None
-    memory = actor(Api()).act(job, plan_with(trained, *creations("a")), memory)
+    memory, _failure = actor(Api()).act(job, plan_with(trained, *creations("a")), memory)
     assert memory.refusal is None
 
 
@@ -115,7 +117,30 @@ def test_what_changed_meanwhile_is_left_to_the_next_pass(trained: Any) -> None:
 
 def test_a_publication_is_remembered_by_its_revision(trained: Any) -> None:
     plan = plan_with(trained, Publish(revision=9, document={"revision": 9}))
-    assert actor(Api()).act(trained.observe().job, plan, Memory()).published == 9
+    memory, _failure = actor(Api()).act(trained.observe().job, plan, Memory())
+    assert memory.published == 9
+
+
+@pytest.mark.parametrize("answer", ["was answered with 500: failed calling webhook", "failed: ReadTimeout"])
+def test_where_no_pod_can_be_made_launchers_are_told_all_the_same(trained: Any, answer: str) -> None:
+    """A webhook for pods that is away answers each creation with a 500, maybe as it sat on the lost node."""
+    api = Api(create_pod=ClusterError(f"POST …/pods {answer}"))
+    plan = plan_with(trained, *creations("a", "b"), Publish(revision=9, document={"revision": 9}))
+    memory, failure = actor(api).act(trained.observe().job, plan, Memory())
+    assert memory.published == 9
+    assert api.calls == [("create_pod", "a")]
+    assert failure is not None, "the pass is tried again"
+    assert memory.refusal is not None, "and the job says why meanwhile"
+    assert (memory.refusal.reason, answer in memory.refusal.message) == ("CreationFailed", True)
+
+
+def test_what_the_api_server_does_not_answer_stops_its_like_only(trained: Any) -> None:
+    api = Api(delete_pod=ClusterError("DELETE …/pods/a was answered with 503"))
+    deletions = [DeletePod(name=name, uid="u", why="test") for name in ("a", "b")]
+    memory, failure = actor(api).act(trained.observe().job, plan_with(trained, *deletions, *creations("c")), Memory())
+    assert api.calls == [("delete_pod", "a"), ("create_pod", "c")]
+    assert "503" in str(failure)
+    assert memory.refusal is None
 
 
 def test_a_long_note_is_cut_by_bytes_and_keeps_its_end(trained: Any) -> None:

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from holdfast_operator.act import Actor
 from holdfast_operator.actions import Plan
 from holdfast_operator.cache import Cache
+from holdfast_operator.errors import ClusterError
 from holdfast_operator.metrics import Metrics
 from holdfast_operator.observe import Memory, Observer
 from holdfast_operator.reconcile import Outcome, Reconciler
@@ -26,6 +27,7 @@ class Seen:
 
     def __init__(self, sim: Any) -> None:
         self.sim, self.deleted = sim, False
+        self.failure: ClusterError | None = None
 
     def cached(self, *_arguments: object) -> Any:
         return None if self.deleted else self.sim.observe()
@@ -35,8 +37,8 @@ class Seen:
     def write_status(self, _job: object, plan: Plan) -> None:
         self.sim.apply(plan)
 
-    def act(self, _job: object, _plan: Plan, memory: Memory) -> Memory:
-        return memory
+    def act(self, _job: object, _plan: Plan, memory: Memory) -> tuple[Memory, ClusterError | None]:
+        return memory, self.failure
 
     def granted(self, _job: object, events: Any, _now: object) -> Any:
         return events
@@ -113,6 +115,17 @@ def test_a_job_that_completed_leaves_no_series(passes, metrics):
     seen.sim.run(60, until=lambda: seen.sim.status.terminal)
     run()
     assert of_jobs(metrics) == {}
+
+
+def test_what_was_decided_is_told_also_where_some_of_it_could_not_be_done(passes, metrics):
+    """The status is written, so no later pass would tell it."""
+    seen, run = passes
+    seen.sim.notice("gpt-w1")
+    seen.sim._report()
+    seen.failure = ClusterError("POST …/pods was answered with 500: failed calling webhook")
+    outcome = run()
+    assert outcome.failure is seen.failure
+    assert outcome.tell is not None
 
 
 def test_a_job_that_was_deleted_leaves_no_series(passes, metrics):

@@ -65,11 +65,17 @@ class Actor:
         }
         return self._cluster.patch_status(who, patch)
 
-    def act(self, job: Job, plan: Plan, memory: Memory) -> Memory:
-        """Do the plan's actions; returns what is to be remembered. A refused child stops only its like."""
+    def act(self, job: Job, plan: Plan, memory: Memory) -> tuple[Memory, ClusterError | None]:
+        """Do the plan's actions; returns what is to be remembered, and why some are to be tried again.
+
+        What is refused or not answered stops only its like: launchers are told what they are to do also where no pod
+        can be made.
+        """
         refusal: Refusal | None = None
+        failure: ClusterError | None = None
+        stopped: set[type[Action]] = set()
         for action in plan.actions:
-            if refusal is not None and isinstance(action, CreatePod):
+            if type(action) in stopped:
                 continue
             try:
                 memory = self._do(job, action, memory, plan.decided_at)
@@ -78,7 +84,15 @@ class Actor:
             except RejectedError as error:
                 logger.warning("%s", error)
                 refusal = Refusal(reason=error.reason, message=str(error))
-        return _remembered(memory, plan, refusal)
+                stopped.add(CreatePod)
+            except ClusterError as error:
+                logger.warning("%s is tried again: %s", _named(action), error)
+                failure = failure or error
+                stopped.add(type(action))
+                if isinstance(action, CreatePod | ApplyChildren):
+                    refusal = refusal or Refusal(reason="CreationFailed", message=str(error))
+                    stopped.add(CreatePod)
+        return _remembered(memory, plan, refusal), failure
 
     def _do(self, job: Job, action: Action, memory: Memory, now: datetime) -> Memory:
         match action:

@@ -304,7 +304,7 @@ class Process:
         result, outcome = "error", Outcome()
         try:
             outcome = self._parts.reconciler.run(key)
-            result = "ok"
+            result = "error" if outcome.failure is not None else "ok"
         except ConflictError:
             result = "conflict"
         except ClusterError as error:

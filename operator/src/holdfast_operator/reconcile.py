@@ -16,7 +16,7 @@ from holdfast_operator.actions import Plan, Publish
 from holdfast_operator.api import JobSpec
 from holdfast_operator.cache import Cache
 from holdfast_operator.decide import decide
-from holdfast_operator.errors import ConflictError
+from holdfast_operator.errors import ClusterError, ConflictError
 from holdfast_operator.logs import set_generation
 from holdfast_operator.metrics import Metrics
 from holdfast_operator.observe import Memory, Observer
@@ -34,11 +34,13 @@ _TOLD = ("progress", "last_checkpoint", "goodput", "applied")
 class Outcome:
     """What is left of a pass: when to look again, None for not before something happens; and the events to tell.
 
-    They are told once the job is free for its next pass, which may be what a worker is replaced in.
+    They are told once the job is free for its next pass, which may be what a worker is replaced in. A ``failure`` is
+    why some of it is to be tried again; what was decided stands in the status, and is told all the same.
     """
 
     requeue_after: float | None = None
     tell: Callable[[], None] | None = None
+    failure: ClusterError | None = None
 
 
 class Reconciler:
@@ -74,7 +76,7 @@ class Reconciler:
         if seen is None:
             self._forget(key)
             return Outcome()
-        plan = decide(seen, self._clock())
+        plan, failure = decide(seen, self._clock()), None
         if _anything(seen, plan):
             if not _tells_only(seen, plan):
                 seen = self._observer.live(key, memory, self._clock())
@@ -82,17 +84,17 @@ class Reconciler:
                     self._forget(key)
                     return Outcome()
                 plan = decide(seen, self._clock())
-            self._carry_out(key, seen, plan, memory)
+            failure = self._carry_out(key, seen, plan, memory)
         self._account(key, seen, plan)
         events = self._actor.granted(seen.job, plan.events, plan.decided_at)
         tell = partial(self._actor.tell, seen.job, events, plan.decided_at)
-        return Outcome(requeue_after=plan.requeue_after, tell=tell if events else None)
+        return Outcome(requeue_after=plan.requeue_after, tell=tell if events else None, failure=failure)
 
     def refresh(self) -> None:
         """Keep nothing in memory of objects that are gone."""
         self._observer.forget()
 
-    def _carry_out(self, key: str, seen: Observed, plan: Plan, memory: Memory) -> None:
+    def _carry_out(self, key: str, seen: Observed, plan: Plan, memory: Memory) -> ClusterError | None:
         self._same_job(key, seen)
         set_generation(plan.status.membership.generation)
         written = self._actor.write_status(seen.job, plan)
@@ -104,9 +106,10 @@ class Reconciler:
             self._metrics.decided(word.cause, word.action, word.reason)
         for recovered in plan.recovered:
             self._metrics.recovered(recovered.cause, recovered.seconds, recovered.lost_steps)
-        memory = self._actor.act(seen.job, plan, memory)
+        memory, failure = self._actor.act(seen.job, plan, memory)
         with self._lock:
             self._memories[key] = memory
+        return failure
 
     def _same_job(self, key: str, seen: Observed) -> None:
         """A job applied again under an old name is another one: what was remembered of the old one goes."""
