@@ -87,11 +87,16 @@ def test_without_a_gang_each_worker_holds_the_place_that_it_finds(make_sim: Make
     for node in sim.nodes.values():
         node["status"]["allocatable"]["cpu"] = "1"
     sim.nodes["node-3"]["cut"] = True
-    sim.run(300)
+    sim.run(10)
+    (left,) = (body for body in sim.pods.values() if not body["spec"].get("nodeName"))
+    left["status"]["conditions"] = [
+        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes are available"}
+    ]
+    sim.run(290)
     assert not any("schedulingGates" in body["spec"] for body in sim.pods.values())
     assert sim.created_names == ["gpt-w0", "gpt-w1", "gpt-w2"]  # nobody is taken back
     assert sim.world_names() == []
-    assert sim.status.condition("Ready").reason == "WaitingForWorkers"
+    assert sim.status.status == "Unschedulable"
     sim.nodes["node-3"].pop("cut")
     sim.run(60, until=lambda: len(sim.world_names()) == 3)
 

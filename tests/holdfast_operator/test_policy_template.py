@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from holdfast_operator.decide import decide
 from holdfast_operator.seen import Refusal, parse_pod
 
 Make = Callable[..., Any]
@@ -329,6 +331,81 @@ def test_pods_that_a_kubelet_rejects_are_replaced_slowly_with_its_words(sim: Any
     assert 4 < len(sim.created_names) < 12
     assert any("OutOfcpu: Node didn't have enough cpu" in message for _, message in sim.events)
     assert sim.status.restart_count == 0
+
+
+def unprepared(body: Any) -> None:
+    """What a kubelet writes where an init container of the template failed, and ``restartPolicy`` is Never."""
+    ended = {"terminated": {"exitCode": 1, "reason": "Error", "message": "no bucket of this name"}}
+    sidecar = {"terminated": {"exitCode": 137, "reason": "Error"}}
+    body["spec"]["initContainers"] = [{"name": "holdfast-sidecar", "restartPolicy": "Always"}, {"name": "fetch"}]
+    body["status"] = {
+        "phase": "Failed",
+        "initContainerStatuses": [{"name": "holdfast-sidecar", "state": sidecar}, {"name": "fetch", "state": ended}],
+        "containerStatuses": [{"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}}],
+    }
+
+
+def test_a_replacement_whose_init_container_fails_is_named_and_made_again(make_sim: Make) -> None:
+    sim = make_sim(startupDeadlineSeconds=30)
+    sim.run(60, until=lambda: len(sim.world_names()) == 3)
+    sim.end("gpt-w1", 137)
+    sim.settle()
+    unprepared(sim.pods["uid-gpt-w3"])
+    sim.run(5)
+    assert sim.status.status == "InitContainerFailed"
+    said = "gpt-w3 cannot start: its init container fetch ended with exit code 1: no bucket of this name"
+    assert sim.status.condition("Degraded").message == said
+    sim.run(60, until=lambda: "gpt-w4" in sim.world_names())
+    sim.run(5)
+    assert sim.status.trouble is None
+    assert sim.counted == ["Infrastructure"], "that of the worker that was killed"
+
+
+def test_a_job_whose_init_containers_fail_ends_with_the_startup_deadline(make_sim: Make) -> None:
+    sim = make_sim(startupDeadlineSeconds=120)
+    for _ in range(200):
+        for body in sim.pods.values():
+            if body["spec"].get("nodeName"):
+                unprepared(body)
+        sim.tick()
+    assert sim.status.holds("Failed")
+    assert "its init container fetch ended with exit code 1" in sim.status.condition("Failed").message
+    assert "startupDeadlineSeconds" in sim.status.condition("Failed").message
+    assert sim.status.restart_count == 0
+
+
+def test_a_sidecar_that_crashes_before_the_trainer_starts_is_named(sim: Any) -> None:
+    sim.tick()
+    sim.tick()
+    for body in sim.pods.values():
+        looping = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 20s restarting failed container"}}
+        body["status"] = {"phase": "Waiting", "initContainerStatuses": [{"name": "proxy", "state": looping}]}
+    sim.tick()
+    assert sim.status.status == "ContainerCrashes"
+    assert "container proxy of gpt-w0 ends again and again before the trainer starts" in sim.status.trouble.message
+
+
+def test_what_a_kubelet_says_in_events_only_becomes_a_condition(sim: Any) -> None:
+    sim.tick()
+    sim.tick()
+    note = "failed to set up sandbox container: no addresses available"
+    seen = sim.observe()
+    pods = tuple(replace(pod, warnings=(("FailedCreatePodSandBox", note),), phase="Pending") for pod in seen.pods)
+    plan = decide(replace(seen, pods=pods), sim.now)
+    assert plan.status.trouble is not None
+    assert plan.status.trouble.reason == "PodNotStarted"
+    assert plan.status.trouble.message == f"gpt-w0 does not start on {sim.node_of('gpt-w0')}: {note}"
+
+
+@pytest.mark.parametrize("gang", ["Gates", "None"])
+def test_a_scheduler_that_does_not_exist_is_named(make_sim: Make, gang: str) -> None:
+    sim = make_sim(startupDeadlineSeconds=300, scheduling={"gang": gang})
+    sim.body["spec"]["workers"]["template"]["spec"]["schedulerName"] = "volcanoo"
+    sim.unplaceable = True
+    sim.run(100, until=lambda: sim.status.trouble is not None)
+    assert sim.status.status == "NotScheduled"
+    assert "no scheduler says why: does one named volcanoo run?" in sim.status.condition("Degraded").message
+    sim.run(400, until=lambda: sim.status.holds("Failed"))
 
 
 def test_a_pod_without_a_word_of_its_kubelet_is_not_ended_by_the_garbage_collector(sim: Any) -> None:

@@ -141,6 +141,8 @@ LAUNCHER_HUNG = timedelta(seconds=60)
 CUT_OFF = timedelta(seconds=60)
 # A trainer that runs for so long, and has no launcher that its sidecar hears, was started by another command.
 LAUNCHER_HEARD = timedelta(seconds=15)
+# A scheduler's first word of a pod; less than a gang has to be bound.
+SCHEDULER_HEARD = timedelta(seconds=30)
 # After a start of the operator: until then missing reports mean nothing.
 START_GRACE = timedelta(seconds=30)
 # An absent pod whose node was alive this long past its grace period was ended by its kubelet.

@@ -14,6 +14,7 @@ from holdfast_operator.seen import Exit, NodeView, PodView
 TAINT_MANAGER = "DeletionByTaintManager"
 HOLDFAST_MISSING = "HoldfastMissing"
 CONTAINER_FAILED = "ContainerFailed"
+INIT_FAILED = "InitContainerFailed"
 POD_FAILED = "PodFailed"
 LAUNCHER_SILENT = "LauncherSilent"
 CUT_OFF = "CutOff"
@@ -70,6 +71,8 @@ def of_exit(pod: PodView, node: NodeView | None, now: datetime, *, launched: boo
         return Verdict(cause=c.CAUSE_OOM, reason="OOMKilled", message=f"{pod.name} ran out of its memory limit")
     if pod.leaving and (not launched or ended is None or ended.code in (c.EXIT_LEFT, c.EXIT_SIGKILL, 143)):
         return of_departure(pod, node, now)
+    if ended is None and pod.unprepared:
+        return Verdict(cause="", reason=INIT_FAILED, message=f"{pod.name} cannot start: {pod.unprepared}")
     if ended is None:
         told = f": {pod.failure}" if pod.failure else ""
         message = f"{pod.name} failed without its trainer's end{told}"

@@ -25,8 +25,19 @@ _PULL = frozenset(
 _CONFIG = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 _NAMED = 5
 _NOT_HEARD = "LauncherNotHeard"
-_ROOM = frozenset({"Unschedulable", "QuotaExceeded"})
+_ROOM = frozenset({"Unschedulable", "QuotaExceeded", "NotScheduled", "CreationFailed"})
 _VOLUME_EVENTS = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
+# The kubelet's, where containers of a bound pod are never made or do not come up.
+_START_EVENTS = frozenset(
+    {
+        "FailedCreatePodSandBox",
+        "FailedCreatePodContainer",
+        "FailedPostStartHook",
+        "FailedPrepareDynamicResources",
+        "NetworkNotReady",
+    }
+)
+_NEVER_RAN = frozenset({causes.HOLDFAST_MISSING, causes.CONTAINER_FAILED, causes.INIT_FAILED})
 
 
 def apply(draft: Draft) -> Draft:
@@ -106,7 +117,7 @@ def _find(draft: Draft) -> Words | None:
         words = _of_pod(pod) if pod is not None and not pod.absent else None
         if words is not None:
             return words
-    return _start_failed(draft) or _unheard(draft) or preflight.held(draft)
+    return _start_failed(draft) or _unscheduled(draft) or _unheard(draft) or preflight.held(draft)
 
 
 def _only_spares_lack(draft: Draft) -> bool:
@@ -122,13 +133,34 @@ def _of_pod(pod: PodView) -> Words | None:
         if reason in _CONFIG:
             told = f"container {container} of {pod.name} cannot be made: {message or reason}"
             return Words(reason="ContainerConfigError", message=told)
-    for reason, note in pod.warnings:
-        if reason in _VOLUME_EVENTS and not pod.terminal:
+        if reason == "CrashLoopBackOff" and pod.running_since is None:
+            told = f"container {container} of {pod.name} ends again and again before the trainer starts: {message}"
+            return Words(reason="ContainerCrashes", message=told)
+    for reason, note in () if pod.terminal else pod.warnings:
+        if reason in _VOLUME_EVENTS:
             return Words(reason="VolumeFailed", message=f"a volume of {pod.name} cannot be used: {note}")
+        if reason in _START_EVENTS:
+            return Words(reason="PodNotStarted", message=f"{pod.name} does not start on {pod.node}: {note}")
     if "persistentvolumeclaim" in pod.unschedulable:
         return Words(reason="VolumeMissing", message=f"{pod.name} waits for a volume: {pod.unschedulable}")
     if pod.unschedulable and not pod.nominated:
         return Words(reason="Unschedulable", message=f"{pod.name} finds no node: {pod.unschedulable}")
+    return None
+
+
+def _unscheduled(draft: Draft) -> Words | None:
+    """No scheduler has said a word of them. When a queue let a pod go is not known, so those of one are left out."""
+    for worker in () if draft.spec.scheduling.queue else draft.needed:
+        pod = draft.pod(worker)
+        if pod is None or pod.absent or pod.terminal or pod.leaving or pod.gated or pod.held_by:
+            continue
+        if pod.bound or pod.nominated:
+            continue
+        since = max(filter(None, (worker.since, draft.status.gang.lifted_at)), default=draft.now)
+        if draft.now - since >= c.SCHEDULER_HEARD:
+            name = draft.spec.pod_spec.get("schedulerName") or "default-scheduler"
+            message = f"{pod.name} has no node, and no scheduler says why: does one named {name} run?"
+            return Words(reason="NotScheduled", message=message)
     return None
 
 
@@ -183,4 +215,4 @@ def pause(draft: Draft) -> Draft:
 
 
 def _cannot_start(worker: Worker) -> bool:
-    return not worker.cause and worker.reason in (causes.HOLDFAST_MISSING, causes.CONTAINER_FAILED)
+    return not worker.cause and worker.reason in _NEVER_RAN

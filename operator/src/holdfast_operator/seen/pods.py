@@ -54,6 +54,7 @@ class PodView:
     running_since: datetime | None = None  # the same; None if it does not run
     containers_ended: bool = False
     failure: str = ""  # reason and message of the pod itself, as where a kubelet rejects it
+    unprepared: str = ""  # which of its init containers failed, and how: nothing else of it ever ran
     grace_seconds: int = 30
     index_label: str = ""
     warnings: tuple[tuple[str, str], ...] = ()  # (reason, note) of its warning events
@@ -115,6 +116,7 @@ def parse_pod(body: Json, *, absent: bool = False) -> PodView:
         ),
         containers_ended=_containers_ended(status, conditions),
         failure=": ".join(str(status[key]) for key in ("reason", "message") if status.get(key)),
+        unprepared=_unprepared(spec, status),
         grace_seconds=int(spec.get("terminationGracePeriodSeconds") or 30),
         index_label=str(labels.get(c.LABEL_INDEX, "")),
         priority=priority_of(spec),
@@ -135,15 +137,29 @@ def _same(conditions: Conditions) -> Conditions:
 
 
 def _containers_ended(status: Json, conditions: Mapping[str, Json]) -> bool:
-    """All ended, or the kubelet rejected the pod before it made any of them.
+    """All ended, or the kubelet ended the pod before it made those that did not: it rejected it, or an init failed.
 
     Where the garbage collector writes the phase, the node is away: what it did not tell may still run.
     """
-    statuses = list(status.get("containerStatuses") or ())
-    if statuses:
-        return all(values.part(item, "state").get("terminated") for item in statuses)
+    states = [values.part(item, "state") for item in status.get("containerStatuses") or ()]
+    if states and all(state.get("terminated") for state in states):
+        return True
     collected = _true_reason(conditions.get("DisruptionTarget", values.EMPTY)) == "DeletionByPodGC"
-    return status.get("phase") in ("Failed", "Succeeded") and not collected
+    over = status.get("phase") in ("Failed", "Succeeded") and not collected
+    return over and all(state.get("terminated") or state.get("waiting") for state in states)
+
+
+def _unprepared(spec: Json, status: Json) -> str:
+    """Sidecars are init containers to Kubernetes, and may end as they like."""
+    made = spec.get("initContainers") or ()
+    sidecars = {item.get("name") for item in made if item.get("restartPolicy") == "Always"}
+    for item in status.get("initContainerStatuses") or ():
+        ended = values.part(values.part(item, "state"), "terminated")
+        if ended.get("exitCode") and item.get("name") not in sidecars:
+            said = str(ended.get("message") or ended.get("reason") or "")
+            told = f": {hide_secrets(said)}" if said else ""
+            return f"its init container {item.get('name')} ended with exit code {ended['exitCode']}{told}"
+    return ""
 
 
 def _unschedulable(condition: Json) -> str:
