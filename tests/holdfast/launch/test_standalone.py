@@ -225,3 +225,34 @@ def test_ctrl_c_ends_everything(start: Start, memory: Path, wait_for: Wait) -> N
 def test_the_launcher_does_without_torch() -> None:
     code = "import sys, holdfast.cli, holdfast.launch.run; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_second_run_in_a_folder_is_refused_while_the_first_one_trains(
+    start: Start, memory: Path, wait_for: Wait
+) -> None:
+    """It would begin above the first one's claims, and what that commits from then on would be lost."""
+    words, folder = (
+        ("--", sys.executable, str(SCRIPTS / "waits.py")),
+        {"HOLDFAST_CHECKPOINT_DIR": str(memory / "ckpt")},
+    )
+    first = start(*words, **folder)
+    wait_for((memory / "env-0-0.json").exists, "the first run trains")
+    second = start(*words, **folder)
+    assert second.process.wait(DEADLINE) == 2
+    said = f"has its checkpoints in {memory / 'ckpt'}: stop it, or give this run a folder of its own"
+    assert f"-{first.process.pid} {said}" in second.log.read_text()
+    assert first.process.poll() is None
+
+
+def test_a_run_takes_over_the_folder_of_one_that_was_killed(start: Start, memory: Path, wait_for: Wait) -> None:
+    words, folder = (
+        ("--", sys.executable, str(SCRIPTS / "waits.py")),
+        {"HOLDFAST_CHECKPOINT_DIR": str(memory / "ckpt")},
+    )
+    first = start(*words, **folder)
+    wait_for((memory / "env-0-0.json").exists, "the first run trains")
+    second = start(*words, **folder)
+    wait_for(saw(second, "waiting 15 s for its end"), "the second one waits")
+    first.process.kill()
+    (memory / "finish").touch()
+    assert second.process.wait(DEADLINE) == 0, second.log.read_text()

@@ -10,6 +10,7 @@ import secrets
 import shutil
 import socket
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +27,7 @@ from holdfast.constants import (
 )
 from holdfast.environment import Environment
 from holdfast.errors import UsageError
-from holdfast.launch import gpus, preflight, rendezvous
+from holdfast.launch import folder_lock, gpus, preflight, rendezvous
 from holdfast.launch.agent import Agent, AgentConfig
 from holdfast.launch.memory_options import MemoryOptions, TierOptions
 from holdfast.launch.report import Identity
@@ -121,9 +122,12 @@ async def _alone(options: RunOptions, environment: Environment, context: LogCont
     """No operator: the launcher that owns the endpoint plays its part, the others join it."""
     made = environment.run_dir is None
     run_dir = environment.run_dir or _temporary_dir()
+    let_go: Callable[[], None] | None = None
     try:
         place = await _find_place(options, environment)
         name = f"{socket.gethostname()}-{os.getpid()}"
+        if environment.checkpoint_dir is not None and place.elsewhere is None:
+            let_go = await folder_lock.hold(environment.checkpoint_dir, f"the run of {name}")
         context.update(pod=name)
         config = AgentConfig(
             run_dir=run_dir,
@@ -142,6 +146,8 @@ async def _alone(options: RunOptions, environment: Environment, context: LogCont
         )
         return await _Standalone(config, context, place, _terms(options, environment)).run()
     finally:
+        if let_go is not None:
+            let_go()
         if made:
             shutil.rmtree(run_dir, ignore_errors=True)
 
@@ -218,6 +224,11 @@ class _Place:
     secret: bytes
     endpoint: tuple[str, int] | None = None
     listener: socket.socket | None = None
+
+    @property
+    def elsewhere(self) -> tuple[str, int] | None:
+        """Where another launcher plays the operator's part; None: this one does."""
+        return self.endpoint if self.listener is None else None
 
 
 async def _find_place(options: RunOptions, environment: Environment) -> _Place:
@@ -297,10 +308,10 @@ class _Standalone:
             store=self._config.store_port,
             node=identity.node,
         )
-        if self._place.endpoint is None or self._place.listener is not None:
+        if self._place.elsewhere is None:
             await self._be_endpoint(own)
         else:
-            await self._be_member(own, *self._place.endpoint)
+            await self._be_member(own, *self._place.elsewhere)
 
     async def _be_endpoint(self, own: Joined) -> None:
         endpoint = rendezvous.Endpoint(
