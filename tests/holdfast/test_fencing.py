@@ -115,6 +115,38 @@ def test_a_commit_whose_manifest_names_no_owner_is_the_claimants() -> None:
 
 
 @pytest.mark.parametrize(
+    ("pair", "ok", "why"),
+    [
+        (Pair(4, 3), True, "it may be of an attempt that went on from memory, under the claim of its generation"),
+        (Pair(5, 1), False, "no claim of a generation is inherited by the next"),
+        (Pair(5, 3), False, "of a generation in which another job has claimed"),
+        (Pair(3, 2), True, "below the job's first claim it is history"),
+        (Pair(6, 3), True, "another job has claimed meanwhile, and ours still stood"),
+        (Pair(6, 1), False, "an attempt of ours claims before it commits, and this one did not"),
+    ],
+)
+def test_a_commit_whose_manifest_cannot_be_read_is_of_who_claimed_its_generation(
+    pair: Pair, ok: bool, why: str
+) -> None:
+    ours = [claim(4, 2, 40, Pair(3, 2)), claim(6, 2, 60, Pair(4, 3))]
+    others = [*OLD_CLAIMS, claim(5, 2, 10, Pair(3, 1), OLD), claim(6, 3, 10, Pair(3, 1), OLD)]
+    assert readable(Commit(step=20, pair=pair), [*ours, *others], job_uid=JOB).ok is ok, why
+
+
+def test_an_unreadable_commit_of_an_heir_is_cut_off_by_the_claim_of_who_passed_it_over() -> None:
+    claims = [FIRST, claim(1, 3, 50, Pair(1, 1))]
+    assert not readable(Commit(step=40, pair=Pair(1, 2)), claims, job_uid=JOB).ok
+    assert not readable(Commit(step=60, pair=Pair(1, 1)), claims, job_uid=JOB).ok
+    assert readable(Commit(step=60, pair=Pair(1, 4)), claims, job_uid=JOB).ok
+
+
+def test_with_resume_never_an_unreadable_commit_of_an_heir_is_its_own() -> None:
+    own = claim(4, 1, 0, None)
+    heir = Commit(step=5, pair=Pair(4, 2))
+    assert order([heir], [*OLD_CLAIMS, own], job_uid=JOB, resume=Resume.NEVER) == [heir]
+
+
+@pytest.mark.parametrize(
     ("found", "stops", "why"),
     [
         (claim(2, 1, 0, None), False, "our own publication"),

@@ -7,7 +7,7 @@ overwrites the successor.
 
 A job's first claim voids what others wrote above it: another job's claim or commit whose pair is above the job's
 own first claim counts for nothing. Below it, it counts as history, so that a job applied again on an old folder
-resumes it.
+resumes it. A commit whose manifest cannot be read is the job's if it has a claim in that generation, not above it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Resume(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Commit:
-    """A folder `step-<step>.g<generation>.a<attempt>`; owner as its manifest names it, None if it names none."""
+    """A folder `step-<step>.g<generation>.a<attempt>`. Its manifest names the owner; None if it is unreadable."""
 
     step: int
     pair: Pair
@@ -109,9 +109,17 @@ def readable(commit: Commit, claims: Iterable[Claim], *, job_uid: str, resume: R
 
 
 def _is_own(commit: Commit, claims: Sequence[Claim], job_uid: str) -> bool:
+    """By its manifest; where that cannot be read, by whether the job has a claim that the commit may be made under.
+
+    An attempt commits under its own claim, or under that of an earlier one of its generation (`inherits`). Such a
+    claim of the job is enough, also beneath another job's: what cannot be read is never restored, so it costs little
+    to take another's for ours, while ours taken for another's is passed over as if nothing had been there.
+    """
     if commit.job_uid is not None:
         return commit.job_uid == job_uid
-    return any(claim.pair == commit.pair and claim.job_uid == job_uid for claim in claims)
+    pair = commit.pair
+    own = (claim.pair for claim in claims if claim.job_uid == job_uid)
+    return any(claimed.generation == pair.generation and claimed <= pair for claimed in own)
 
 
 def order(

@@ -1,0 +1,152 @@
+"""Commits made under a claim that was inherited are looked after like those made under one's own.
+
+An attempt that goes on from memory in its generation writes no claim, so `claims/` says nothing of its pair. Whatever
+keeps its manifests from being read must not make its commits somebody else's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xxhash
+
+from holdfast.checkpoint import tier
+from holdfast.checkpoint.claims import list_claims
+from holdfast.checkpoint.engine import Attempt, Engine
+from holdfast.checkpoint.exchange import Alone
+from holdfast.checkpoint.fencing import Resume
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.stores.folder import FolderStore
+from holdfast.checkpoint.writer import Snapshot
+from holdfast.errors import CheckpointError, DamagedError, NoneWholeError, UnavailableError, UnknownFormatError
+from holdfast.worlds import Pair
+
+JOB = "job-1"
+
+
+def snapshot(step: int, pair: Pair) -> Snapshot:
+    return Snapshot(
+        name=CommitName(step=step, pair=pair),
+        specs=[],
+        read=lambda piece: b"",
+        state={"objects": {}, "counters": {}},
+        data=None,
+        alone={},
+        numerics={},
+    )
+
+
+def entered(root: Path, pair: Pair, *, copies: str = "", keep_last: int = 3, full_every: int = 1) -> Engine:
+    engine = Engine(
+        root,
+        keep_last=keep_last,
+        resume=Resume.ALWAYS,
+        on_foreign=lambda claims: None,
+        copies=copies,
+        full_every=full_every,
+    )
+    engine.enter(attempt(pair), Alone())
+    return engine
+
+
+def attempt(pair: Pair) -> Attempt:
+    return Attempt(pair=pair, job_uid=JOB, publication=f"p{pair.generation}", run_id="run")
+
+
+def commits(root: Path) -> set[str]:
+    return {str(name) for name in tier.list_commits(root)}
+
+
+@pytest.fixture(params=[Pair(1, 1), Pair(1, 3)], ids=["own claim", "inherited claim"])
+def pair(request: pytest.FixtureRequest) -> Pair:
+    """The attempt whose commits are there; that of the claim is 1.1."""
+    assert isinstance(request.param, Pair)
+    return request.param
+
+
+@pytest.fixture
+def root(tmp_path: Path, pair: Pair) -> Path:
+    """Steps 30, 40 and 50 of an attempt, under the claim 1.1."""
+    folder = tmp_path / "ckpt"
+    engine = entered(folder, Pair(1, 1))
+    engine.restore()
+    engine.claim(step=0, pair=None)
+    engine.enter(attempt(pair), Alone())
+    for step in (10, 20, 30, 40, 50):
+        assert engine.save(snapshot(step, pair)).committed
+    assert [claim.pair for claim in list_claims(folder)] == [Pair(1, 1)]
+    return folder
+
+
+def newest(root: Path, pair: Pair) -> Path:
+    return root / f"step-50.g1.a{pair.attempt}" / "MANIFEST.json"
+
+
+def failing(error: Exception) -> Callable[..., Manifest]:
+    def read(*_: Any) -> Manifest:
+        raise error
+
+    return read
+
+
+@pytest.mark.parametrize(
+    ("trouble", "raised"),
+    [
+        (DamagedError("MANIFEST.json cannot be read: Input/output error"), NoneWholeError),
+        (CheckpointError("cannot read MANIFEST.json: Permission denied"), CheckpointError),
+    ],
+)
+def test_where_no_manifest_can_be_read_training_does_not_begin_anew(
+    root: Path, monkeypatch: pytest.MonkeyPatch, trouble: Exception, raised: type[Exception]
+) -> None:
+    before = commits(root)
+    with monkeypatch.context() as patch:
+        patch.setattr(tier, "read_manifest", failing(trouble))
+        with pytest.raises(raised, match=r"Input/output error|Permission denied"):
+            entered(root, Pair(2, 1)).restore()
+    assert commits(root) == before
+    assert entered(root, Pair(2, 1)).restore().step == 50
+
+
+def test_copies_that_refuse_to_be_read_are_no_reason_to_begin_anew(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The volume is lost, and so are the rights to what was copied."""
+    copies = root.rename(root.with_name("copies"))
+    read = FolderStore.manifest
+
+    def refused(store: FolderStore, name: CommitName) -> Manifest:
+        if store.url == str(copies):
+            raise UnavailableError("403: credentials expired", cause="Credentials")
+        return read(store, name)
+
+    monkeypatch.setattr(FolderStore, "manifest", refused)
+    with pytest.raises(CheckpointError, match="credentials expired"):
+        entered(root, Pair(2, 1), copies=f"file://{copies}").restore()
+
+
+def test_a_newer_format_stops_the_job(root: Path, pair: Pair) -> None:
+    manifest = json.loads(newest(root, pair).read_bytes())
+    del manifest["manifestDigest"]
+    manifest["version"] = 99
+    body = json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()
+    seal = xxhash.xxh3_128_hexdigest(body)
+    newest(root, pair).write_bytes(body[:-1] + f',"manifestDigest":"{seal}"}}\n'.encode())
+    with pytest.raises(UnknownFormatError, match=r"step-50\.g1.*version 99"):
+        entered(root, Pair(2, 1)).restore()
+
+
+def test_a_damaged_manifest_is_named_and_moved_aside_and_its_step_is_told_as_lost(root: Path, pair: Pair) -> None:
+    raw = bytearray(newest(root, pair).read_bytes())
+    raw[50] ^= 1
+    newest(root, pair).write_bytes(raw)
+    found = entered(root, Pair(2, 1)).restore()
+    name = f"step-50.g1.a{pair.attempt}"
+    assert (found.step, [one.path for one in found.lost]) == (40, [name])
+    assert [one.path for one in found.quarantined] == [name]
+    assert list((root / "quarantine").glob(f"{name}.*/MANIFEST.json"))
