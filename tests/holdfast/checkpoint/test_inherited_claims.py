@@ -83,6 +83,12 @@ def root(tmp_path: Path, pair: Pair) -> Path:
     return folder
 
 
+def flip(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[50] ^= 1
+    path.write_bytes(raw)
+
+
 def newest(root: Path, pair: Pair) -> Path:
     return root / f"step-50.g1.a{pair.attempt}" / "MANIFEST.json"
 
@@ -142,11 +148,68 @@ def test_a_newer_format_stops_the_job(root: Path, pair: Pair) -> None:
 
 
 def test_a_damaged_manifest_is_named_and_moved_aside_and_its_step_is_told_as_lost(root: Path, pair: Pair) -> None:
-    raw = bytearray(newest(root, pair).read_bytes())
-    raw[50] ^= 1
-    newest(root, pair).write_bytes(raw)
+    flip(newest(root, pair))
     found = entered(root, Pair(2, 1)).restore()
     name = f"step-50.g1.a{pair.attempt}"
     assert (found.step, [one.path for one in found.lost]) == (40, [name])
     assert [one.path for one in found.quarantined] == [name]
     assert list((root / "quarantine").glob(f"{name}.*/MANIFEST.json"))
+
+
+def misread(patch: pytest.MonkeyPatch, step: int, times: int) -> list[int]:
+    """Manifests of one step come damaged so many times; how often still."""
+    left, read = [times], FolderStore.manifest
+
+    def damaged(store: FolderStore, name: CommitName) -> Manifest:
+        if name.step == step and left[0]:
+            left[0] -= 1
+            raise DamagedError("MANIFEST.json cannot be read: Input/output error")
+        return read(store, name)
+
+    patch.setattr(FolderStore, "manifest", damaged)
+    return left
+
+
+@pytest.mark.parametrize("times", [1, 2], ids=["once", "twice"])
+def test_retention_does_not_take_a_commit_whose_manifest_it_misreads(
+    root: Path, pair: Pair, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """With deltas a manifest is read back after each commit. A misreading is no reason to let go of it, nor kept."""
+    engine = entered(root, pair, keep_last=2, full_every=4)
+    for step in (60, 70):
+        assert engine.save(snapshot(step, pair)).committed
+    left = misread(monkeypatch, 80, times)
+    for step in (80, 90):
+        assert engine.save(snapshot(step, pair)).committed
+        assert f"step-{step}.g1.a{pair.attempt}" in commits(root)
+    assert left == [0]
+    assert engine.save(snapshot(100, pair)).committed
+    assert {name.step for name in tier.list_commits(root)} >= {90, 100}
+
+
+def test_what_could_not_be_read_for_a_while_ages_like_the_rest_once_it_can(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    third = Pair(2, 1)
+    engine = entered(root, third, keep_last=2)
+    engine.claim(step=engine.restore().step, pair=engine.restore().pair)
+    with monkeypatch.context() as patch:
+        misread(patch, 40, 1000)
+        for step in (60, 70):
+            assert engine.save(snapshot(step, third)).committed
+        assert {name.step for name in tier.list_commits(root)} == {40, 60, 70}
+    assert engine.save(snapshot(80, third)).committed
+    assert {name.step for name in tier.list_commits(root)} == {70, 80}
+
+
+def test_another_jobs_commit_that_cannot_be_read_is_left_alone_and_named_once(
+    root: Path, pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    flip(newest(root, pair))
+    stranger = Pair(9, 1)
+    newest(root, pair).parent.rename(root / "step-50.g9.a1")
+    engine = entered(root, stranger, keep_last=1)
+    for step in (60, 70):
+        assert engine.save(snapshot(step, stranger)).committed
+    assert {name.step for name in tier.list_commits(root)} == {50, 70}
+    assert caplog.text.count("retention leaves step-50.g9.a1 alone") == 1

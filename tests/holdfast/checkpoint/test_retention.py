@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -44,7 +45,7 @@ def decided(entries: list[Entry], rules: str, *, last: int = 1, claims: tuple[Cl
     )
 
 
-def kept(entries: list[Entry], rules: str, **options: int) -> dict[int, str]:
+def kept(entries: list[Entry], rules: str, **options: Any) -> dict[int, str]:
     return {d.commit.step: d.reason for d in decided(entries, rules, **options) if not d.goes}
 
 
@@ -126,6 +127,40 @@ def test_a_commit_whose_manifest_cannot_be_read_is_not_aged() -> None:
     assert [d.goes for d in decided([unknown, entry(10)], "hours=1", claims=claims)] == [False, False]
 
 
+def unread(step: int, pair: Pair = ONE) -> Entry:
+    return Entry(commit=Commit(step=step, pair=pair))
+
+
+def test_a_commit_whose_manifest_cannot_be_read_stays_whoever_made_it() -> None:
+    fence = Claim(pair=Pair(2, 1), job_uid=JOB, publication="p2", from_step=10, from_pair=ONE)
+    entries = [unread(5), entry(10), unread(20), entry(30, pair=Pair(2, 1)), unread(40, Pair(3, 1))]
+    reasons = {d.commit.step: d.reason for d in decided(entries, "", claims=(fence,)) if not d.goes}
+    assert reasons == {
+        5: "its manifest cannot be read",
+        20: "its manifest cannot be read",
+        30: "among the last 1",
+        40: "its manifest cannot be read",
+    }
+
+
+def test_a_commit_whose_manifest_cannot_be_read_is_none_of_the_last_whole_ones() -> None:
+    claims = (Claim(pair=ONE, job_uid=JOB, publication="p1", from_step=0),)
+    entries = [entry(10), entry(20), entry(30), unread(40)]
+    assert sorted(kept(entries, "", last=2, claims=claims)) == [10, 20, 30, 40]  # of 40 any may be a part
+    assert sorted(kept([*entries, entry(50), entry(60)], "", last=2, claims=claims)) == [40, 50, 60]
+
+
+def test_what_a_milestone_may_stand_on_stays_while_its_manifest_cannot_be_read() -> None:
+    claims = (Claim(pair=ONE, job_uid=JOB, publication="p1", from_step=0),)
+    entries = [entry(10), unread(20), entry(30), entry(40, pair=Pair(1, 2)), entry(50, pair=Pair(1, 2))]
+    assert kept(entries, "every=20", claims=claims) == {
+        10: "step-20.g1.a1 may stand on it: its manifest cannot be read",
+        20: "every=20",
+        40: "every=20",
+        50: "among the last 1",
+    }
+
+
 def test_fenced_commits_go_whatever_the_rules_say() -> None:
     claim = Claim(pair=Pair(2, 1), job_uid=JOB, publication="p2", from_step=10, from_pair=ONE)
     entries = [entry(10), entry(20), entry(30, pair=Pair(2, 1))]
@@ -155,6 +190,9 @@ def histories(draw: st.DrawFn) -> tuple[list[Entry], tuple[Claim, ...], set[tupl
     for step, pair in sorted(names):
         below = [e for e in entries if e.commit.step < step]
         parent = draw(st.none() | st.sampled_from(below)) if below else None
+        if draw(st.integers(0, 5)) == 0:
+            entries.append(unread(step, pair))
+            continue
         loss = {"loss": draw(st.floats(0, 9))} if draw(st.booleans()) else {}
         entries.append(
             entry(
@@ -195,8 +233,9 @@ def test_rules_never_take_what_must_stay(
     goes = gone(rules, entries)
     stays = [e for e in entries if (e.commit.step, e.commit.pair) not in goes]
     line = order((e.commit for e in entries), claims, job_uid=JOB)
-    good = [c for c in line if (c.step, c.pair) in verified][:last]
+    good = [c for c in line if (c.step, c.pair) in verified and c.job_uid is not None][:last]
 
+    assert not goes & {(e.commit.step, e.commit.pair) for e in entries if e.unread}
     assert not goes & {(c.step, c.pair) for c in good}
     assert not goes or len(good) == last
     assert all(pair <= own for _, pair in goes)

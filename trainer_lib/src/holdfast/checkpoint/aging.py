@@ -1,7 +1,11 @@
-"""What retention needs to know of each commit, read from its manifest once: one never changes. No torch."""
+"""What retention needs to know of each commit, read from its manifest once: one never changes. No torch.
+
+One that cannot be read is asked for again at each look: what is wrong may pass.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -10,10 +14,12 @@ from typing import Any
 from holdfast.checkpoint.fencing import Commit
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.retention import Entry
-from holdfast.checkpoint.stores import Store
+from holdfast.checkpoint.stores import Store, manifest_of
 from holdfast.checkpoint.writer import Snapshot
 from holdfast.errors import DamagedError, UnknownFormatError
 from holdfast.worlds import Pair
+
+_log = logging.getLogger("holdfast.checkpoint.aging")
 
 History = dict[int, dict[str, float]]
 
@@ -24,14 +30,16 @@ class Ages:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._known: dict[CommitName, tuple[Entry, History]] = {}
+        self._told: set[CommitName] = set()
 
     def look(self) -> list[Entry]:
         """All that lie there now, with what was measured at their steps: a later commit may be the first to tell."""
-        self._known = {name: self._known.get(name) or self._read(name) for name in self._store.commits()}
+        found = {name: self._known.get(name) or self._read(name) for name in self._store.commits()}
+        self._known = {name: known for name, known in found.items() if not known[0].unread}
         told: History = {}
-        for _, history in sorted(self._known.values(), key=_age):
+        for _, history in sorted(found.values(), key=_age):
             told |= history
-        return [replace(entry, metrics=told.get(entry.commit.step, {})) for entry, _ in self._known.values()]
+        return [replace(entry, metrics=told.get(entry.commit.step, {})) for entry, _ in found.values()]
 
     def learn(self, snapshot: Snapshot) -> None:
         """What was just committed here, so that it need not be read."""
@@ -41,8 +49,11 @@ class Ages:
 
     def _read(self, name: CommitName) -> tuple[Entry, History]:
         try:
-            manifest = self._store.manifest(name)
-        except (DamagedError, UnknownFormatError):
+            manifest = manifest_of(self._store, name)
+        except (DamagedError, UnknownFormatError) as error:
+            if name not in self._told:
+                self._told.add(name)
+                _log.warning("retention leaves %s alone: %s", name, error)
             return Entry(commit=Commit(step=name.step, pair=name.pair)), {}
         commit = Commit(step=name.step, pair=name.pair, job_uid=manifest.job_uid, publication=manifest.publication)
         entry = Entry(

@@ -45,7 +45,7 @@ from holdfast.checkpoint.reading import (
     whole_file,
 )
 from holdfast.checkpoint.reading import Fault as CopyFault
-from holdfast.checkpoint.stores import Store, open_file
+from holdfast.checkpoint.stores import Store, manifest_of, open_file
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.witness import Fault, Outcome, Part, asked, suspects
 from holdfast.errors import CheckpointError, DamagedError, SuspectError, UnknownFormatError
@@ -326,7 +326,7 @@ class _Search:
         # The durable one decides: a step may be committed in memory first, and again with what changed since.
         for store in sorted(self.holding(name), key=lambda store: not store.shared):
             try:
-                manifest = _manifest(store, name)
+                manifest = manifest_of(store, name)
             except DamagedError as damage:
                 faults.append(Fault(url=store.url, reason=str(damage)))
             except UnknownFormatError as unknown:
@@ -413,14 +413,6 @@ class _Search:
 
 def _owned(name: CommitName, manifest: Manifest) -> fencing.Commit:
     return fencing.Commit(step=name.step, pair=name.pair, job_uid=manifest.job_uid, publication=manifest.publication)
-
-
-def _manifest(store: Store, name: CommitName) -> Manifest:
-    """One that is found bad is read once more: bytes may be flipped on their way."""
-    try:
-        return store.manifest(name)
-    except DamagedError:
-        return store.manifest(name)
 
 
 # Reading

@@ -2,6 +2,7 @@
 
 Invariant: what is deleted is older than the newest `keep_last` verified commits that can still be read, is kept by
 no rule, is needed by no commit that stays, and belongs to no attempt above the own one. Rules only ever keep more.
+A commit whose manifest cannot be read stays: whose it is, how old, and on what it stands, nobody knows.
 """
 
 from __future__ import annotations
@@ -82,6 +83,11 @@ class Entry:
         """Its folder's name."""
         return CommitName(step=self.commit.step, pair=self.commit.pair)
 
+    @property
+    def unread(self) -> bool:
+        """Whether its manifest cannot be read."""
+        return self.commit.job_uid is None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
@@ -108,7 +114,8 @@ def decide(
     is on its way to the object store."""
     entries = sorted(entries, key=_age)
     lineage = order((entry.commit for entry in entries), claims, job_uid=job_uid)
-    good = [commit for commit in lineage if _key(commit) in verified][:keep_last]
+    whole = {*verified} - {_key(entry.commit) for entry in entries if entry.unread}
+    good = [commit for commit in lineage if _key(commit) in whole][:keep_last]
     readable = {_key(commit) for commit in lineage}
     line = [entry for entry in reversed(entries) if _key(entry.commit) in readable]
     kept: dict[str, str] = {}
@@ -120,7 +127,12 @@ def decide(
         kept.setdefault(str(uploading), "on its way to the object store")
     for name, reason in _wanted(line, rules, now):
         kept.setdefault(name, reason)
+    for name, reason in _perhaps_needed(entries, kept):
+        kept.setdefault(name, reason)
     _keep_parents(entries, kept)
+    for entry in entries:
+        if entry.unread:
+            kept.setdefault(str(entry.name), "its manifest cannot be read")
     return [_decision(entry, kept, readable, keep_last) for entry in entries]
 
 
@@ -188,6 +200,17 @@ def _best(line: Sequence[Entry], best: Best) -> Iterator[tuple[str, str]]:
 def _day(moment: datetime) -> int:
     """Days of UTC's calendar; those of one week, from Monday on, have one seventh in common."""
     return moment.toordinal() - 1
+
+
+def _perhaps_needed(entries: Sequence[Entry], kept: Mapping[str, str]) -> list[tuple[str, str]]:
+    """What commits that are wanted may stand on, if their manifests cannot be read: all before them of an attempt."""
+    wanted = [entry for entry in entries if entry.unread and str(entry.name) in kept]
+    return [
+        (str(entry.name), f"{above.name} may stand on it: its manifest cannot be read")
+        for above in wanted
+        for entry in entries
+        if entry.commit.pair == above.commit.pair and entry.commit.step < above.commit.step
+    ]
 
 
 def _keep_parents(entries: Iterable[Entry], kept: dict[str, str]) -> None:

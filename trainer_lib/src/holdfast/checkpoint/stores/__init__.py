@@ -103,6 +103,14 @@ def needed_by(store: Store, name: CommitName) -> CommitName | None:
     return None
 
 
+def manifest_of(store: Store, name: CommitName) -> Manifest:
+    """The manifest of a commit. One that is found bad is read once more: bytes may be flipped on their way."""
+    try:
+        return store.manifest(name)
+    except DamagedError:
+        return store.manifest(name)
+
+
 def open_file(store: Store, name: CommitName, file: str) -> Source:
     """A file that a commit's manifest names: one of its own, or one of an earlier commit on which it stands."""
     home, own = located(name, file)
