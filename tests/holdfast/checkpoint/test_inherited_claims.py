@@ -8,23 +8,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import xxhash
+from command_line import Commands
 
 from holdfast.checkpoint import tier
-from holdfast.checkpoint.claims import list_claims
+from holdfast.checkpoint.claims import list_claims, write_claim
 from holdfast.checkpoint.engine import Attempt, Engine
 from holdfast.checkpoint.exchange import Alone
 from holdfast.checkpoint.fencing import Resume
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.retention import Rules
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.writer import Snapshot
+from holdfast.checkpoints.pruning import carry_out, plan
 from holdfast.errors import CheckpointError, DamagedError, NoneWholeError, UnavailableError, UnknownFormatError
-from holdfast.worlds import Pair
+from holdfast.worlds import Claim, Pair
 
 JOB = "job-1"
 
@@ -213,3 +217,54 @@ def test_another_jobs_commit_that_cannot_be_read_is_left_alone_and_named_once(
         assert engine.save(snapshot(step, stranger)).committed
     assert {name.step for name in tier.list_commits(root)} == {50, 70}
     assert caplog.text.count("retention leaves step-50.g9.a1 alone") == 1
+
+
+# By hand
+
+
+def test_prune_keeps_the_last_ones_and_lets_the_others_go(root: Path, holdfast: Commands) -> None:
+    told = holdfast.json("prune", root, "--keep-last", 1)["commits"]
+    assert [(line["goes"], line["reason"]) for line in told] == [
+        (False, "among the last 1"),
+        (True, "older than the last 1, and no rule keeps it"),
+        (True, "older than the last 1, and no rule keeps it"),
+    ]
+    assert {name.step for name in tier.list_commits(root)} == {50}
+
+
+def test_prune_names_a_damaged_commit_and_does_not_count_it(root: Path, pair: Pair, holdfast: Commands) -> None:
+    flip(newest(root, pair))
+    told = holdfast.json("prune", root, "--keep-last", 1, code=1)
+    assert told["damaged"] == [f"step-50.g1.a{pair.attempt}"]
+    assert not any(line["goes"] for line in told["commits"])
+    assert holdfast.json("prune", root, "--keep-last", 2, code=1)["damaged"] == told["damaged"]
+
+
+@pytest.mark.parametrize("job", [JOB, "job-2"])
+def test_prune_deletes_nothing_once_an_attempt_has_claimed_meanwhile(root: Path, job: str) -> None:
+    before = commits(root)
+    pruning = plan(FolderStore(root), Rules(), 1, now=datetime.now(UTC))
+    assert any(decision.goes for decision in pruning.decisions)
+    write_claim(root, Claim(pair=Pair(1, 4), job_uid=job, publication="p1", from_step=30, from_pair=Pair(1, 1)))
+    with pytest.raises(CheckpointError, match="has claimed meanwhile"):
+        carry_out(FolderStore(root), pruning)
+    assert commits(root) == before
+
+
+def test_prune_leaves_alone_what_is_above_the_last_attempt_that_it_knows_of(root: Path, holdfast: Commands) -> None:
+    """Of a later generation, or of another job: neither goes on under the claim that is there."""
+    engine = entered(root, Pair(2, 1), keep_last=9)
+    assert engine.save(snapshot(60, Pair(2, 1))).committed
+    engine.enter(Attempt(pair=Pair(1, 4), job_uid="job-2", publication="p1", run_id="run"), Alone())
+    assert engine.save(snapshot(70, Pair(1, 4))).committed
+    told = {line["commit"]: line["reason"] for line in holdfast.json("prune", root, "--keep-last", 1)["commits"]}
+    assert told["step-60.g2.a1"].startswith("of an attempt above 1.")
+    assert told["step-70.g1.a4"].startswith("of an attempt above 1.")
+
+
+def test_prune_of_an_attempt_that_has_claimed_and_not_committed_takes_what_was_before_it(
+    root: Path, holdfast: Commands
+) -> None:
+    write_claim(root, Claim(pair=Pair(2, 1), job_uid=JOB, publication="p2", from_step=50, from_pair=Pair(1, 3)))
+    assert holdfast("prune", root, "--keep-last", 1) == 0
+    assert {name.step for name in tier.list_commits(root)} == {50}

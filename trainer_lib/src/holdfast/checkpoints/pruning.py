@@ -97,8 +97,13 @@ def _last_whole(
 
 
 def _highest(entries: Sequence[Entry], newest: Claim | None) -> Pair:
-    """Nothing above the newest claim is touched: its attempt may be about to say more of it."""
-    return newest.pair if newest else max((entry.commit.pair for entry in entries), default=Pair(0, 0))
+    """The attempt above which nothing is touched: that of the newest claim, or the last one that made a commit under
+    it. Of others nothing is known, and an attempt that goes on from a commit claims before it commits: `carry_out`
+    finds that out."""
+    if newest is None:
+        return max((entry.commit.pair for entry in entries), default=Pair(0, 0))
+    own = (entry.commit.pair for entry in entries if entry.commit.job_uid == newest.job_uid)
+    return max([newest.pair, *(pair for pair in own if pair.generation == newest.pair.generation)])
 
 
 def carry_out(store: Store, pruning: Pruning) -> None:
