@@ -11,14 +11,16 @@ from typing import Any, Self
 
 import pytest
 
+from holdfast import checkpoint
 from holdfast.checkpoint import tier
+from holdfast.checkpoint.claims import write_claim
 from holdfast.checkpoint.exchange import Alone, Exchange
 from holdfast.checkpoint.manifest import CHUNK_BYTES, Manifest
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.reader import Restored, restore
 from holdfast.checkpoint.stores.folder import FolderSource, FolderStore
 from holdfast.errors import DamagedError, SuspectError
-from holdfast.worlds import Pair
+from holdfast.worlds import Claim, Pair
 
 OLD = {"w": b"old" * 100, "b": b"x"}
 NEW = {"w": b"new" * 100, "b": b"y"}
@@ -245,3 +247,38 @@ def test_an_error_of_a_volume_that_passes_costs_nothing(root: Path, monkeypatch:
     found = restore(root, Alone(), job_uid="job-1")
     assert (found.step, found.quarantined) == (20, ())
     assert len(tier.list_commits(root)) == 2
+
+
+class Box:
+    """Anything with a state."""
+
+    def state_dict(self) -> Any:
+        return {"x": 1}
+
+    def load_state_dict(self, state: Any) -> None:
+        assert state == {"x": 1}
+
+
+@pytest.mark.parametrize("file", ["rank-0.json", "MANIFEST.json"])
+@pytest.mark.parametrize("jobs", [True, False], ids=["of a job", "of no job"])
+def test_who_loads_from_a_jobs_folder_moves_nothing_on_its_own_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, file: str, jobs: bool
+) -> None:
+    """Somebody evaluates. Whether the file or the machine is bad, that process alone cannot know."""
+    for step in (10, 20):
+        checkpoint.save(tmp_path, step=step, box=Box())
+    if jobs:
+        write_claim(
+            tmp_path, Claim(pair=Pair(1, 1), job_uid="job-1", publication="p1", from_step=20, from_pair=Pair(0, 1))
+        )
+    newest = "step-20.g0.a1"
+    (tmp_path / newest / file).write_bytes(b"?" * (tmp_path / newest / file).stat().st_size)
+    before = everything(tmp_path)
+
+    found = checkpoint.load(tmp_path, box=Box())
+
+    assert found is not None
+    assert (found.step, [one.path for one in found.lost]) == (10, [newest])
+    assert [one.path for one in found.quarantined] == ([] if jobs else [newest])
+    assert (everything(tmp_path) == before) is jobs
+    assert ("it is a job's, and stays" in caplog.text) is jobs

@@ -5,8 +5,9 @@
     checkpoint.save("ckpt", step=100, model=model, optimizer=optimizer)
     found = checkpoint.load("ckpt", model=model, optimizer=optimizer)   # the newest good one; None if there is none
 
-What is saved is durable when `save` returns, and every byte is verified when it is read: what is damaged is moved
-to `quarantine/`, named, and the next older commit is used. No pickle is written or read.
+What is saved is durable when `save` returns, and every byte is verified when it is read: what is damaged is named
+and moved to `quarantine/`, and the next older commit is used. Where a job commits, `load` moves nothing: its ranks find
+out whether it is damaged, or only this machine reads it badly. No pickle is written or read.
 """
 
 from __future__ import annotations
@@ -36,11 +37,15 @@ __all__ = ["Found", "load", "save"]
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What `load` has read."""
+    """What `load` has read.
+
+    `lost` are the newer commits that it passed by, and why; `quarantined` is what was moved aside.
+    """
 
     step: int
     path: Path
     quarantined: tuple[tier.Quarantined, ...] = ()
+    lost: tuple[tier.Quarantined, ...] = ()
 
 
 def save(
@@ -109,7 +114,7 @@ def load(
 
     root = Path(folder)
     exchange = Alone() if group is None else Together(group)
-    found = restore(root, exchange, step=step, select=lambda manifest: _not_of(manifest, stateful))
+    found = restore(root, exchange, step=step, select=lambda manifest: _not_of(manifest, stateful), lone=True)
     if found.loaded is None:
         if found.stuck:
             raise NoneWholeError(none_whole(found, [str(root)]))
@@ -125,7 +130,8 @@ def load(
     )
     if generators is not None:
         generators.apply()
-    return Found(step=found.step, path=root / str(loaded.name), quarantined=found.quarantined)
+    path = root / str(loaded.name)
+    return Found(step=found.step, path=path, quarantined=found.quarantined, lost=found.lost)
 
 
 def _not_of(manifest: Manifest, objects: Collection[str]) -> Rows:

@@ -5,7 +5,8 @@ it needs of it, chunk by chunk from the first store whose copy is good. What a r
 and by another one; if that is no better it is bad for all: where no good copy of something is left, the next older
 commit is tried. What is bad is named, and moved to its store's quarantine once another commit was read: as long as
 none was, all stays as it is, but for the first commit of a job. A bad copy stays too if something of a commit that
-was restored is nowhere else: it will be needed.
+was restored is nowhere else: it will be needed. A reader that is of no job moves nothing where a job commits: it may
+be alone, on a machine that reads badly.
 
 A step may lie in memory whole, and in the durable stores as what changed since an earlier one. The files have the
 same names and other bytes, so these are two editions: each is read by its own manifest, the one in memory first.
@@ -136,11 +137,13 @@ def restore(
     select: Select | None = None,
     host: str | None = None,
     first: bool = False,
+    lone: bool = False,
 ) -> Restored:
     """Read the newest good commit (or the best one of `step`) on every rank; `loaded` is None if there is none.
 
     SuspectError if a rank cannot read what another can. `host` is this rank's, for people. `first`: where
-    there is one commit it is the first that was made, and is moved aside if it is damaged.
+    there is one commit it is the first that was made, and is moved aside if it is damaged. `lone`: who reads is of no
+    job, and moves nothing of one.
     """
     search = _Search(
         stores=as_stores(where),
@@ -149,6 +152,7 @@ def restore(
         job_uid=job_uid,
         resume=resume,
         step=step,
+        lone=lone,
     )
     host = socket.gethostname() if host is None else host
     for name, manifest in search.commits():
@@ -228,6 +232,7 @@ class _Search:
     job_uid: str
     resume: fencing.Resume
     step: int | None
+    lone: bool = False
     bad: list[tier.Quarantined] = field(default_factory=list)
     lost: list[tier.Quarantined] = field(default_factory=list)
     aside: list[tuple[Store, CommitName, str]] = field(default_factory=list)
@@ -395,9 +400,17 @@ class _Search:
                 self.aside.append((store, name, faulty[store.url]))
 
     def put_aside(self) -> None:
-        """Quarantine it, now that it is not all that there is."""
+        """Quarantine it, now that it is not all that there is. What is a job's is left for its own ranks to judge."""
+        theirs = self.lone and self.claims
         for store, name, reason in self.aside:
-            store.quarantine(name, reason)
+            if theirs:
+                _log.error(
+                    "%s in %s is damaged, as read here (%s): it is a job's, and stays", name, store.url, reason
+                )
+            else:
+                store.quarantine(name, reason)
+        if theirs:
+            self.bad.clear()
 
     def stuck(self) -> tuple[tier.Quarantined, ...]:
         """What was lost, and stands where all see it. What lay on nodes only went with them: nobody can mend it."""
