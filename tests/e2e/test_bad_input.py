@@ -52,6 +52,17 @@ def too_big(job: Job) -> None:
     trainer(job)["resources"]["requests"]["cpu"] = "4000"
 
 
+def no_scheduler(job: Job) -> None:
+    job["spec"]["workers"]["template"]["spec"]["schedulerName"] = "nobody"
+
+
+def init_fails(job: Job) -> None:
+    own = trainer(job)
+    init = {key: own[key] for key in ("image", "imagePullPolicy", "securityContext") if key in own}
+    failing = {**init, "name": "fetch", "command": ["python", "-c", "raise SystemExit('no bucket of this name')"]}
+    job["spec"]["workers"]["template"]["spec"]["initContainers"] = [failing]
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -59,6 +70,8 @@ def too_big(job: Job) -> None:
         (no_image, "Image"),
         (no_claim, "VolumeMissing"),
         (too_big, "Unschedulable"),
+        (no_scheduler, "NotScheduled"),
+        (init_fails, "its init container fetch ended with exit code 1"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
