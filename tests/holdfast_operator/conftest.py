@@ -434,10 +434,12 @@ class Sim:
         drained = set(self.document["directives"]["drain"])
         live = [uid for uid in members if self._alive(uid) and uid not in drained]
         here = self.world is not None and self.world["generation"] == generation
-        if self.world is not None and here and not set(live) - set(self.world["members"]):  # none that came back
-            self.step += 1
+        whole = len(live) - len(live) % self.document["settings"]["replicaStep"]  # the rest of a step stands by
+        if self.world is not None and here and whole <= len(set(live) & set(self.world["members"])):
+            self.step += 1  # none came back that would make a larger one
             self._completion()
             return
+        live = live[:whole]
         if self._may_start(members, live):
             attempt = self.highest.get(generation, 0) + 1
             self.highest[generation] = attempt

@@ -186,6 +186,32 @@ def test_it_grows_by_whole_steps(make_sim: Make) -> None:
     assert sizes == {0, 2, 4, 6}
 
 
+@pytest.mark.parametrize(("most", "left"), [(4, 2), (8, 6)])
+def test_one_lost_worker_takes_the_rest_of_its_step_along_until_the_whole_step_grows_again(
+    make_sim: Make, most: int, left: int
+) -> None:
+    sim = make_sim(replicas=2, nodes=4, elasticity=may_grow(most, cooldown=60, step=2, minimum=2))
+    sim.obeys = True
+    sim.run(600, until=trains(sim, most))
+    sim.end(sim.running()[1], 137)
+    sim.run(30)
+    assert (len(sim.running()), len(sim.world_names())) == (left, left), "nobody stands by without use"
+    sim.run(200, until=trains(sim, most))
+
+
+def test_what_finds_no_node_of_a_step_takes_the_rest_of_it_along(make_sim: Make) -> None:
+    sim = make_sim(replicas=2, nodes=2, elasticity=may_grow(4, cooldown=60, step=2, minimum=2))
+    sim.obeys = True
+    sim.run(30, until=trains(sim, 2))
+    sim.run(200, until=lambda: len(sim.names()) == 4)
+    allocatable = sim.nodes["node-2"]["status"]["allocatable"]
+    allocatable["cpu"] = "1"  # somebody else's pod was quicker
+    sim.run(90, until=lambda: len(sim.names()) == 2)
+    assert len(sim.world_names()) == 2
+    allocatable["cpu"] = "2"
+    sim.run(200, until=trains(sim, 4))
+
+
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     edits=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3), st.integers(1, 20)), min_size=1, max_size=5),

@@ -4,7 +4,7 @@ They are asked for when all is well and the last growth is ``growCooldownSeconds
 What is lost of them is not replaced at once, and a gang of another job that waits gets their room back. What
 ``workers.replicas`` asks for is never touched here.
 
-Invariant: replicas ≤ target ≤ maxReplicas while the job is not suspended.
+Invariants: replicas ≤ target ≤ maxReplicas, and beyond replicas are whole steps, while the job is not suspended.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def apply(draft: Draft) -> Draft:
         return draft.but(extra=0)
     draft = _unplaced(draft)
     there = _ranked(draft) - draft.spec.replicas
-    draft = draft.but(extra=max(0, min(draft.status.extra, most, there)))
+    draft = draft.but(extra=_in_steps(draft, max(0, min(draft.status.extra, most, there))))
     if _wanted_elsewhere(draft):
         return _given_back(draft)
     if draft.status.extra + draft.spec.replica_step > most or not _all_is_well(draft):
@@ -37,6 +37,11 @@ def apply(draft: Draft) -> Draft:
     if due is None or draft.now < due:
         return draft if due is None else draft.wake_at(due)
     return _grown(draft) if _room(draft) else draft.wake_in(c.GROWTH_POLL)
+
+
+def _in_steps(draft: Draft, extra: int) -> int:
+    """What is left of a step would stand by for ever: nobody asks for the rest of it."""
+    return extra - extra % draft.spec.replica_step
 
 
 def _ranked(draft: Draft) -> int:
