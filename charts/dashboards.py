@@ -73,6 +73,9 @@ def stat(title: str, expr: str, unit: str = "short", *, width: int = 4) -> Panel
 # What is shown ----------------------------------------------------------------------------------------------------
 
 _THIS = '{namespace="$namespace", job="$job"}'
+# What is in nodes' memory or on their own disks is lost with them.
+_DURABLE = '{tier!~"memory|local"}'
+_DURABLE_OF_THIS = '{namespace="$namespace", job="$job", tier!~"memory|local"}'
 
 
 def seconds(name: str, of: str = "", by: str = "") -> str:
@@ -142,7 +145,7 @@ FLEET = Dashboard(
                 ),
                 one(
                     "Age of the newest checkpoint",
-                    "min by (namespace, job) (holdfast_checkpoint_age_seconds)",
+                    f"min by (namespace, job) (holdfast_checkpoint_age_seconds{_DURABLE})",
                     "{{namespace}}/{{job}}",
                     unit="s",
                 ),
@@ -275,7 +278,7 @@ JOB = Dashboard(
                 stat("Workers that train", f"max(holdfast_job_workers_ready{_THIS})"),
                 stat("Workers asked for", f"max(holdfast_job_workers{_THIS})"),
                 stat("Goodput", goodput(_THIS), "percentunit"),
-                stat("Newest checkpoint", f"min(holdfast_checkpoint_age_seconds{_THIS})", "s"),
+                stat("Newest checkpoint", f"min(holdfast_checkpoint_age_seconds{_DURABLE_OF_THIS})", "s"),
             ],
         ),
         Row(
