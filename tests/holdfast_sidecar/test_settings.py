@@ -64,6 +64,30 @@ def test_a_pod_with_gpus_has_an_hours_notice_of_gcp(sky, clock, exporter: str, w
     assert (source.poll(clock.now()) == ()) is waits
 
 
+@pytest.mark.parametrize(
+    ("told", "node", "asked"),
+    [
+        ("http://10.0.0.7:9400/metrics", "10.0.0.7", "http://10.0.0.7:9400/metrics"),
+        ("http://2600:1f18::5:9400/metrics", "2600:1f18::5", "http://[2600:1f18::5]:9400/metrics"),
+        ("http://fd00::5", "fd00::5", "http://[fd00::5]/metrics"),
+        ("http://[fd00::5]:9400/metrics", "fd00::5", "http://[fd00::5]:9400/metrics"),
+        ("http://fd00::51:9400/metrics", "fd00::5", ""),
+        ("http://exporter.gpu:9400", "fd00::5", "http://exporter.gpu:9400/metrics"),
+    ],
+)
+def test_a_nodes_address_of_ipv6_is_put_in_brackets(told: str, node: str, asked: str):
+    settings = read_environment({**NEEDED, "HOLDFAST_HOST_IP": node, "HOLDFAST_DCGM_URL": told})
+    assert settings.dcgm_url == asked
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:9400", "https://10.0.0.1:9400", "http://10.0.0.1:port", "http://"])
+def test_an_exporters_address_that_is_none_leaves_gpus_out_and_training_alone(caplog, address: str):
+    settings = read_environment({**NEEDED, "HOLDFAST_DCGM_URL": address})
+    assert settings.dcgm_url == ""
+    assert "HOLDFAST_DCGM_URL must be an http:// address" in caplog.text
+    assert "GPUs are not watched" in caplog.text
+
+
 def test_a_provider_that_is_not_known_is_left_out_and_said(caplog):
     settings = read_environment({**NEEDED, "HOLDFAST_NOTICE_PROVIDERS": "AWS, Moon,AWS,Azure, GCP"})
     built = sources.build(settings, lambda: 0.0, lambda _: False)

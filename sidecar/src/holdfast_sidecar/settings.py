@@ -1,5 +1,6 @@
 """The sidecar's settings. The environment is read here and nowhere else."""
 
+import logging
 import math
 import os
 from collections.abc import Mapping
@@ -11,6 +12,8 @@ from holdfast_sidecar import constants as c
 from holdfast_sidecar.contract import Pod
 from holdfast_sidecar.errors import SettingsError
 from holdfast_sidecar.preflight.checks import Asked
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +40,6 @@ class Settings:
     def __post_init__(self) -> None:
         _check_address(c.ENV_OPERATOR_URL, self.operator_url, "https")
         _check_address(c.ENV_METADATA_URL, self.metadata_url, "http")
-        if self.dcgm_url:
-            _check_address(c.ENV_DCGM_URL, self.dcgm_url, "http")
         if not 0 <= self.port < 65536:
             raise SettingsError(f"{c.ENV_SIDECAR_PORT} must be a port, not {self.port}")
         if not 0 < self.checkpoint_deadline_seconds < 86400:
@@ -62,7 +63,7 @@ def read_environment(environment: Mapping[str, str] | None = None) -> Settings:
         providers=_names(env, c.ENV_NOTICE_PROVIDERS),
         checkpoint_deadline_seconds=_number(env, c.ENV_CHECKPOINT_DEADLINE, c.DEFAULT_CHECKPOINT_DEADLINE_SECONDS),
         metadata_url=(env.get(c.ENV_METADATA_URL) or c.DEFAULT_METADATA_URL).rstrip("/"),
-        dcgm_url=_with_path(env.get(c.ENV_DCGM_URL, "").strip()),
+        dcgm_url=_exporter(env),
         address=env.get(c.ENV_SIDECAR_ADDRESS, ""),
         port=int(_number(env, c.ENV_SIDECAR_PORT, c.DEFAULT_PORT)),
         preflight=_preflight(env),
@@ -84,6 +85,26 @@ def _preflight(env: Mapping[str, str]) -> Asked | None:
 
 def _names(env: Mapping[str, str], variable: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in env.get(variable, "").split(",") if name.strip())
+
+
+def _exporter(env: Mapping[str, str]) -> str:
+    """Nothing for an address that is none: a sidecar that ended for it would keep its trainer from starting."""
+    url = _with_path(_bracketed(env.get(c.ENV_DCGM_URL, "").strip(), env.get(c.ENV_HOST_IP, "").strip()))
+    try:
+        if url:
+            _check_address(c.ENV_DCGM_URL, url, "http")
+    except SettingsError as error:
+        _log.error("%s: GPUs are not watched", error)
+        return ""
+    return url
+
+
+def _bracketed(url: str, node: str) -> str:
+    """The kubelet puts the node's address in as it is: where IPv6's ends, the text does not tell."""
+    scheme, between, rest = url.partition("://")
+    if ":" not in node or not rest.startswith(node) or rest[len(node) :][:1] not in ("", ":", "/"):
+        return url
+    return f"{scheme}{between}[{node}]{rest[len(node) :]}"
 
 
 def _with_path(url: str) -> str:
