@@ -20,10 +20,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast_operator.agentserver import AgentServer, Limits, Observer
+from holdfast_operator.constants import ANNOTATION_REMEDIATION
 from holdfast_operator.errors import AgentRequestError
 from holdfast_operator.ownsecrets import StoredSecret
 from holdfast_operator.remediation.alerts import fingerprint_of, node_finder
 from holdfast_operator.remediation.inbox import ALERTS_PER_NODE, RESOLVED_KEPT, STALE_FOR, Inbox, tokens_in
+from holdfast_operator.remediation.marks import Mark
+from holdfast_operator.remediation.observe import machine_of
+from holdfast_operator.remediation.remedy import SetMark, Sight, remedy
 from holdfast_operator.remediation.rules import AlertRule, Mode, Rules
 from holdfast_operator.tls import TlsKeeper
 from holdfast_operator.webhook import AgentHub
@@ -138,6 +142,25 @@ def test_a_node_is_found_by_name_host_name_or_address(box: Box, labels: dict[str
 def test_what_no_rule_names_is_counted_and_wakes_nobody(box: Box) -> None:
     assert box.send(told(alertname="Watchdog")) == []
     assert (box.woken, box.counts) == (0, {"unmatched": 1})
+
+
+def marked(name: str, *alerts: dict[str, Any]) -> dict[str, Any]:
+    """A node that was taken out of service for these."""
+    named = tuple(fingerprint_of(alert["labels"]) for alert in alerts)
+    mark = Mark(mode=Mode.DRAIN, message="alert Old", since=NOW, alerts=named)
+    return {"metadata": {"name": name, "annotations": {ANNOTATION_REMEDIATION: mark.to_json()}}}
+
+
+def test_the_end_of_an_alert_that_no_rule_names_any_more_is_taken_where_a_node_bears_its_mark(box: Box) -> None:
+    gone, gone_elsewhere = told("resolved", alertname="Old"), told("resolved", alertname="Old", node="n1")
+    box.nodes = [marked("n0", gone), marked("n1", gone)]
+    assert box.send(gone, gone_elsewhere, told("resolved", alertname="Watchdog")) == [("n0", "Old", "Observe", False)]
+    assert (box.woken, box.counts) == (1, {"resolved": 1, "unmatched": 2})
+    assert box.send(told(alertname="Old", started=NOW + timedelta(hours=1))) == [("n0", "Old", "Observe", False)]
+    machine = replace(machine_of(box.nodes[0]), unschedulable=True)
+    (action,) = remedy(Sight(rules=RULES, alerts=box.inbox.alerts(), machines=(machine,)), NOW).actions
+    assert isinstance(action, SetMark)
+    assert (action.mark.alerts, action.mark.clear_since) == ((), NOW), "it is released after a while"
 
 
 def test_half_a_letter_in_a_summary_is_replaced(box: Box) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -13,6 +13,7 @@ from typing import Any
 from holdfast_operator.api import parse_time
 from holdfast_operator.errors import AgentRequestError
 from holdfast_operator.reading import loads
+from holdfast_operator.remediation.marks import mark_of
 from holdfast_operator.remediation.rules import Mode, Rules
 
 Json = Mapping[str, Any]
@@ -46,7 +47,15 @@ class Parsed:
     truncated: int
 
 
-def parse_body(raw: bytes, rules: Rules, node_named: Callable[[str], str | None], now: datetime) -> Parsed:
+@dataclass(frozen=True, kw_only=True)
+class Nodes:
+    """What is asked of nodes: which one is ``named`` so, and the fingerprints of the alerts it is ``marked_for``."""
+
+    named: Callable[[str], str | None]
+    marked_for: Callable[[str], Collection[str]]
+
+
+def parse_body(raw: bytes, rules: Rules, nodes: Nodes, now: datetime) -> Parsed:
     """The alerts of a body. Raises ``AgentRequestError`` if it is none of Alertmanager's."""
     try:
         body = loads(raw)
@@ -57,7 +66,7 @@ def parse_body(raw: bytes, rules: Rules, node_named: Callable[[str], str | None]
     found: list[Alert] = []
     counts = {"unmatched": 0, "nowhere": 0, "malformed": 0}
     for item in body["alerts"]:
-        alert = _alert(item, rules, node_named, now)
+        alert = _alert(item, rules, nodes, now)
         if isinstance(alert, str):
             counts[alert] += 1
         else:
@@ -71,27 +80,31 @@ def _number(value: Any) -> int:
     return min(max(value, 0), _MOST) if whole else 0
 
 
-def _alert(item: Any, rules: Rules, node_named: Callable[[str], str | None], now: datetime) -> Alert | str:
+def _alert(item: Any, rules: Rules, nodes: Nodes, now: datetime) -> Alert | str:
     if not isinstance(item, dict) or not isinstance(item.get("labels"), dict):
         return "malformed"
     labels, status, started = item["labels"], item.get("status"), parse_time(item.get("startsAt"))
     if status not in ("firing", "resolved") or started is None:
         return "malformed"
-    matched = rules.action(labels)
-    if matched is None:
+    firing, matched, fingerprint = status == "firing", rules.action(labels), fingerprint_of(labels)
+    if matched is None and firing:
         return "unmatched"
     told = (labels[name] for name in rules.node_labels if isinstance(labels.get(name), str))
-    node = next(filter(None, map(node_named, told)), None)
+    node = next(filter(None, map(nodes.named, told)), None)
+    # What was begun for an alert ends with it, whether or not the rules have it still.
+    if matched is None and (node is None or fingerprint not in nodes.marked_for(node)):
+        return "unmatched"
     if node is None:
         return "nowhere"
+    name, mode = (matched[0].alert, matched[1]) if matched else (str(labels.get("alertname")), Mode.OBSERVE)
     annotations = item.get("annotations")
     summary = annotations.get("summary") if isinstance(annotations, dict) else None
     return Alert(
         node=node,
-        fingerprint=fingerprint_of(labels),
-        name=matched[0].alert,
-        mode=matched[1],
-        firing=status == "firing",
+        fingerprint=fingerprint,
+        name=name,
+        mode=mode,
+        firing=firing,
         # A clock that is ahead must not make the alert's own end look older than its start.
         started=min(started, now),
         summary=" ".join(str(summary or "").split())[:_SUMMARY],
@@ -114,6 +127,12 @@ def node_finder(nodes: Callable[[], list[Json]], exists: Callable[[str], bool]) 
         return named or addresses().get(told) or addresses().get(bare)
 
     return find
+
+
+def mark_reader(nodes: Callable[[], list[Json]]) -> Callable[[str], Collection[str]]:
+    """From a node's name to the fingerprints of the alerts that it bears our mark for."""
+    marks = cache(lambda: {str(body["metadata"]["name"]): mark.alerts for body in nodes() if (mark := mark_of(body))})
+    return lambda node: marks().get(node, ())
 
 
 def _addresses(nodes: list[Json]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast_operator.errors import AgentRequestError
-from holdfast_operator.remediation.alerts import Alert, Parsed, node_finder, parse_body
+from holdfast_operator.remediation.alerts import Alert, Nodes, Parsed, mark_reader, node_finder, parse_body
 from holdfast_operator.remediation.rules import Rules
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,8 @@ class Inbox:
         """
         now = self._clock()
         try:
-            parsed = parse_body(raw, self._rules, node_finder(self._nodes, self._exists), now)
+            nodes = Nodes(named=node_finder(self._nodes, self._exists), marked_for=mark_reader(self._nodes))
+            parsed = parse_body(raw, self._rules, nodes, now)
         except AgentRequestError:
             self._counted("malformed", 1)
             raise
