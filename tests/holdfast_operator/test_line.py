@@ -86,6 +86,13 @@ def test_lifted_gangs_go_first_and_one_that_tries_later_or_never_fits_takes_noth
     assert line.outlived(NOW + timedelta(seconds=5))
 
 
+def test_a_gang_may_begin_where_an_empty_cluster_holds_as_many_as_it_needs() -> None:
+    usage = (taken("n1", 4, priority=0),)
+    line = Line(Known(nodes=(node("n1", 4), node("n2", 4)), usage=usage), NOW)
+    gangs = [replace(gang(most, pods=most), least=least) for most, least in ((8, 0), (9, 0), (10, 8), (20, 9))]
+    assert [line.could_begin(one) for one in gangs] == [True, False, True, False]
+
+
 @given(st.lists(st.tuples(st.integers(1, 6), st.booleans()), max_size=12), st.integers(0, 12))
 def test_who_goes_first_is_served_first_whatever_waits(shapes: list[tuple[int, bool]], cpu: int) -> None:
     gangs = [gang(number, pods=pods, lifted=lifted) for number, (pods, lifted) in enumerate(shapes)]

@@ -147,6 +147,27 @@ def test_another_job_that_waits_gets_the_room_back(grown: Any, make_sim: Make) -
     assert len(other.running()) == 6
 
 
+@pytest.mark.parametrize(("minimum", "left"), [(20, 4), (6, 2)])
+def test_a_gang_that_not_even_an_empty_cluster_could_hold_takes_nobodys_growth(
+    grown: Any, make_sim: Make, minimum: int, left: int
+) -> None:
+    other = make_sim(name="bert", replicas=20, minimum=minimum)
+    other.nodes, other.leases, other.now = grown.nodes, grown.leases, grown.now
+    other.body["metadata"]["creationTimestamp"] = grown.now.isoformat()
+    grown.peers, other.peers = [other], [grown]
+    grown.obeys = True
+    for _ in range(120):
+        other.tick()
+        grown.tick()
+    assert len(grown.running()) == left
+    if left == 4:
+        grown.end(grown.running()[-1], 137)
+        for _ in range(200):
+            other.tick()
+            grown.tick()
+        assert len(grown.world_names()) == 4, "and it grows beside it"
+
+
 def test_an_old_jobs_gang_is_given_room_only_once_it_has_waited_for_a_while(grown: Any, make_sim: Make) -> None:
     other = make_sim(name="bert", replicas=6, minimum=6)
     other.nodes, other.leases = grown.nodes, grown.leases

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from holdfast_operator.capacity import Room
@@ -37,13 +37,22 @@ class Line:
         self._usage = known.usage
         self._lower: dict[int, tuple[Usage, ...]] = {}
         self._left = [(Room(known.nodes, known.usage, now), 0)]
-        empty = Room(known.nodes, (), now)
+        self._empty = Room(known.nodes, (), now)
+        self._could_begin: dict[str, bool] = {}
         for rival in in_turn:
-            self._left.append(self._after(rival, *self._left[-1], empty))
+            self._left.append(self._after(rival, *self._left[-1]))
 
     def outlived(self, now: datetime) -> bool:
         """Whether a gang that was to try again later may by now."""
         return not all(_tries_later(rival, now) for rival in self._later)
+
+    def could_begin(self, rival: Rival) -> bool:
+        """Whether an empty cluster could hold as many of the gang as it may begin with."""
+        if rival.key not in self._could_begin:
+            least = rival.least or rival.pods
+            asked = replace(rival, pods=least, on_demand=min(rival.on_demand, least))
+            self._could_begin[rival.key] = place_rival(self._empty.copy(), asked) == least
+        return self._could_begin[rival.key]
 
     def before(self, standing: Standing, created: datetime, key: str) -> tuple[Iterator[Room], int]:
         """What those who go first leave to a gang whose gates are not lifted, and how many pods they are.
@@ -67,7 +76,7 @@ class Line:
             self._lower[standing.priority] = lower
         return self._lower[standing.priority]
 
-    def _after(self, rival: Rival, room: Room, others: int, empty: Room) -> tuple[Room, int]:
+    def _after(self, rival: Rival, room: Room, others: int) -> tuple[Room, int]:
         """What is left when this one has its place.
 
         A gang that not even an empty cluster could hold blocks nobody.
@@ -75,14 +84,14 @@ class Line:
         left, found = _placed(rival, room, self._displaced_by(rival.standing))
         if not found:
             return room, others
-        if found < rival.pods and not rival.lifted and place_rival(empty.copy(), rival) < rival.pods:
+        if found < rival.pods and not rival.lifted and place_rival(self._empty.copy(), rival) < rival.pods:
             return room, others
         return left, others + found
 
 
-def waiting(line: Line | None, but: str) -> Iterable[Rival]:
+def waiting(line: Line, but: str) -> Iterable[Rival]:
     """The gangs of other jobs whose gates are not lifted."""
-    return (rival for rival in (line.rivals if line else ()) if not rival.lifted and rival.key != but)
+    return (rival for rival in line.rivals if not rival.lifted and rival.key != but)
 
 
 def standing_of(pods: Iterable[PodView]) -> Standing | None:

@@ -321,11 +321,20 @@ def rival_of(body: Json) -> Rival | None:
         lifted=bool(gang.get("liftedAt")),
         pods=waiting,
         pod_spec=pod_spec,
+        least=_least(body["spec"], waiting),
         retry_at=parse_time(gang.get("retryAt")),
         scheduling=scheduling,
         on_demand=sum(bool(w.get("onDemand")) for w in unplaced) if listed else min(scheduling.on_demand, waiting),
         domain=next((str(worker["domain"]) for worker in unplaced if worker.get("domain")), ""),
     )
+
+
+def _least(spec: Json, waiting: int) -> int:
+    """With how many of its pods the gang may begin where there is not room for all."""
+    elasticity = _part(spec, "elasticity")
+    fewest = elasticity.get("minReplicas")
+    shrinks = elasticity.get("onFailure", c.SHRINK) == c.SHRINK
+    return min(max(fewest, 1), waiting) if shrinks and isinstance(fewest, int) else waiting
 
 
 def _cannot_lift(status: Json) -> bool:

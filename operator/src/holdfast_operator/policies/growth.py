@@ -73,9 +73,15 @@ def _youngest(draft: Draft, count: int) -> list[Worker]:
 
 
 def _wanted_elsewhere(draft: Draft) -> bool:
-    """Another job's gang has waited for a while. Every gang waits for a moment when it starts."""
-    others = waiting(draft.seen.line, but=draft.seen.job.key)
-    return any(draft.now - rival.since > c.GANG_BIND for rival in others)
+    """Another job's gang has waited for a while. Every gang waits for a moment when it starts.
+
+    One that not even an empty cluster could hold would wait on in whatever room it is left.
+    """
+    line = draft.seen.line
+    if line is None:
+        return False
+    others = (rival for rival in waiting(line, but=draft.seen.job.key) if draft.now - rival.since > c.GANG_BIND)
+    return any(map(line.could_begin, others))
 
 
 def _given_back(draft: Draft) -> Draft:

@@ -47,6 +47,7 @@ class Rival:
     lifted: bool
     pods: int
     pod_spec: Json = field(hash=False)
+    least: int = 0  # with so many of them it may begin; 0: with all
     retry_at: datetime | None = None
     scheduling: Scheduling = field(default_factory=Scheduling)
     on_demand: int = 0  # of the pods
