@@ -47,6 +47,31 @@ def test_a_resource_that_passes_the_schema_is_decided_about(make_sim: Make, spec
         assert not sim.names()
 
 
+SECRET = {"checkpoint": {"object": {"url": "s3://b/p", "secretRef": {"name": "keys"}}}}
+
+
+@pytest.mark.parametrize("junk", [5, "keys", {"secretRef": {"name": "keys"}}, [None]])
+def test_variables_from_what_no_pod_could_have_are_named(sim: Any, junk: Any) -> None:
+    sim.body["spec"] |= SECRET
+    sim.body["spec"]["workers"]["template"]["spec"]["containers"][0]["envFrom"] = junk
+    sim.settle()
+    assert sim.status.status == "Unreadable"
+    assert "spec.workers.template.spec.containers[0].envFrom" in sim.plan().message
+
+
+@pytest.mark.parametrize(
+    ("amount", "told"),
+    [("²", "0"), ("9" * 5000, "0"), ("-1", "0"), ("1k", "1000"), (2, "2"), ("4", "4"), (None, "0")],
+)
+def test_a_preflight_is_told_of_as_many_gpus_as_are_asked_for(sim: Any, amount: Any, told: str) -> None:
+    sim.body["spec"]["preflight"] = {}
+    (trainer,) = sim.body["spec"]["workers"]["template"]["spec"]["containers"]
+    trainer["resources"]["limits"] = {"nvidia.com/gpu": amount}
+    sim.settle()
+    sidecar = next(iter(sim.pods.values()))["spec"]["initContainers"][-1]
+    assert {"name": "HOLDFAST_PREFLIGHT_GPUS", "value": told} in sidecar["env"]
+
+
 @SETTINGS
 @given(spec=SPECS, seen=st.booleans())
 def test_a_job_beside_any_other_trains(make_sim: Make, spec: Json, seen: bool) -> None:

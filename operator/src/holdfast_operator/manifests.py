@@ -25,6 +25,7 @@ from holdfast_operator.api import (
 )
 from holdfast_operator.placement import placed
 from holdfast_operator.preflight import OBJECT_STORE, STORAGE
+from holdfast_operator.quantities import quantity
 from holdfast_operator.recovery import Rule
 from holdfast_operator.seen import Platform
 from holdfast_operator.status import Membership, Worker
@@ -414,9 +415,9 @@ def _gpus(pod_spec: Mapping[str, Any]) -> int:
     """How many whole GPUs the pod asks for; 1 where it asks for parts of one, whose number says little."""
     resources = [container.get("resources") or {} for container in pod_spec.get("containers") or []]
     limits = [part.get("limits") or {} for part in resources]
-    whole = [str(limit[c.GPU_RESOURCE]) for limit in limits if c.GPU_RESOURCE in limit]
+    whole = [limit[c.GPU_RESOURCE] for limit in limits if c.GPU_RESOURCE in limit]
     if whole:
-        return sum(int(number) for number in whole if number.isdigit())
+        return sum(int(quantity(number)) for number in whole)
     return int(any(name.startswith(c.GPU_RESOURCES) for limit in limits for name in limit))
 
 

@@ -39,7 +39,8 @@ def _container(container: Json, path: str) -> None:
     for mount, where in _objects(container, "volumeMounts", path):
         _text(mount, "name", where)
         _text(mount, "mountPath", where)
-    list(_objects(container, "env", path))
+    for key in ("env", "envFrom"):
+        list(_objects(container, key, path))
 
 
 def _affinity(pod_spec: Json, path: str) -> None:

@@ -35,6 +35,7 @@ POD: Json = {
     "terminationGracePeriodSeconds": 30,
     "imagePullSecrets": [{"name": "pull"}],
     "resourceClaims": [{"name": "gpu"}],
+    "envFrom": [{"secretRef": {"name": "keys"}}],
     "hostNetwork": True,
 }
 AMOUNTS = (
@@ -48,6 +49,8 @@ AMOUNTS = (
     "9" * 64,
     "1e99999999999999999999",
     "1Ki",
+    "²",
+    "9" * 5000,
 )
 SCALARS = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=4)
 JUNK = st.recursive(
@@ -112,10 +115,15 @@ def _objects(schema: Json) -> st.SearchStrategy[Any]:
         return st.dictionaries(st.text(min_size=1, max_size=4), values(schema["additionalProperties"]), max_size=2)
     wanted = set(schema.get("required", ()))
     free = {name for name, part in parts.items() if len(part) <= 2 and name not in POD}
-    return st.fixed_dictionaries(
+    typed = st.fixed_dictionaries(
         {name: strategy for name, strategy in known.items() if name in wanted},
         optional={name: strategy for name, strategy in known.items() if name not in wanted | free},
     )
+    if not free:
+        return typed
+    # What the operator hands on unread: now and then one of them.
+    other = st.none() | st.none() | st.tuples(st.sampled_from(sorted(free)), JUNK)
+    return st.builds(lambda known, one: {**known, **dict([one] if one else [])}, typed, other)
 
 
 SPECS = values(SPEC)
