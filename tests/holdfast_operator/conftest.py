@@ -710,7 +710,9 @@ def _excluded(body: Body) -> list[tuple[str, list[str]]]:
 
 
 def _foreign(body: Body, other: Body) -> bool:
-    """One of the two wants no other job's worker beside it, and they are of two jobs."""
+    """One of the two wants no worker beside it, or no other job's and they are of two jobs."""
+    if any(pod["spec"].get("hostNetwork") for pod in (body, other)):
+        return True
     exclusive = any("podAntiAffinity" in pod["spec"].get("affinity", {}) for pod in (body, other))
     return exclusive and body["metadata"]["labels"][c.LABEL_JOB] != other["metadata"]["labels"][c.LABEL_JOB]
 

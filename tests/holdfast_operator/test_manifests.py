@@ -53,6 +53,24 @@ def test_the_command_and_the_users_fields_stay(make_pod: Callable[..., Any]) -> 
     assert trainer(manifest)["resources"] == {"requests": {"cpu": "900m"}}
 
 
+@pytest.mark.parametrize(
+    ("host", "given", "policy"),
+    [
+        (True, None, "ClusterFirstWithHostNet"),
+        (True, "ClusterFirst", "ClusterFirstWithHostNet"),
+        (True, "Default", "Default"),
+        (True, "None", "None"),
+        (False, "ClusterFirst", "ClusterFirst"),
+        (False, None, None),
+    ],
+)
+def test_a_pod_in_its_nodes_network_still_finds_the_operators_service(
+    make_pod: Callable[..., Any], host: bool, given: str | None, policy: str | None
+) -> None:
+    asked = {} if given is None else {"dnsPolicy": given}
+    assert make_pod(hostNetwork=host, **asked)["spec"].get("dnsPolicy") == policy
+
+
 def test_the_template_itself_is_not_changed(observed: Observed) -> None:
     spec = observed.job.spec
     assert spec is not None

@@ -223,6 +223,49 @@ def test_when_nothing_is_left_there_another_domain_is_chosen(make_sim: Make) -> 
     assert {sim.node_of(name) for name in sim.world_names()} == {"node-3", "node-4"}
 
 
+# The node's own network
+
+
+def host_network(sim: Any) -> Any:
+    sim.body["spec"]["workers"]["template"]["spec"]["hostNetwork"] = True
+    return sim
+
+
+def test_workers_that_would_meet_at_their_ports_share_no_node() -> None:
+    (term,) = asked(Scheduling(), {**BARE, "hostNetwork": True})["affinity"]["podAntiAffinity"][REQUIRED]
+    assert term == {
+        "topologyKey": "kubernetes.io/hostname",
+        "namespaceSelector": {},
+        "labelSelector": {
+            "matchLabels": {
+                "app.kubernetes.io/managed-by": "holdfast",
+                "app.kubernetes.io/component": "worker",
+            }
+        },
+    }
+    assert asked(Scheduling(), {**BARE, "hostNetwork": False}) == {**BARE, "hostNetwork": False}
+
+
+def test_a_gang_in_the_nodes_network_waits_for_a_node_for_each(make_sim: Make) -> None:
+    sim = host_network(make_sim(replicas=3, minimum=3, nodes=2))
+    sim.run(40)
+    assert sim.status.status == "WaitingForCapacity"
+    assert not any(body["spec"].get("nodeName") for body in sim.pods.values())
+    sim.add_node("node-9")
+    sim.run(60, until=lambda: len(sim.world_names()) == 3)
+    assert len({sim.node_of(name) for name in sim.running()}) == 3
+
+
+def test_no_job_comes_beside_a_worker_in_its_nodes_network(make_sim: Make) -> None:
+    pair = host_network(make_sim(name="alpha", replicas=2, minimum=2, nodes=2)), make_sim(name="beta", replicas=1)
+    for sim, peer in zip(pair, reversed(pair), strict=True):
+        sim.nodes, sim.leases, sim.peers = pair[0].nodes, pair[0].leases, [peer]
+    play(pair[:1], 20)
+    play(pair, 40)
+    assert [len(sim.world_names()) for sim in pair] == [2, 0]
+    assert pair[1].status.status == "WaitingForCapacity"
+
+
 # Exclusive nodes
 
 

@@ -23,7 +23,7 @@ from holdfast_operator.api import (
     run_id,
     trainer_container,
 )
-from holdfast_operator.placement import placed
+from holdfast_operator.placement import in_host_network, placed
 from holdfast_operator.preflight import OBJECT_STORE, STORAGE
 from holdfast_operator.quantities import quantity
 from holdfast_operator.recovery import Rule
@@ -208,6 +208,9 @@ def _pod_spec(job: Job, spec: JobSpec, worker: Worker, platform: Platform, rende
     least = spec.checkpoint_deadline_seconds + 5
     result["terminationGracePeriodSeconds"] = max(int(result.get("terminationGracePeriodSeconds") or 30), least)
     result["tolerations"] = [*(result.get("tolerations") or []), *_tolerations(result)]
+    if in_host_network(result) and result.get("dnsPolicy") in (None, "", "ClusterFirst"):
+        # With ClusterFirst the kubelet gives such a pod its node's DNS, which does not know the operator's Service.
+        result["dnsPolicy"] = "ClusterFirstWithHostNet"
     if platform.image_pull_secrets:
         own = [{"name": name} for name in platform.image_pull_secrets]
         result["imagePullSecrets"] = [*(result.get("imagePullSecrets") or []), *own]

@@ -1,4 +1,4 @@
-"""Where one worker may go: what ``spec.scheduling`` and ``onDemandReplicas`` add to its pod's spec. Pure.
+"""Where one worker may go: what placement, ``onDemandReplicas`` and ``hostNetwork`` add to its pod's spec. Pure.
 
 Everything that is required is written as the scheduler reads it, and ``capacity`` reads the same: a gang's gates
 never lift for what could not be placed. What is only preferred (spread, spot for the others) never holds a pod up.
@@ -39,6 +39,8 @@ def placed(
     if scheduling.exclusive_nodes:
         terms = _no_other_job(namespace, job)
         affinity["podAntiAffinity"] = _more(affinity.get("podAntiAffinity") or {}, _REQUIRED, terms)
+    if in_host_network(pod_spec):
+        affinity["podAntiAffinity"] = _more(affinity.get("podAntiAffinity") or {}, _REQUIRED, [_no_worker()])
     if spare:
         terms = [{"weight": 100, "podAffinityTerm": _beside_own(job)}]
         affinity["podAntiAffinity"] = _more(affinity.get("podAntiAffinity") or {}, _PREFERRED, terms)
@@ -89,6 +91,17 @@ def _no_other_job(namespace: str, job: str) -> list[Manifest]:
             "labelSelector": {"matchLabels": ours},
         },
     ]
+
+
+def in_host_network(pod_spec: Json) -> bool:
+    """Whether the pod has its node's network and ports."""
+    return pod_spec.get("hostNetwork") is True
+
+
+def _no_worker() -> Manifest:
+    """No worker at all: all of them listen at the same ports."""
+    ours = {c.LABEL_APP_MANAGED_BY: c.MANAGED_BY, c.LABEL_APP_COMPONENT: c.COMPONENT_WORKER}
+    return {"topologyKey": c.LABEL_HOSTNAME, "namespaceSelector": {}, "labelSelector": {"matchLabels": ours}}
 
 
 def _spread(key: str, job: str) -> Manifest:
