@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from command_line import Commands
 from holdfast import checkpoint
 from holdfast.checkpoint.claims import write_claim
 from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.stores import Store
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.uploading import held
 from holdfast.checkpoints.progress import Progress, size
+from holdfast.checkpoints.verifying import Damage, Verdict, verify
 from holdfast.worlds import Claim, Pair
 
 MIB = 1 << 20
@@ -165,6 +168,22 @@ def test_verify_moves_aside_what_is_damaged_when_it_is_told_to(holdfast: Command
     assert (newest["quarantined"], older["quarantined"]) == (True, False)
     assert [line["step"] for line in holdfast.json("ls", folder)["commits"]] == [10]
     assert len(list((folder / "quarantine").glob("step-20*/MANIFEST.json"))) == 1
+
+
+def test_verify_moves_aside_nothing_that_was_found_bad_only_once(
+    holdfast: Commands, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def misread_at_first(store: Store, name: CommitName) -> Verdict:
+        read.append(str(name))
+        damages = (Damage(file="rank-0.safetensors", reason="a byte was flipped on its way"),)
+        return replace(verify(store, name), damages=damages if len(read) == 1 else ())
+
+    monkeypatch.setattr("holdfast.checkpoints.main.verify", misread_at_first)
+    commits = holdfast.json("verify", folder, "--quarantine")["commits"]
+    assert [commit["quarantined"] for commit in commits] == [False, False]
+    assert read == ["step-20.g1.a1", "step-20.g1.a1", "step-10.g1.a1"]
 
 
 def test_what_retention_deletes_meanwhile_is_not_damaged(

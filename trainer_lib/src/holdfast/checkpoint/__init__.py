@@ -6,8 +6,8 @@
     found = checkpoint.load("ckpt", model=model, optimizer=optimizer)   # the newest good one; None if there is none
 
 What is saved is durable when `save` returns, and every byte is verified when it is read: what is damaged is named
-and moved to `quarantine/`, and the next older commit is used. Where a job commits, `load` moves nothing: its ranks find
-out whether it is damaged, or only this machine reads it badly. No pickle is written or read.
+and moved to `quarantine/`, and the next older commit is used. Where a job commits, `load` moves nothing: its ranks
+find out whether it is damaged, or only this machine reads it badly. No pickle is written or read.
 """
 
 from __future__ import annotations

@@ -102,15 +102,6 @@ class Restored:
         return self.loaded.name.pair if self.loaded else None
 
 
-def owner(root: Path, name: CommitName) -> fencing.Commit:
-    """A commit, and whose it is by its manifest: an attempt that inherited its claim has none of its own."""
-    try:
-        manifest = tier.read_manifest(root, name)
-    except (DamagedError, UnknownFormatError):
-        return fencing.Commit(step=name.step, pair=name.pair)
-    return _owned(name, manifest)
-
-
 def newest(
     where: Where,
     *,
