@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from holdfast import StateError, UsageError, checkpoint
+from holdfast.checkpoint import writer
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.reader import Loaded, restore
 from holdfast.checkpoint.rng import apply, capture
@@ -224,6 +225,27 @@ def test_a_step_may_be_saved_again_and_the_newest_is_loaded(tmp_path: Path) -> N
     box = Box()
     checkpoint.load(tmp_path, box=box)
     assert box.state == {"value": 2}
+
+
+@pytest.mark.parametrize("moment", ["_begin", "publish"])
+def test_a_save_does_not_take_another_processs_commit_for_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    act, others = getattr(writer, moment), ["theirs"]
+
+    def meanwhile(*args: Any) -> Any:
+        if others:
+            checkpoint.save(tmp_path, step=5, box=Box({"who": others.pop()}))
+        return act(*args)
+
+    monkeypatch.setattr(writer, moment, meanwhile)
+    with pytest.raises(checkpoint.CheckpointError, match=r"another process saved it there.*give group="):
+        checkpoint.save(tmp_path, step=5, box=Box({"who": "mine"}))
+    box = Box()
+    checkpoint.load(tmp_path, box=box)
+    assert box.state == {"who": "theirs"}
+    assert [path.name for path in tmp_path.glob("step-*")] == ["step-5.g0.a1"]
+    assert checkpoint.save(tmp_path, step=5, box=Box({"who": "mine"})).name == "step-5.g0.a2"
 
 
 def test_an_empty_folder_gives_none(tmp_path: Path) -> None:

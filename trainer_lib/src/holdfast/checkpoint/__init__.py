@@ -84,6 +84,11 @@ def save(
         mesh=every.mesh,
     )
     result = save_snapshot(root, snapshot, exchange)
+    if result.existed:  # the number was free a moment ago, so it is not ours
+        raise CheckpointError(
+            f"step {step} was not saved in {root}: another process saved it there in the same moment, as {name}: "
+            "give group= on every rank, or let one rank alone save, or give each process a folder of its own"
+        )
     if not result.committed:
         raise CheckpointError(f"step {step} could not be saved in {root}: {result.message}")
     return root / str(name)

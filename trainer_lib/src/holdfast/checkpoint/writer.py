@@ -93,6 +93,8 @@ class SaveResult:
     """Of a commit in memory, what it took to send it to another node; 0 if it was not sent."""
     copy_failed: bool = False
     """Of a commit in memory that failed: by its copy on another node."""
+    existed: bool = False
+    """A commit of this name was there before this one could be."""
     full: bool = False
     """There is no room on the local tier, not even for a first commit."""
     apart: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -186,7 +188,7 @@ def commit(
             discard(root, own_begun["staging"])
         raise
     if begun.get("exists"):
-        return SaveResult(committed=True, message="this attempt has committed this step already")
+        return SaveResult(committed=True, message="this attempt has committed this step already", existed=True)
     if "error" in begun:
         return SaveResult(committed=False, message=begun["error"], cause=begun["cause"])
     staging, parent = begun["staging"], begun["parent"]
@@ -206,6 +208,7 @@ def commit(
         committed="error" not in ended,
         message=ended.get("error", ""),
         cause=ended.get("cause", ""),
+        existed=ended.get("exists", False),
         nbytes=nbytes,
         apart=apart([part["objects"] for part in written]),
     )
@@ -279,7 +282,8 @@ def _finish(
     except (OSError, CheckpointError) as error:
         troubles = [failed(error, 0)]
     discard(root, staging)
-    return {"error": "; ".join(one["error"] for one in troubles), "cause": cause_among(troubles)}
+    taken = exists(root, staged.snapshot.name)
+    return {"error": "; ".join(one["error"] for one in troubles), "cause": cause_among(troubles), "exists": taken}
 
 
 def manifest_by(staged: Staged, written: Sequence[Mapping[str, Any]], parent: str | None) -> Manifest:
