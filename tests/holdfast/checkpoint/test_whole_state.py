@@ -12,11 +12,12 @@ import torch
 import torch.distributed
 from safetensors.torch import load_file
 
-from holdfast import StateError, checkpoint
+from holdfast import CheckpointError, StateError, checkpoint
 from holdfast.activity import Meter
 from holdfast.checkpoint.fitting import load_into
 from holdfast.checkpoint.optimizers import foreseen
 from holdfast.checkpoint.state import check_savable, flatten
+from holdfast.lineage import _Side
 from holdfast.parts import local
 from holdfast.sharding import Sharding
 
@@ -119,7 +120,7 @@ def test_a_part_of_the_scripts_own_may_be_called_like_a_wrapper(tmp_path: Path) 
 class Values:
     """A user's object."""
 
-    def __init__(self, state: Any, refuses: bool = False) -> None:
+    def __init__(self, state: Any, refuses: BaseException | None = None) -> None:
         self.state = state
         self.refuses = refuses
 
@@ -129,7 +130,7 @@ class Values:
     def load_state_dict(self, state: Any) -> None:
         self.state = state
         if self.refuses:
-            raise ValueError("not mine")
+            raise self.refuses
 
 
 def whole(seed: int) -> dict[str, Any]:
@@ -452,13 +453,46 @@ def test_other_groups_of_parameters_are_refused(tmp_path: Path) -> None:
         checkpoint.load(tmp_path, model=model, optimizer=torch.optim.Adam(groups))
 
 
-def test_an_object_that_refuses_its_state_leaves_all_as_they_were(tmp_path: Path) -> None:
+class NotMineError(Exception):
+    """Of the script's own."""
+
+
+@pytest.mark.parametrize("kind", [ValueError, AssertionError, OverflowError, OSError, NotMineError])
+def test_an_object_that_refuses_its_state_leaves_all_as_they_were(tmp_path: Path, kind: type[Exception]) -> None:
     checkpoint.save(tmp_path, step=1, a=Values(1), model=net(seed=1), b=Values(1))
-    objects = {"a": Values(2), "model": net(seed=2), "b": Values(2, refuses=True)}
+    objects = {"a": Values(2), "model": net(seed=2), "b": Values(2, refuses=kind("not mine"))}
     before = state_of(objects)
     with pytest.raises(StateError, match=r"saved state of 'b' does not fit.*not mine"):
         checkpoint.load(tmp_path, **objects)
     assert same(state_of(objects), before)
+
+
+def test_a_number_that_no_float_holds_is_refused_and_leaves_all_as_they_were(tmp_path: Path) -> None:
+    objects = {"a": Values(2), "b": Values(2)}
+    with pytest.raises(StateError, match="saved state of 'b' does not fit"):
+        load_into(objects, {"a": 1, "b": {"$float": 10**400}}, lambda name: torch.zeros(()))
+    assert [thing.state for thing in objects.values()] == [2, 2]
+
+
+@pytest.mark.parametrize("error", [MemoryError(), CheckpointError("gone meanwhile")])
+def test_what_is_no_refusal_keeps_its_name_and_leaves_all_as_they_were(error: Exception) -> None:
+    def unread(name: str) -> torch.Tensor:
+        raise error
+
+    objects = {"a": Values(2), "b": Values(2)}
+    with pytest.raises(type(error)):
+        load_into(objects, {"a": 1, "b": {"$tensor": "b"}}, unread)
+    assert [thing.state for thing in objects.values()] == [2, 2]
+
+
+def test_a_factor_that_no_float_holds_is_refused_before_anything_is_changed() -> None:
+    with pytest.raises(StateError, match="counters or its place in the data are none"):
+        _Side.read({"ramp": {"begin": 10**400, "target": 1.0, "since": 1}}, None, None)
+
+
+def test_a_load_that_is_interrupted_is_no_refusal() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        load_into({"a": Values(2, refuses=KeyboardInterrupt())}, {"a": 1}, lambda name: torch.zeros(()))
 
 
 def test_a_module_that_takes_old_names_still_may(tmp_path: Path) -> None:

@@ -138,6 +138,12 @@ def test_what_was_lived_through_travels_as_json_and_rubbish_is_nothing() -> None
         assert Failures.maybe(rubbish) == Failures()
 
 
+def test_seconds_that_no_float_holds_are_rubbish() -> None:
+    heard = {"id": "a", "failures": 1, "seconds": 10**400}
+    assert Failures.maybe({"count": 0, "seconds": 10**400, "heard": None}) == Failures()
+    assert Failures.maybe({"count": 0, "seconds": 1.0, "heard": heard}) == Failures()
+
+
 def test_launchers_that_tell_no_books_change_nothing() -> None:
     assert Failures(count=1, seconds=2.0).told(None) == Failures(count=1, seconds=2.0)
 

@@ -119,7 +119,7 @@ class Failures:
         """Read what a commit has; nothing is known if it has none, or what is none."""
         try:
             count, seconds, heard = int(value["count"]), float(value["seconds"]), Books.maybe(value["heard"])
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             return cls()
         sound = count >= 0 and 0 <= seconds < math.inf
         return cls(count=count, seconds=seconds, heard=heard) if sound else cls()

@@ -187,7 +187,7 @@ class _Side:
                 position=None if data is None else Position.from_json(data),
                 generators=None if alone is None else rng.read(rng.of(alone)),
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise StateError(
                 f"the commit's counters or its place in the data are none ({error!r}): use an older commit"
             ) from error

@@ -17,7 +17,7 @@ from holdfast.checkpoint.collecting import uncollected
 from holdfast.checkpoint.living import materialise, placed
 from holdfast.checkpoint.naming import own_names, parameter_names
 from holdfast.checkpoint.state import Rows, Stateful, all_of_it, unflatten
-from holdfast.errors import StateError
+from holdfast.errors import HoldfastError, StateError
 
 _log = logging.getLogger("holdfast.checkpoint")
 
@@ -25,7 +25,6 @@ SHOWN: Final = 10
 """As many names of a kind as a message shows."""
 
 Tensors = Callable[[str], torch.Tensor]
-_DOES_NOT_FIT: Final = (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError)
 _EXTRA: Final = "_extra_state"
 _MEND: Final = "build the objects as they were when the checkpoint was made, or start in an empty checkpoint folder"
 
@@ -55,9 +54,11 @@ def load_into(
             thing = objects[name]
             undo.append(_remember(thing))
             _load(thing, _state(tree[name], tensor, rows), rows)
-    except _DOES_NOT_FIT as error:
+    except Exception as error:  # whatever the script's own code raises where a state is not to its liking
         for back in reversed(undo):
             back()
+        if isinstance(error, (HoldfastError, MemoryError)):
+            raise
         raise _misfit(name, error) from error
 
 
@@ -119,7 +120,7 @@ def _remember(thing: Stateful) -> Callable[[], None]:
     def back() -> None:
         try:
             thing.load_state_dict(before)
-        except _DOES_NOT_FIT as error:
+        except Exception as error:  # noqa: BLE001  (as above; the others must have theirs back all the same)
             _log.warning("%s could not be given back the state that it had: %s", type(thing).__name__, error)
 
     return back
@@ -158,7 +159,9 @@ def _misfits(name: str, thing: Any, tree: Any, blank: Tensors, named: Mapping[in
         if isinstance(thing, torch.nn.Module):
             return list(_module_misfits(thing, saved))
         return list(_optimizer_misfits(thing, saved, named))
-    except _DOES_NOT_FIT as error:
+    except (HoldfastError, MemoryError):
+        raise
+    except Exception as error:
         raise _misfit(name, error) from error
 
 
