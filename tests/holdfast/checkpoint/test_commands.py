@@ -365,6 +365,27 @@ def test_a_copy_does_not_replace_another_commit_and_tells_of_a_fence(
     assert "the job of that folder will not read step-10.g1.a1: fenced by claim 2.1" in holdfast.err
 
 
+def test_what_the_claims_fence_is_not_copied_without_them_unless_it_is_named(
+    holdfast: Commands, folder: Path, tmp_path: Path, commit: Callable[..., Any]
+) -> None:
+    for pair, step, before in ((Pair(1, 1), 0, None), (Pair(2, 1), 20, Pair(1, 1))):
+        write_claim(folder, Claim(pair=pair, job_uid="job-1", publication="p1", from_step=step, from_pair=before))
+    commit(folder, 25, FIRST, Pair(2, 1))
+    commit(folder, 30, FIRST)  # of attempt 1.1, after its successor claimed
+    late = "step-30.g1.a1"
+
+    told = holdfast.json("copy", folder, tmp_path / "new")
+
+    assert [one["commit"] for one in told["commits"]] == ["step-10.g1.a1", "step-20.g1.a1", "step-25.g2.a1"]
+    assert told["notCopied"] == {late: f"fenced by claim 2.1 from step 20; name {folder}/{late} to copy it"}
+    assert f"{late} was not copied: fenced by claim 2.1" in holdfast.err
+    assert not (tmp_path / "new" / late).exists()
+    assert holdfast("copy", folder, tmp_path / "of_step", "--step", "30") == 3
+    assert not (tmp_path / "of_step" / late).exists()
+    assert holdfast("copy", folder / late, tmp_path / "named") == 0
+    assert (tmp_path / "named" / late).exists()
+
+
 def test_commits_go_to_a_store_of_objects_and_are_judged_there(holdfast: Commands, folder: Path) -> None:
     fsspec = pytest.importorskip("fsspec")
     url = f"memory:///{folder.parent.name}/tier"

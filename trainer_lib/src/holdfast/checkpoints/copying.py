@@ -13,7 +13,7 @@ from holdfast.checkpoint.reading import read_slices
 from holdfast.checkpoint.slices import decode
 from holdfast.checkpoint.stores import Incoming, Store
 from holdfast.checkpoints.content import nbytes, read_file
-from holdfast.checkpoints.places import read_manifest
+from holdfast.checkpoints.places import Place, fenced, read_manifest
 from holdfast.checkpoints.progress import Progress, progress
 from holdfast.checkpoints.verifying import verify
 from holdfast.errors import CheckpointError, DamagedError, UnknownFormatError
@@ -37,6 +37,22 @@ class Uncopied:
     name: CommitName
     reason: str
     damaged: bool
+    fine: bool = False
+    """Nothing is wrong with that: it does not count where it is."""
+
+
+def left_out(place: Place, wanted: Sequence[CommitName]) -> list[Uncopied]:
+    """Those that the claims of their store fence. A copy has no claims: it would make them count again. One that was
+    named itself is meant as it is."""
+    if place.name is not None:
+        return []
+    claims = place.store.claims()
+    reasons = {name: fenced(place.store, name, claims) for name in wanted}
+    return [
+        Uncopied(name=name, reason=f"{reason}; name {place.store.url}/{name} to copy it", damaged=False, fine=True)
+        for name, reason in reasons.items()
+        if reason
+    ]
 
 
 def copy_all(source: Store, wanted: Sequence[CommitName], target: Store) -> Iterator[Copied | Uncopied]:

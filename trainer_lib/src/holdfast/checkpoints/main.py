@@ -1,7 +1,7 @@
 """`holdfast checkpoints COMMAND …`: the options, what is printed, and the exit code.
 
 0: fine. 1: damaged, or different. 2: the command was not given right. 3: something cannot be read or written, or
-there was nothing to verify, which says nothing about the commits.
+there was nothing to verify or to copy, which says nothing about the commits.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from enum import IntEnum
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from holdfast.checkpoint.retention import Rules
 from holdfast.checkpoint.sparse import told
 from holdfast.checkpoints import views
 from holdfast.checkpoints.content import Content, tensor_bytes
-from holdfast.checkpoints.copying import Copied, Uncopied, copy_all
+from holdfast.checkpoints.copying import Copied, Uncopied, copy_all, left_out
 from holdfast.checkpoints.differing import Difference, compared_bytes, diff
 from holdfast.checkpoints.near import NearStore
 from holdfast.checkpoints.options import parser
@@ -155,8 +156,10 @@ def _copy(known: argparse.Namespace) -> Exit:
     if not wanted:
         raise UsageError(f"{source.store.url} has no commit to copy")
     copied: list[Copied] = []
+    left = left_out(source, wanted)
+    passed = {one.name for one in left}
     bad: list[Uncopied] = []
-    for one in copy_all(source.store, wanted, target.store):
+    for one in chain(left, copy_all(source.store, [name for name in wanted if name not in passed], target.store)):
         if isinstance(one, Uncopied):
             bad.append(one)
             print(printable(f"holdfast checkpoints: {one.name} was not copied: {one.reason}"), file=sys.stderr)
@@ -174,7 +177,8 @@ def _copy(known: argparse.Namespace) -> Exit:
         print(json.dumps({**document, "notCopied": {str(one.name): one.reason for one in bad}}, indent=2))
     if any(one.damaged for one in bad):
         return Exit.BAD
-    return Exit.UNREADABLE if bad else Exit.FINE
+    unread = not copied or not all(one.fine for one in bad)
+    return Exit.UNREADABLE if unread else Exit.FINE
 
 
 def _arrived(copied: Copied, url: str) -> str:
