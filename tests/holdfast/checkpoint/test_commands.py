@@ -478,6 +478,11 @@ def test_prune_counts_only_what_it_has_read_back_whole(holdfast: Commands, folde
         (("ls", "{root}/file"), 3, "is a file"),
         (("ls", "s4://bucket/x"), 2, "s4"),
         (("ls", ""), 2, "an empty path"),
+        (("ls", "s3://[x"), 2, "s3://[x is no URL"),
+        (("verify", "file://[x/y"), 2, "file://[x/y is no URL"),
+        (("ls", "memory://name:secret@[a"), 2, "checkpoints: memory://[a is no URL"),
+        (("ls", "s3://bu\u2100cket/x"), 2, "is no URL"),
+        (("copy", "{root}/ckpt", "file://[x/y"), 2, "file://[x/y is no URL"),
         (("show", "{root}/ckpt", "--step", "15"), 3, "no commit of step 15"),
         (("show", "{root}/ckpt", "--step", "x"), 2, "not a step"),
         (("show", "{root}/ckpt/step-10.g1.a1", "--step", "20"), 2, "is not of step 20"),
@@ -504,6 +509,13 @@ def test_what_cannot_be_done_is_said_with_its_exit_code(
 
     assert holdfast(*(word.format(root=tmp_path) for word in words)) == code
     assert said in holdfast.err
+
+
+@pytest.mark.parametrize("url", ["github://x/y", "reference://x", "dbfs://x", "jlab://x", "dir://x", "generic://x"])
+def test_a_url_that_says_too_little_for_its_file_system_is_named(holdfast: Commands, url: str) -> None:
+    pytest.importorskip("fsspec")
+    assert holdfast("ls", url) == 2
+    assert url.rstrip("/") in holdfast.err
 
 
 def test_the_commands_load_no_torch(folder: Path) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from holdfast.checkpoint import fencing
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.names import MANIFEST, CommitName, parse_commit
 from holdfast.checkpoint.stores import Store
-from holdfast.checkpoint.stores.open import open_store
+from holdfast.checkpoint.stores.open import open_store, parted
 from holdfast.checkpoints.near import NearStore, near_store
 from holdfast.constants import LOCAL_TIER, MEMORY_TIER
 from holdfast.errors import CheckpointError, DamagedError, UnknownFormatError, UsageError
@@ -36,7 +36,7 @@ def find(where: str, *, fresh: bool = False) -> Place:
     if near is not None:
         return Place(store=near, name=name)
     if root.startswith(_FILE):
-        _check_folder(Path(unquote(urlsplit(root).path)), where, name, fresh=fresh)
+        _check_folder(Path(unquote(parted(root).path)), where, name, fresh=fresh)
     elif "://" not in root:
         _check_folder(Path(root), where, name, fresh=fresh)
     return Place(store=open_store(root), name=name)

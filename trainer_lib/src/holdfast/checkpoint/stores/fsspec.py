@@ -179,4 +179,6 @@ def _file_system(url: str, shown: str) -> tuple[Any, str]:
         fs, root = url_to_fs(url)
     except (ImportError, ValueError) as error:
         raise UsageError(f"{shown}: fsspec cannot open it: {error}") from error
+    except (TypeError, AttributeError) as error:  # it lacks what this file system must be told
+        raise UsageError(f"{shown} is not all that this file system of fsspec asks for: {error}") from error
     return fs, str(root)

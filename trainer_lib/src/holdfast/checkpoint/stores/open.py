@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.objects import IN_FLIGHT, ObjectStore
@@ -17,9 +17,9 @@ def open_store(url: str, *, attempts: int | None = None, in_flight: int | None =
     `attempts` is how often a request to a bucket is made before it has failed; `in_flight` how many parts of files
     may be on their way to a bucket, or from it, at once.
     """
-    parts, at_once = urlsplit(url), in_flight or IN_FLIGHT
     if "://" not in url:
         return _folder(url)
+    parts, at_once = parted(url), in_flight or IN_FLIGHT
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost"):
             raise UsageError(f"file://{parts.netloc}{parts.path} names a host: write file:///PATH")
@@ -32,6 +32,15 @@ def open_store(url: str, *, attempts: int | None = None, in_flight: int | None =
     from holdfast.checkpoint.stores.fsspec import fsspec_store
 
     return fsspec_store(url, at_once)
+
+
+def parted(url: str) -> SplitResult:
+    """A URL's parts; UsageError if it is none."""
+    try:
+        return urlsplit(url)
+    except ValueError as error:
+        scheme, _, rest = url.partition("://")
+        raise UsageError(f"{scheme}://{rest.rpartition('@')[2]} is no URL: {error}") from error
 
 
 def _folder(path: str) -> FolderStore:
