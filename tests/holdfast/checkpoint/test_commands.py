@@ -318,6 +318,26 @@ def test_a_copy_of_a_folder_takes_what_is_good_and_names_what_is_not(
     assert holdfast("verify", tmp_path / "new") == 0
 
 
+@pytest.mark.parametrize("read", ["manifest", "open"])
+def test_what_retention_deletes_while_it_is_copied_is_told_and_not_damaged(
+    holdfast: Commands, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: str
+) -> None:
+    act = getattr(FolderStore, read)
+
+    def delete_first(store: FolderStore, name: CommitName, *file: str) -> Any:
+        if name.step == 10 and store.url == str(folder):
+            store.delete(name)
+        return act(store, name, *file)
+
+    monkeypatch.setattr(FolderStore, read, delete_first)
+
+    told = holdfast.json("copy", folder, tmp_path / "new")
+
+    assert [one["commit"] for one in told["commits"]] == ["step-20.g1.a1"]
+    assert told["notCopied"] == {"step-10.g1.a1": "deleted while it was read"}
+    assert not (tmp_path / "new" / "step-10.g1.a1").exists()
+
+
 def test_a_commit_of_a_newer_format_does_not_keep_others_from_being_copied(
     holdfast: Commands, folder: Path, tmp_path: Path
 ) -> None:

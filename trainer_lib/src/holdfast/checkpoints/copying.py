@@ -38,7 +38,7 @@ class Uncopied:
     reason: str
     damaged: bool
     fine: bool = False
-    """Nothing is wrong with that: it does not count where it is."""
+    """Nothing is wrong with that: it does not count where it is, or was deleted meanwhile."""
 
 
 def left_out(place: Place, wanted: Sequence[CommitName]) -> list[Uncopied]:
@@ -64,25 +64,27 @@ def copy_all(source: Store, wanted: Sequence[CommitName], target: Store) -> Iter
             *below, _ = lineage(source, name)
             order |= {one: [] for one in below if one not in order} | {name: below}
         except _BAD as error:
-            bad[name] = _uncopied(name, error)
+            bad[name] = _uncopied(source, name, error)
     yield from bad.values()
     for name, below in order.items():
         lost = next((one for one in below if one in bad), None)
         if lost is not None:
-            bad[name] = Uncopied(name=name, reason=f"it stands on {lost}, which was not copied", damaged=True)
+            bad[name] = _uncopied(source, name, DamagedError(f"it stands on {lost}, which was not copied"))
             yield bad[name]
             continue
         try:
             with progress(f"copy {name}", nbytes(read_manifest(source, name))) as shown:
                 copied = copy(source, name, target, shown)
         except _BAD as error:
-            bad[name] = _uncopied(name, error)
+            bad[name] = _uncopied(source, name, error)
             yield bad[name]
         else:
             yield copied
 
 
-def _uncopied(name: CommitName, error: CheckpointError) -> Uncopied:
+def _uncopied(source: Store, name: CommitName, error: CheckpointError) -> Uncopied:
+    if name not in source.commits():  # retention was faster
+        return Uncopied(name=name, reason="deleted while it was read", damaged=False, fine=True)
     reason = str(error).removeprefix(f"{name}: ")
     return Uncopied(name=name, reason=reason, damaged=isinstance(error, DamagedError))
 
