@@ -147,6 +147,13 @@ def test_each_chunk_comes_from_a_copy_in_which_it_is_good(tmp_path: Path) -> Non
         dcp.load(into, storage_reader=StorageReader(stores), no_dist=True)
 
 
+@pytest.mark.parametrize(("name", "said"), [("__metadata__", "can have the name"), ("\ud800", "no Unicode text")])
+def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path, name: str, said: str) -> None:
+    with pytest.raises((StateError, CheckpointException), match=said):
+        dcp.save({name: torch.ones(2)}, storage_writer=StorageWriter(tmp_path, step=1), no_dist=True)
+    assert checkpoint.load(tmp_path) is None
+
+
 def test_a_save_that_fails_is_no_commit(tmp_path: Path) -> None:
     writer = StorageWriter(tmp_path, step=1)
     with pytest.raises((StateError, CheckpointException), match="thing"):

@@ -257,6 +257,19 @@ def test_names_that_would_meet_are_refused_before_one_is_lost(
         assert not (tmp_path / "model.safetensors").exists()
 
 
+def test_names_that_no_file_can_have_are_refused_or_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save({"\ud800": torch.ones(1)}, tmp_path / "surrogate.pt")
+    torch.save({"__metadata__": torch.ones(1), "b": torch.ones(2)}, tmp_path / "reserved.pt")
+    for words in (["--split"], ["--object", "\udcff"]):
+        assert run("convert", tmp_path / "surrogate.pt", tmp_path / "ckpt", *words) == 3
+        assert "no Unicode text" in capsys.readouterr().err
+        assert not (tmp_path / "ckpt").exists()
+    assert run("convert", tmp_path / "reserved.pt", tmp_path / "ckpt", "--split") == 0
+    assert run("verify", tmp_path / "ckpt") == 0
+
+
 @pytest.mark.parametrize("step", [10**18, -1])
 def test_a_step_that_no_commit_can_have_is_refused_before_anything_is_written(tmp_path: Path, step: int) -> None:
     torch.save({"a": torch.ones(1)}, tmp_path / "one.pt")

@@ -23,7 +23,9 @@ from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.reader import Loaded, restore
 from holdfast.checkpoint.rng import apply, capture
 from holdfast.checkpoint.state import _DTYPES, adopt, flatten, flatten_values, unflatten
+from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.writer import Snapshot, save
+from holdfast.checkpoints.verifying import verify
 from holdfast.worlds import Pair
 
 DTYPES = st.sampled_from(list(_DTYPES))
@@ -293,6 +295,21 @@ def test_what_cannot_be_saved_is_named_with_the_mend(state: Any, named: str) -> 
     with pytest.raises(StateError, match=named) as raised:
         flatten({"box": Box(state)})
     assert "state_dict()" in str(raised.value)
+
+
+def test_a_name_that_is_no_text_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match=r"the name '\\udcff' is no Unicode text"):
+        checkpoint.save(tmp_path / "ckpt", step=1, **{"\udcff": Box({"x": 1})})
+    assert not (tmp_path / "ckpt").exists()
+
+
+def test_a_tensor_with_the_name_that_headers_keep_for_themselves_comes_back(tmp_path: Path) -> None:
+    path = checkpoint.save(tmp_path, step=1, __metadata__=Box(torch.ones(3)))
+    assert verify(FolderStore(tmp_path), CommitName(step=1, pair=Pair(0, 1))).whole
+    assert list(load_file(path / "rank-0.safetensors")) == ["__metadata__'"]
+    box = Box()
+    checkpoint.load(tmp_path, __metadata__=box)
+    assert torch.equal(box.state, torch.ones(3))
 
 
 def test_what_is_large_but_has_an_end_is_saved() -> None:

@@ -45,9 +45,9 @@ from holdfast.checkpoint.names import CLAIMS, CommitName, parse_commit, slices_f
 from holdfast.checkpoint.numerics import fingerprint
 from holdfast.checkpoint.reader import Where, as_stores, newest
 from holdfast.checkpoint.reading import Copies, Extent, extent, read_into
-from holdfast.checkpoint.shard import plan_shard, whole
+from holdfast.checkpoint.shard import METADATA, plan_shard, whole
 from holdfast.checkpoint.slices import LEAST_BYTES, Slicer
-from holdfast.checkpoint.state import Flat, flatten_values, torch_dtype, unflatten
+from holdfast.checkpoint.state import Flat, check_name, flatten_values, torch_dtype, unflatten
 from holdfast.checkpoint.stores import open_file
 from holdfast.errors import CheckpointError, StateError
 from holdfast.worlds import Pair
@@ -198,7 +198,9 @@ def _box(item: plans.WriteItem) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _item_key(item: plans.WriteItem, *, alone: bool) -> str:
-    name = item.index.fqn
+    name = check_name(item.index.fqn)
+    if name == METADATA:
+        raise StateError(f"no tensor of a safetensors file can have the name {name}: give it another one")
     return name if alone else boxed(name, _box(item)[0])
 
 

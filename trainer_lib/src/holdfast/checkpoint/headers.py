@@ -16,13 +16,12 @@ from typing import Any, Final, Protocol
 
 from holdfast.checkpoint.manifest import PLACE, PLACES, VALUES, Manifest, TensorRecord, whole_numbers
 from holdfast.checkpoint.names import inherited
-from holdfast.checkpoint.shard import ITEM_BYTES
+from holdfast.checkpoint.shard import ITEM_BYTES, METADATA
 from holdfast.errors import DamagedError
 
 LENGTH_BYTES: Final = 8
 LARGEST: Final = 100_000_000
 """Bytes of a header, as safetensors itself has it."""
-_METADATA: Final = "__metadata__"
 _BOX: Final = re.compile(r"@\d+(,\d+)*\Z", re.ASCII)
 
 
@@ -62,7 +61,7 @@ def parse(start: bytes | bytearray | memoryview, nbytes: int) -> dict[str, Entry
         table = json.loads(bytes(start[LENGTH_BYTES:begin]), object_pairs_hook=_unique)
         if not isinstance(table, dict):
             raise ValueError("it is no JSON object")
-        table.pop(_METADATA, None)
+        table.pop(METADATA, None)
         entries = {name: _entry(value, begin) for name, value in table.items()}
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise DamagedError(f"its header cannot be read: {_short(error)}") from error

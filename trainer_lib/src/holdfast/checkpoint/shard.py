@@ -17,6 +17,8 @@ from typing import Final
 DATA_ALIGNMENT: Final = 4096
 # Below this a tensor is not worth cutting.
 LEAST_CUT_BYTES: Final = 1 << 20
+METADATA: Final = "__metadata__"
+"""What a header has under this name is no tensor."""
 _LENGTH_BYTES: Final = 8
 
 # Bytes of one item, by safetensors' names.
@@ -102,7 +104,7 @@ class Layout:
 
     def headed(self, metadata: Mapping[str, str]) -> ShardPlan:
         """With a header that says this too."""
-        said = json.dumps({"__metadata__": dict(metadata)}, separators=(",", ":"), ensure_ascii=False)
+        said = json.dumps({METADATA: dict(metadata)}, separators=(",", ":"), ensure_ascii=False)
         header = _padded(f"{said[:-1]}{self.table and ','}{self.table}}}".encode())
         return ShardPlan(
             header=header,

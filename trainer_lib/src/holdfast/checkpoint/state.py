@@ -27,7 +27,7 @@ from holdfast.checkpoint.moving import Move, copiers, move
 from holdfast.checkpoint.naming import parameter_names, saved_names, saved_state
 from holdfast.checkpoint.optimizers import labelled, rehearse
 from holdfast.checkpoint.pages import address_of
-from holdfast.checkpoint.shard import ITEM_BYTES, Piece, TensorSpec
+from holdfast.checkpoint.shard import ITEM_BYTES, METADATA, Piece, TensorSpec
 from holdfast.errors import StateError
 from holdfast.parts import is_sharded, is_whole, local
 
@@ -154,7 +154,7 @@ def flatten(objects: Mapping[str, Stateful]) -> Flat:
     """Take the state of each object apart; StateError names what cannot be saved and how to mend it."""
     encoder = _Encoder()
     named = parameter_names(objects)
-    tree = {name: encoder.encode(_state_of(thing, named), (name,)) for name, thing in objects.items()}
+    tree = {check_name(name): encoder.encode(_state_of(thing, named), (name,)) for name, thing in objects.items()}
     return Flat(tree=tree, tensors=encoder.tensors, sharded=encoder.sharded, parts=encoder.parts)
 
 
@@ -206,7 +206,7 @@ def check_savable(objects: Mapping[str, Stateful]) -> None:
 def flatten_values(values: Mapping[str, Any]) -> Flat:
     """The same for plain values (a state dict, a tensor, a number)."""
     encoder = _Encoder()
-    tree = {name: encoder.encode(value, (name,)) for name, value in values.items()}
+    tree = {check_name(name): encoder.encode(value, (name,)) for name, value in values.items()}
     return Flat(tree=tree, tensors=encoder.tensors)
 
 
@@ -276,11 +276,20 @@ class _Encoder:
         if tensor.numel() and identity in self._seen:
             return self._seen[identity]  # tied weights are saved once
         name = "/".join(part.replace("~", "~0").replace("/", "~1") for part in path)
-        while name in self.tensors:  # keys 1 and "1" of one mapping
+        while name in self.tensors or name == METADATA:  # keys 1 and "1" of one mapping; what no tensor can be called
             name += "'"
         self._seen[identity] = name
         self.tensors[name] = tensor.detach()
         return name
+
+
+def check_name(name: str) -> str:
+    """What an object is called; StateError for what no file can have as a name."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise StateError(f"the name {name!r} is no Unicode text: give the object another one") from None
+    return name
 
 
 def _refused(path: tuple[str, ...], value: Any, what: str = "") -> StateError:

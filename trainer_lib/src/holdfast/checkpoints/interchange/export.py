@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from holdfast.checkpoint.files import Buffer, create_durably, sync_folder, write_file
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.checkpoint.shard import ShardPlan, TensorSpec, plan_shard, whole
+from holdfast.checkpoint.shard import METADATA, ShardPlan, TensorSpec, plan_shard, whole
 from holdfast.checkpoints.content import Content
 from holdfast.checkpoints.progress import Progress
 from holdfast.errors import CheckpointError, DamagedError, UsageError
@@ -20,7 +20,6 @@ from holdfast.errors import CheckpointError, DamagedError, UsageError
 _BLOCK: Final = 8 << 20
 _STEM: Final = "model"
 WHOLE: Final = "model"
-METADATA: Final = "__metadata__"
 
 
 @dataclass(frozen=True, kw_only=True)
