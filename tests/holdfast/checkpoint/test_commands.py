@@ -548,6 +548,27 @@ assert "torch" not in sys.modules and "numpy" not in sys.modules
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_that_is_not_utf_8_gets_what_it_can_show(
+    tmp_path: Path, commit: Callable[..., Any], encoding: str
+) -> None:
+    commit(tmp_path / "漢", 10, {"model/gewicht_漢": b"x"})
+    shown, refused = (
+        subprocess.run(
+            [sys.executable, "-m", "holdfast", "checkpoints", "show", str(where)],
+            env=os.environ | {"PYTHONIOENCODING": encoding},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        for where in (tmp_path / "漢", tmp_path / "字")
+    )
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert r"gewicht_\u6f22" in shown.stdout
+    assert refused.returncode == 3
+    assert r"\u5b57: no such folder" in refused.stderr
+
+
 def test_progress_is_drawn_on_a_terminal_only() -> None:
     stream = io.StringIO()
     shown = Progress("verify", 200, stream)

@@ -1,5 +1,6 @@
 """The program `holdfast`, also `python -m holdfast`. The signal comes first, then the imports."""
 
+import io
 import os
 import signal
 import sys
@@ -11,6 +12,9 @@ def main() -> int:
     # launcher lets it in when it can handle it, before it starts any process.
     if os.getpid() == 1 and sys.argv[1:2] == ["run"]:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    for stream in (sys.stdout, sys.stderr):  # a terminal that is not UTF-8 has no letter for many a name
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     from holdfast import cli
 
     return cli.main()
