@@ -65,6 +65,16 @@ def tree(root: Path) -> dict[str, bytes]:
     return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
 
 
+def reseal(folder: Path, change: Callable[[Any], Any]) -> None:
+    """Have a commit's manifest say something else, under a seal of its own."""
+    path = folder / "MANIFEST.json"
+    document = json.loads(path.read_bytes())
+    document.pop("manifestDigest")
+    change(document)
+    body = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+    path.write_bytes(body[:-1] + f',"manifestDigest":"{xxhash.xxh3_128_hexdigest(body)}"}}\n'.encode())
+
+
 def offset_of(root: Path, name: str, tensor: str) -> int:
     manifest = json.loads((root / name / "MANIFEST.json").read_bytes())
     return int(manifest["tensors"][tensor]["chunks"][0]["offset"])
@@ -204,11 +214,7 @@ def test_what_retention_deletes_meanwhile_is_not_damaged(
 
 
 def test_a_newer_version_is_not_judged_and_not_moved(holdfast: Commands, folder: Path) -> None:
-    path = folder / "step-20.g1.a1" / "MANIFEST.json"
-    document = json.loads(path.read_bytes())
-    document.pop("manifestDigest")
-    body = json.dumps({**document, "version": 9}, sort_keys=True, separators=(",", ":")).encode()
-    path.write_bytes(body[:-1] + f',"manifestDigest":"{xxhash.xxh3_128_hexdigest(body)}"}}\n'.encode())
+    reseal(folder / "step-20.g1.a1", lambda manifest: manifest.update(version=9))
     before = tree(folder)
 
     assert holdfast("verify", folder, "--quarantine") == 3
@@ -265,6 +271,23 @@ def test_diff_names_the_ranks_whose_random_generators_differ(holdfast: Commands,
     found = holdfast.json("diff", tmp_path / "one", tmp_path / "other", code=1)
 
     assert found["state"] == ["state.rank-0"]
+
+
+def test_diff_takes_no_longer_for_a_world_that_claims_to_be_endless(
+    holdfast: Commands, tmp_path: Path, commit_by: Callable[..., Any], world: Callable[..., list[Any]]
+) -> None:
+    for step in (1, 2):
+        world(12, lambda exchange, step=step: commit_by(exchange, tmp_path, step, FIRST))
+        reseal(tmp_path / f"step-{step}.g1.a1", lambda manifest: manifest["world"].update(size=1 << 62))
+    assert holdfast.json("diff", tmp_path / "step-1.g1.a1", tmp_path / "step-2.g1.a1")["differs"] is False
+
+    def of_another(manifest: Any) -> None:
+        for rank in (2, 10):
+            manifest["files"][f"rank-{rank}.json"]["digest"] = "0" * 32
+
+    reseal(tmp_path / "step-2.g1.a1", of_another)
+    found = holdfast.json("diff", tmp_path / "step-1.g1.a1", tmp_path / "step-2.g1.a1", code=1)
+    assert found["state"] == ["state.rank-2", "state.rank-10"]
 
 
 def test_diff_does_not_take_damage_for_a_change(holdfast: Commands, folder: Path) -> None:

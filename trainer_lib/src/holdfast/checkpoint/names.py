@@ -81,6 +81,11 @@ def rank_file(rank: int) -> str:
     return f"rank-{rank}.json"
 
 
+def is_rank_file(name: str) -> bool:
+    """Whether it is the file of what belongs to some rank alone."""
+    return is_shard(name) and name.endswith(".json")
+
+
 def slices_file(file: str) -> str:
     """The file with the digests of a file's slices, beside it."""
     return f"{file.rpartition('.')[0]}{_SLICES}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.checkpoint.manifest import Chunk, Manifest, TensorRecord
-from holdfast.checkpoint.names import rank_file
+from holdfast.checkpoint.names import is_rank_file, shard_rank
 from holdfast.checkpoints.content import Content, chunk_bytes, tensor_bytes
 from holdfast.checkpoints.progress import Progress
 
@@ -113,8 +113,9 @@ def _digests(manifest: Manifest, chunk: Chunk) -> tuple[int, tuple[str, ...]]:
 def _ranks(before: Manifest, after: Manifest) -> Iterator[str]:
     """The ranks whose own state differs; in worlds of other sizes they are others."""
     if before.world_size == after.world_size:
-        files = map(rank_file, range(before.world_size))
-        yield from (f"state.{Path(file).stem}" for file in files if before.files.get(file) != after.files.get(file))
+        files = filter(is_rank_file, before.files.keys() | after.files.keys())  # a world may claim any size
+        differ = (file for file in files if before.files.get(file) != after.files.get(file))
+        yield from (f"state.{Path(file).stem}" for file in sorted(differ, key=shard_rank))
 
 
 def _paths(before: Any, after: Any, path: str) -> Iterator[str]:
