@@ -12,7 +12,7 @@ import torch
 from holdfast.checkpoint.alike import apart
 from holdfast.checkpoint.exchange import Exchange
 from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.state import flatten, sampled
+from holdfast.checkpoint.state import flatten, sampled, unflatten
 from holdfast.checkpoint.together import joined
 from holdfast.checkpoint.writer import SaveResult, Snapshot, save
 from holdfast.errors import StateError
@@ -112,6 +112,17 @@ def test_ranks_that_save_together_are_refused_what_would_be_lost_of_one(world: W
         return str(refused.value)
 
     assert all("f'loader{rank}': …" in message for message in world(3, one))
+
+
+def test_of_a_mapping_in_another_order_on_each_rank_that_of_the_first_is_saved(world: World) -> None:
+    def one(exchange: Exchange) -> list[str]:
+        own = {"a": [{"y": 1, "x": 2}], "b": 2} if exchange.rank else {"b": 2, "a": [{"x": 2, "y": 1}]}
+        objects = {"box": Kept(own)}
+        flat = flatten(objects)
+        tree = joined(flat, exchange, sampled(objects, flat)).objects["box"]
+        return list(unflatten(tree, lambda name: torch.empty(0)))
+
+    assert world(2, one) == [["b", "a"]] * 2
 
 
 def test_ranks_that_save_under_names_of_their_own_are_not(world: World) -> None:

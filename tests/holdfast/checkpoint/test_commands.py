@@ -263,6 +263,20 @@ def test_diff_tells_values_that_python_takes_for_equal_apart(holdfast: Commands,
     assert found["state"] == [f"state.objects.box.{key}" for key in ("flag", "none", "whole")]
 
 
+def test_diff_compares_mappings_by_their_keys_and_tells_of_another_order(holdfast: Commands, tmp_path: Path) -> None:
+    for name, state in (("one", {"b": 1, "a": {"y": 1, "x": 2}}), ("other", {"b": 3, "a": {"x": 2, "y": 1}, "c": 1})):
+        random.seed(0)
+        checkpoint.save(tmp_path / name, step=1, box=Box(state))
+
+    found = holdfast.json("diff", tmp_path / "one", tmp_path / "other", code=1)
+    assert found["state"] == ["state.objects.box.b", "state.objects.box.c"]
+
+    for name, state in (("third", {"c": 1, "a": 0, "b": 2}), ("fourth", {"b": 2, "c": 1, "a": 0})):
+        random.seed(0)
+        checkpoint.save(tmp_path / name, step=1, box=Box(state))
+    assert holdfast.json("diff", tmp_path / "third", tmp_path / "fourth", code=1)["state"] == ["state.objects.box"]
+
+
 def test_diff_names_the_ranks_whose_random_generators_differ(holdfast: Commands, tmp_path: Path) -> None:
     for name in ("one", "other"):
         random.random()

@@ -421,6 +421,18 @@ def test_a_commit_that_was_made_through_dcp_is_exported_as_well(model: Net, tmp_
     assert run("export", tmp_path / "ckpt", tmp_path / "x.safetensors", "--object", "ema") == 2
 
 
+def test_an_export_finds_tensors_in_mappings_that_keep_an_order(tmp_path: Path) -> None:
+    class Box:
+        def state_dict(self) -> Any:
+            return {"w": torch.ones(2), "b": {"z": torch.zeros(3), "a": torch.ones(1)}}
+
+        def load_state_dict(self, state: Any) -> None: ...
+
+    checkpoint.save(tmp_path, step=1, box=Box())
+    assert run("export", tmp_path, tmp_path / "box.safetensors", "--object", "box") == 0
+    assert load_file(tmp_path / "box.safetensors").keys() == {"w", "b.z", "b.a"}
+
+
 def test_a_sharded_export_has_an_index_and_files_of_the_size_asked_for(model: Net, tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "ckpt", step=1, model=model)
 

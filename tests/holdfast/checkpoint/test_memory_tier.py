@@ -181,6 +181,27 @@ def test_every_rank_seals_the_same_manifest_though_each_counts_failures_by_its_o
     assert manifests[0].state["failures"] == {"seconds": 0.0}
 
 
+def test_every_rank_seals_the_same_manifest_though_they_filled_a_mapping_in_other_orders(
+    nodes: Callable[..., Nodes], world: Callable[..., list[Any]]
+) -> None:
+    made = nodes("ab")
+
+    def ordered(exchange: Any) -> list[SaveResult]:
+        tier, results = made.tier(exchange), []
+        for step, pairs in ((1, [["b", 1], ["a", 2]]), (2, [["b", 1], ["a", 2]][:: 1 - 2 * exchange.rank])):
+            snapshot = snapshot_of(step, exchange.rank)
+            state = {"objects": {"box": {"$map": pairs}}, "failures": {"seconds": float(exchange.rank)}}
+            results.append(tier.save(replace(snapshot, state=state), TERMS))
+        return results
+
+    assert all(result.committed for mine in world(2, ordered) for result in mine)
+    for step, kept in ((1, {"$map": [["b", 1], ["a", 2]]}), (2, {"a": 2, "b": 1})):
+        name = CommitName(step=step, pair=FIRST)
+        manifests = [MemoryStore(made.folders[at]).manifest(name) for at in "ab"]
+        assert manifests[0] == manifests[1]
+        assert manifests[0].objects == {"box": kept}
+
+
 def test_tensors_that_change_their_kind_but_not_their_places_are_told_as_they_are_now(
     nodes: Callable[..., Nodes], world: Callable[..., list[Any]]
 ) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
+import json
 import math
 import random
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -125,8 +126,9 @@ def same(one: Any, other: Any) -> bool:
 
 @given(PLAIN)
 def test_plain_values_come_back_as_they_were(value: Any) -> None:
-    flat = flatten_values({"v": value})
-    assert same(unflatten(flat.tree["v"], lambda name: flat.tensors[name]), value)
+    flat = flatten_values({"v": value}, ordered=True)
+    tree = json.loads(json.dumps(flat.tree["v"], sort_keys=True))  # as a manifest has it
+    assert same(unflatten(tree, lambda name: flat.tensors[name]), value)
 
 
 def test_large_tensors_are_cut_over_the_ranks_and_put_together_again(
@@ -315,9 +317,37 @@ def test_a_tensor_with_the_name_that_headers_keep_for_themselves_comes_back(tmp_
 def test_what_is_large_but_has_an_end_is_saved() -> None:
     deep: Any = 1
     for _ in range(90):
-        deep = [deep]
+        deep = {"z": [], "a": deep}
     state = {"deep": deep, "int": 1 << 8000, "text": "\U0001f600"}
     assert unflatten(flatten({"box": Box(state)}).tree["box"], lambda _: torch.empty(0)) == state
+
+
+def test_a_mapping_keeps_its_order_and_its_tensors_their_names(tmp_path: Path) -> None:
+    tokens = {"the": 0, "a": 1, "cat": {"z": [torch.ones(2)], "b": (torch.zeros(3), {"y": 1, "x": 2})}}
+    path = checkpoint.save(tmp_path, step=1, box=Box(OrderedDict(tokens)))
+    box = Box()
+    checkpoint.load(tmp_path, box=box)
+
+    assert list(box.state) == ["the", "a", "cat"]
+    assert list(box.state["cat"]) == ["z", "b"]
+    assert list(box.state["cat"]["b"][1]) == ["y", "x"]
+    assert torch.equal(box.state["cat"]["z"][0], torch.ones(2))
+    assert load_file(path / "rank-0.safetensors").keys() == {"box/cat/z/0", "box/cat/b/0"}
+
+
+def test_of_modules_and_optimizers_names_are_said_sorted_as_ever() -> None:
+    class Told(torch.nn.Linear):
+        def get_extra_state(self) -> Any:
+            return {"b": 1, "a": 2}
+
+    model = Told(2, 2)
+    flat = flatten({"model": model, "optimizer": torch.optim.AdamW(model.parameters())})
+    assert flat.tree["model"] == {
+        "weight": {"$tensor": "model/weight"},
+        "bias": {"$tensor": "model/bias"},
+        "_extra_state": {"$map": [["b", 1], ["a", 2]]},
+    }
+    assert flat.tree["optimizer"]["param_groups"][0]["lr"] == 1e-3
 
 
 def test_numpy_arrays_come_back_as_numpy_arrays(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def _value(item: plans.WriteItem, planner: plans.SavePlanner) -> WriteResult:
         raise StateError(
             f"{item.index.fqn}: {type(planner).__name__} gives it only as a pickle: use DefaultSavePlanner"
         )
-    flat = flatten_values({item.index.fqn: lookup(item.index)})
+    flat = flatten_values({item.index.fqn: lookup(item.index)}, ordered=True)
     if flat.tensors:
         raise StateError(f"{item.index.fqn} has arrays in what DCP takes for one value: make them tensors")
     return WriteResult(index=item.index, size_in_bytes=0, storage_data={"value": flat.tree[item.index.fqn]})

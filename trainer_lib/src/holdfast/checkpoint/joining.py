@@ -11,6 +11,7 @@ from typing import Any
 
 from holdfast.checkpoint.boxes import Box, tiles
 from holdfast.checkpoint.shard import Piece, Shares, TensorSpec, divide
+from holdfast.checkpoint.trees import without_order
 from holdfast.errors import StateError
 
 
@@ -100,7 +101,7 @@ def _objects(told: Sequence[Told]) -> dict[str, Any]:
                     f"{name} has other tensors on rank {rank} than on rank {first} ({min(apart)}): give the stages "
                     f"of a pipeline names of their own, as in save(…, **{{f'stage{{rank}}': module}})"
                 )
-            if tree != known or one.samples.get(name) != told[first].samples.get(name):
+            if without_order(tree) != without_order(known) or one.samples.get(name) != told[first].samples.get(name):
                 raise StateError(
                     f"{name} has another state on rank {rank} than on rank {first}, of which one would be lost: give "
                     f"what is each rank's own a name of its own, as in save(…, **{{f'{name}{{rank}}': …}})"

@@ -39,6 +39,7 @@ from holdfast.checkpoint.stores import peer as peers
 from holdfast.checkpoint.stores.memory import MemoryStore
 from holdfast.checkpoint.stores.peer import STREAMS, Copy, Neighbour, Peer, PeerStore, room_for, successor
 from holdfast.checkpoint.stores.slots import Digests, SlotSet, SlotWriter
+from holdfast.checkpoint.trees import has_order, without_order
 from holdfast.checkpoint.writer import SaveResult, Snapshot, manifest_with, records_of
 from holdfast.constants import LOCAL_TIER, MEMORY_TIER, PEER_TIER
 from holdfast.errors import CheckpointError, DocumentError, NoRoomError
@@ -202,7 +203,9 @@ class MemoryTier:
                 seconds = self._copy(part, writer, record)
         except (CheckpointError, OSError) as error:
             trouble = error
-        told = exchange.gather({**self._report(record, trouble), "failures": _failures(snapshot)})
+        told = exchange.gather(
+            {**self._report(record, trouble), "failures": _failures(snapshot), "order": part.order}
+        )
         self._note(told)
         troubles = [one for one in told if one["error"]]
         if any(one["full"] for one in told) and not any(one["made"] for one in told):
@@ -356,6 +359,8 @@ class MemoryTier:
         files = [{name: FileRecord.from_json(record) for name, record in one["files"].items()} for one in told]
         if told[0]["failures"] is not None:  # each rank counts them by its own clock; the manifest is the same on all
             snapshot = replace(snapshot, state={**snapshot.state, "failures": told[0]["failures"]})
+        if len({one["order"] for one in told}) > 1:  # mappings that ranks filled in other orders keep none
+            snapshot = replace(snapshot, state=without_order(snapshot.state))
         records = self._records(snapshot.specs, len(told))
         return replace(manifest_with(records, snapshot, files), created=str(told[0]["created"]))
 
@@ -387,8 +392,11 @@ class _Part:
         said = {"format": "pt", "commit": str(snapshot.name), "rank": str(exchange.rank)}
         self._plan: ShardPlan = layout.headed(said)
         self._alone = encode_json(snapshot.alone)
-        manifest = _manifest_bound(snapshot, exchange.size)
-        self.room = room_for([self._plan.nbytes, len(self._alone)], manifest)
+        state = encode_json(snapshot.state)
+        self.order = _order(snapshot.state, state)
+        self.room = room_for(
+            [self._plan.nbytes, len(self._alone)], _manifest_bound(snapshot, exchange.size, len(state))
+        )
 
     @property
     def chunks(self) -> dict[str, tuple[Chunk, ...]]:
@@ -463,12 +471,19 @@ def _batches(
         yield batch, reached
 
 
-def _manifest_bound(snapshot: Snapshot, size: int) -> int:
+def _order(state: Any, said: bytes) -> str:
+    """What stands for the order of its objects' mappings; nothing where none has one of its own."""
+    if not isinstance(state, dict) or not has_order(said.decode()):
+        return ""
+    return xxhash.xxh3_64_hexdigest(encode_json(state.get("objects")))
+
+
+def _manifest_bound(snapshot: Snapshot, size: int, state: int) -> int:
     """More bytes than the manifest will have: it is made when the room for it is taken already."""
     total = sum(spec.nbytes for spec in snapshot.specs)
     fair = max(LEAST_CUT_BYTES, -(-total // size))
     held = frozenset[str]() if snapshot.holding is None else snapshot.holding.names
-    bound = _MANIFEST_BASE + len(encode_json(snapshot.state)) + len(encode_json(snapshot.data))
+    bound = _MANIFEST_BASE + state + len(encode_json(snapshot.data))
     for spec in snapshot.specs:
         shards = 1 if snapshot.holding is None or spec.name not in held else snapshot.holding.size
         parts = 1 + max(shards, -(-spec.nbytes // fair))

@@ -28,6 +28,7 @@ from holdfast.checkpoint.naming import parameter_names, saved_names, saved_state
 from holdfast.checkpoint.optimizers import labelled, rehearse
 from holdfast.checkpoint.pages import address_of
 from holdfast.checkpoint.shard import ITEM_BYTES, METADATA, Piece, TensorSpec
+from holdfast.checkpoint.trees import MAP, MARK, in_order
 from holdfast.errors import StateError
 from holdfast.parts import is_sharded, is_whole, local
 
@@ -51,7 +52,6 @@ _DTYPES: Final[Mapping[torch.dtype, str]] = {
 }
 _TORCH: Final = {name: dtype for dtype, name in _DTYPES.items()}
 Rows = Callable[[torch.Tensor, Sequence[int]], torch.Tensor]
-_MARK: Final = "$"
 # So deep is no state: one that holds itself has no end. Python and JSON read that deep without a thought.
 _DEEPEST: Final = 100
 # Python reads no more of an integer in JSON than 4,300 digits.
@@ -154,8 +154,16 @@ def flatten(objects: Mapping[str, Stateful]) -> Flat:
     """Take the state of each object apart; StateError names what cannot be saved and how to mend it."""
     encoder = _Encoder()
     named = parameter_names(objects)
-    tree = {check_name(name): encoder.encode(_state_of(thing, named), (name,)) for name, thing in objects.items()}
+    tree = {}
+    for name, thing in objects.items():
+        encoder.sorted_to = _sorted_to(thing)
+        tree[check_name(name)] = encoder.encode(_state_of(thing, named), (name,))
     return Flat(tree=tree, tensors=encoder.tensors, sharded=encoder.sharded, parts=encoder.parts)
+
+
+def _sorted_to(thing: Stateful) -> int:
+    """How deep its mappings need no order of their own: of a module the names, of an optimizer all."""
+    return (isinstance(thing, torch.optim.Optimizer) and _DEEPEST) or (isinstance(thing, torch.nn.Module) and 1) or 0
 
 
 def _state_of(thing: Stateful, named: Mapping[int, str]) -> Any:
@@ -203,9 +211,9 @@ def check_savable(objects: Mapping[str, Stateful]) -> None:
             flatten_values({name: rehearse(thing)})
 
 
-def flatten_values(values: Mapping[str, Any]) -> Flat:
-    """The same for plain values (a state dict, a tensor, a number)."""
-    encoder = _Encoder()
+def flatten_values(values: Mapping[str, Any], *, ordered: bool = False) -> Flat:
+    """The same for plain values (a state dict, a tensor, a number); mappings keep their order if `ordered`."""
+    encoder = _Encoder(sorted_to=0 if ordered else _DEEPEST)
     tree = {check_name(name): encoder.encode(value, (name,)) for name, value in values.items()}
     return Flat(tree=tree, tensors=encoder.tensors)
 
@@ -215,6 +223,8 @@ class _Encoder:
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     sharded: dict[str, tuple[int, ...]] = field(default_factory=dict)
     parts: dict[str, Any] = field(default_factory=dict)
+    sorted_to: int = 0
+    """Mappings on paths of so many parts are said with their keys sorted."""
     _seen: dict[tuple[Any, ...], str] = field(default_factory=dict)
 
     def encode(self, value: Any, path: tuple[str, ...]) -> Any:
@@ -265,9 +275,11 @@ class _Encoder:
                 raise _refused(path, key, "a key of ")
             _text(str(key), path)
         items = [(key, self.encode(item, (*path, str(key)))) for key, item in value.items()]
-        if all(isinstance(key, str) and not key.startswith(_MARK) for key, _ in items):
+        if all(isinstance(key, str) and not key.startswith(MARK) for key, _ in items) and (
+            len(path) <= self.sorted_to or in_order(value)
+        ):
             return dict(items)
-        return {"$map": [[self.encode(key, (*path, "key")), item] for key, item in items]}
+        return {MAP: [[self.encode(key, (*path, "key")), item] for key, item in items]}
 
     def _tensor(self, tensor: torch.Tensor, path: tuple[str, ...]) -> str:
         _check_tensor(tensor, path)
@@ -359,7 +371,7 @@ def unflatten(tree: Any, tensor: Callable[[str], torch.Tensor], rows: Rows = all
         return tree
     if len(tree) == 1:
         ((mark, value),) = tree.items()
-        if mark.startswith(_MARK):
+        if mark.startswith(MARK):
             return _unmark(mark, value, tensor, rows)
     return {key: unflatten(item, tensor, rows) for key, item in tree.items()}
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from holdfast.checkpoint.manifest import Chunk, Manifest, TensorRecord
 from holdfast.checkpoint.names import is_rank_file, shard_rank
+from holdfast.checkpoint.trees import MAP, mapping
 from holdfast.checkpoints.content import Content, chunk_bytes, tensor_bytes
 from holdfast.checkpoints.progress import Progress
 
@@ -119,11 +120,17 @@ def _ranks(before: Manifest, after: Manifest) -> Iterator[str]:
 
 
 def _paths(before: Any, after: Any, path: str) -> Iterator[str]:
-    """Where two JSON trees differ."""
+    """Where two JSON trees differ. Of a mapping that only one of them says in its order, the order does not count: a
+    commit of an earlier release has none."""
     if isinstance(before, dict) and isinstance(after, dict):
-        for key in sorted(before.keys() | after.keys()):
-            if key in before and key in after:
-                yield from _paths(before[key], after[key], f"{path}.{key}")
+        ours, theirs = mapping(before), mapping(after)
+        if ours is None or theirs is None:
+            ours, theirs = before, after
+        elif MAP in before and MAP in after and ours.keys() == theirs.keys() and list(ours) != list(theirs):
+            yield path
+        for key in sorted(ours.keys() | theirs.keys()):
+            if key in ours and key in theirs:
+                yield from _paths(ours[key], theirs[key], f"{path}.{key}")
             else:
                 yield f"{path}.{key}"
     elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):

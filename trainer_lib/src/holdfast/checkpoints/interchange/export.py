@@ -13,6 +13,7 @@ from uuid import uuid4
 from holdfast.checkpoint.files import Buffer, create_durably, sync_folder, write_file
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.shard import METADATA, ShardPlan, TensorSpec, plan_shard, whole
+from holdfast.checkpoint.trees import mapping
 from holdfast.checkpoints.content import Content
 from holdfast.checkpoints.progress import Progress
 from holdfast.errors import CheckpointError, DamagedError, UsageError
@@ -95,8 +96,9 @@ def _of_dcp(told: Mapping[str, Any], name: str) -> Weights:
 
 
 def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(tree, dict) and _tensor(tree) is None and not any(key.startswith("$") for key in tree):
-        for key, item in tree.items():
+    found = mapping(tree)
+    if found is not None:
+        for key, item in found.items():
             yield from _leaves(item, f"{path}.{key}" if path else key)
     else:
         yield path, tree
