@@ -39,6 +39,14 @@ def feed_forward() -> torch.nn.Sequential:
     return torch.nn.Sequential(torch.nn.Linear(6, 12), torch.nn.ReLU(), torch.nn.Linear(12, 5))
 
 
+class Tied(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.other = torch.nn.Embedding(5, 4), torch.nn.Embedding(5, 4)
+        self.head = torch.nn.Linear(4, 5, bias=False)
+        self.head.weight = self.embed.weight
+
+
 def manifest_of(folder: Path) -> Any:
     return read_manifest(folder, COMMIT)
 
@@ -54,6 +62,15 @@ def test_one_process_loads_what_tensor_parallelism_and_fsdp_cut_in_two_dimension
     assert found.keys() == expected.keys()
     assert all(torch.equal(one, expected[name]) for name, one in found.items())
     assert len(expected) == 4 + 4 * 3
+
+
+def test_tied_weights_of_which_a_rank_has_no_row_are_saved_once_and_stay_tied(saved: Path) -> None:
+    assert manifest_of(saved / "tied").tensors.keys() == {"model/embed.weight", "model/other.weight"}
+    model = Tied()
+    checkpoint.load(saved / "tied", model=model)
+    assert model.head.weight is model.embed.weight
+    expected = torch.load(saved / "tied.pt", weights_only=True)
+    assert all(torch.equal(one, expected[name]) for name, one in model.state_dict().items())
 
 
 def test_nothing_of_it_is_written_twice(saved: Path) -> None:

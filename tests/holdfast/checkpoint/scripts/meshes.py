@@ -130,6 +130,28 @@ def odd_cuts(folder: Path, group: dist.ProcessGroup) -> None:
         torch.save(everything, folder / "odd.pt")
 
 
+class Tied(torch.nn.Module):
+    """Five rows over four ranks: the last one has none, neither of what is tied nor of what only looks like it."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embed, self.other = torch.nn.Embedding(5, 4), torch.nn.Embedding(5, 4)
+        self.head = torch.nn.Linear(4, 5, bias=False)
+        self.head.weight = self.embed.weight
+
+
+def tied(folder: Path, group: dist.ProcessGroup) -> None:
+    line = init_device_mesh("cpu", (4,), mesh_dim_names=("line",))
+    model, again = (fully_shard(Tied(seed), mesh=line) for seed in (1, 2))
+    checkpoint.save(folder / "tied", step=1, group=group, model=model)
+    checkpoint.load(folder / "tied", group=group, model=again)
+    saved = {name: whole(one) for name, one in model.state_dict().items()}
+    assert_same({name: whole(one) for name, one in again.state_dict().items()}, saved)
+    if RANK == 0:
+        torch.save(saved, folder / "tied.pt")
+
+
 def stages(folder: Path, group: dist.ProcessGroup) -> None:
     """Two stages, each on two ranks, each with an optimizer."""
     stage = RANK // 2
@@ -168,7 +190,7 @@ def main(folder: Path) -> None:
     dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 4), rank=RANK, world_size=4)
     group = dist.group.WORLD
     assert group is not None
-    for part in (tensor_parallel, odd_cuts, stages, sums):
+    for part in (tensor_parallel, odd_cuts, tied, stages, sums):
         part(folder, group)
     dist.barrier()
     dist.destroy_process_group()

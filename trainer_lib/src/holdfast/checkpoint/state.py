@@ -247,8 +247,9 @@ class _Encoder:
     def _reference(self, value: torch.Tensor, path: tuple[str, ...]) -> Any:
         if not is_sharded(value):
             return {"$tensor": self._tensor(value, path)}
-        name = self._tensor(local(value), path)
-        if is_whole(value):
+        whole = is_whole(value)
+        name = self._tensor(local(value), path, part=not whole)
+        if whole:
             return {"$tensor": name}
         self.sharded[name], self.parts[name] = tuple(value.shape), value
         return {"$rows": [name, list(value.shape)]}
@@ -281,18 +282,26 @@ class _Encoder:
             return dict(items)
         return {MAP: [[self.encode(key, (*path, "key")), item] for key, item in items]}
 
-    def _tensor(self, tensor: torch.Tensor, path: tuple[str, ...]) -> str:
+    def _tensor(self, tensor: torch.Tensor, path: tuple[str, ...], *, part: bool = False) -> str:
         _check_tensor(tensor, path)
         lazily = (tensor.is_conj(), tensor.is_neg())  # of one memory, other numbers
-        identity = (tensor.data_ptr(), tensor.dtype, tensor.device, tuple(tensor.shape), tensor.stride(), lazily)
-        if tensor.numel() and identity in self._seen:
-            return self._seen[identity]  # tied weights are saved once
+        identity = (_place(tensor), tensor.dtype, tensor.device, tuple(tensor.shape), tensor.stride(), lazily)
+        # Tied weights are saved once. Of a part without elements that must be told as well: other ranks have some.
+        if (tensor.numel() or part) and identity in self._seen:
+            return self._seen[identity]
         name = "/".join(part.replace("~", "~0").replace("/", "~1") for part in path)
         while name in self.tensors or name == METADATA:  # keys 1 and "1" of one mapping; what no tensor can be called
             name += "'"
         self._seen[identity] = name
         self.tensors[name] = tensor.detach()
         return name
+
+
+def _place(tensor: torch.Tensor) -> tuple[int, int]:
+    """Where its numbers lie. What has none is at no address, but has a memory of its own all the same."""
+    if tensor.numel():
+        return tensor.data_ptr(), 0
+    return tensor.untyped_storage()._cdata, int(tensor.storage_offset())
 
 
 def check_name(name: str) -> str:
