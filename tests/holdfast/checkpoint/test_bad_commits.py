@@ -243,6 +243,8 @@ LIES: list[tuple[str, Json, str]] = [
     (f"{W}|size", [-4, 3], "no such number"),
     (f"{W}|dtype", "I32", "disagree about 'w'"),
     (f"{W}|dtype", [], "disagree about 'w'"),
+    ("state|dcp|tensors|x", {"dtype": "F32", "size": [4], "boxes": []}, "disagree about 'x'"),
+    ("state|dcp|tensors|x", {"dtype": "NOPE", "size": [0], "boxes": []}, "disagree about 'x'"),
     ("state|dcp|tensors", {}, "says nothing of the tensor 'v"),
     ("state|dcp|tensors", [], "cannot be read"),
     ("state|dcp|planner|w", 5, "cannot be read"),
@@ -273,6 +275,15 @@ def test_a_manifest_that_lies_to_dcp_fills_nothing(through_dcp: Path, path: str,
         dcp.load(into, storage_reader=ours.StorageReader(through_dcp), no_dist=True)
     assert not any(tensor.any() for tensor in into.values())
     assert "state for DCP" in verdict(through_dcp).reason
+
+
+@pytest.mark.parametrize("value", [{"$map": 5}, {"$float": 10**400}, {"$bytes": 1}, {"$tensor": "w"}, {"$x": 1}])
+def test_a_value_for_dcp_that_is_none_is_typed(through_dcp: Path, value: Json) -> None:
+    forge(through_dcp, setter("state|dcp|values|lr", value))
+    into = {"v": torch.zeros(4, 3), "w": torch.zeros(4, 3), "lr": 0.0}
+    with pytest.raises(CheckpointException) as raised:
+        dcp.load(into, storage_reader=ours.StorageReader(through_dcp), no_dist=True)
+    assert all(isinstance(error, HoldfastError) for error, _ in raised.value.failures.values())
 
 
 # Headers

@@ -49,7 +49,7 @@ from holdfast.checkpoint.shard import METADATA, plan_shard, whole
 from holdfast.checkpoint.slices import LEAST_BYTES, Slicer
 from holdfast.checkpoint.state import Flat, check_name, flatten_values, torch_dtype, unflatten
 from holdfast.checkpoint.stores import open_file
-from holdfast.errors import CheckpointError, StateError
+from holdfast.errors import CheckpointError, DamagedError, HoldfastError, StateError
 from holdfast.worlds import Pair
 
 _ID: Final = re.compile(r"(?:(?P<folder>.*)/)?step-(?P<step>\d{1,18})", re.ASCII)
@@ -381,6 +381,16 @@ def _pickled(value: Any) -> io.BytesIO:
     return stream
 
 
+def _said(fqn: str, value: Any) -> Any:
+    """A value as it was saved; DamagedError if what stands in its place is none."""
+    try:
+        return unflatten(value, _no_tensor)
+    except (HoldfastError, MemoryError):
+        raise
+    except Exception as error:
+        raise DamagedError(f"MANIFEST.json: its value of {fqn[:80]!r} cannot be read: {error!r}") from error
+
+
 def _no_tensor(name: str) -> torch.Tensor:
     raise CheckpointError(f"MANIFEST.json has the tensor {name} in a value")
 
@@ -440,7 +450,8 @@ def _wanted(plan: plans.LoadPlan, planner: plans.LoadPlanner, manifest: Manifest
     wanted: list[_Wanted] = []
     for item in plan.items:
         if item.type is plans.LoadItemType.BYTE_IO:
-            planner.load_bytes(item, _pickled(unflatten(values[item.storage_index.fqn], _no_tensor)))
+            fqn = item.storage_index.fqn
+            planner.load_bytes(item, _pickled(_said(fqn, values[fqn])))
         else:
             wanted.append(_Wanted.of(item, manifest, planner))
     return wanted

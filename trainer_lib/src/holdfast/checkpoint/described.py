@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from holdfast.checkpoint.manifest import Manifest, TensorRecord, whole_numbers
+from holdfast.checkpoint.shard import ITEM_BYTES
 from holdfast.errors import DamagedError
 
 KEY: Final = "dcp"
@@ -51,7 +52,9 @@ def _used(fqn: str, told: Mapping[str, Any], tensors: Mapping[str, TensorRecord]
             for start, shape, name in boxes
         )
     names = {fqn} if whole else {name for *_, name in boxes}
-    if not good or any(tensors[name].dtype != told["dtype"] for name in names):
+    known = isinstance(told["dtype"], str) and told["dtype"] in ITEM_BYTES
+    filled = bool(boxes) or whole or 0 in size
+    if not (good and known and filled) or any(tensors[name].dtype != told["dtype"] for name in names):
         raise DamagedError(f"MANIFEST.json: its state for DCP and its tensors disagree about {fqn[:80]!r}")
     yield from names
 
