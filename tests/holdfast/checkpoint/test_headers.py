@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import tracemalloc
 from typing import Any
 
@@ -58,6 +59,8 @@ def test_our_own_headers_pass() -> None:
         (raw(b'{"a": ' + b"[" * 100_000), "cannot be read"),
         (raw(b'{"a":1' + b"0" * 5000 + b"}"), "cannot be read"),
         (raw(json.dumps({"a": A}).encode()[:-1] + b',"a":' + json.dumps(B).encode() + b"}"), "comes twice"),
+        (raw({"a": A, "b": B, "__metadata__": [[]]}), "does not map text to text"),
+        (raw({"a": A, "b": B, "__metadata__": {"format": {}}}), "does not map text to text"),
         (raw({"a": {**A, "dtype": "F64"}, "b": B}), "8 bytes for F64"),
         (raw({"a": {**A, "dtype": "PICKLE"}, "b": B}), "PICKLE"),
         (raw({"a": {**A, "dtype": ["F32"]}, "b": B}), "cannot be read"),
@@ -97,6 +100,34 @@ def test_a_claim_costs_no_memory() -> None:
     assert peak < 1 << 20
     with pytest.raises(DamagedError, match="claims"):
         parse((LARGEST + 1).to_bytes(8, "little"), 10**12)
+
+
+@pytest.mark.parametrize("junk", [b"[]", b"{}", b'"":{}', b'"\\"[[","":{}'])
+def test_a_large_header_of_what_are_no_tensors_is_refused_before_it_takes_memory(junk: bytes) -> None:
+    open_, close = (b"{", b"}") if b":" in junk else (b"[", b"]")
+    table = b",".join([junk] * ((2 << 20) // len(junk)))
+    content = raw(b'{"__metadata__":' + open_ + table + close + b',"a":' + json.dumps(A).encode() + b"}", data=8)
+    tracemalloc.start()
+    with pytest.raises(DamagedError, match="are no table of tensors"):
+        read(content)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 5 * len(content)
+
+
+def test_a_large_header_may_say_much_in_text() -> None:
+    told = {"config": json.dumps([[{"[": "{"}]] * 200_000), 'a "quoted" one\\': "["}
+    entries = {f"t{i}": {"dtype": "U8", "shape": [], "data_offsets": [i, i + 1]} for i in range(50_000)}
+    content = raw({"__metadata__": told, **entries}, data=50_000)
+    assert len(read(content)) == 50_000
+
+
+@pytest.mark.parametrize("text", [b'"' + b'\\"' * (1 << 20), b'"' * (1 << 21), b"\\" * (1 << 21)])
+def test_a_header_of_text_without_an_end_takes_no_longer(text: bytes) -> None:
+    begun = time.monotonic()
+    with pytest.raises(DamagedError, match="cannot be read"):
+        read(raw(b'{"a":' + text))
+    assert time.monotonic() - begun < 20
 
 
 JUNK = (

@@ -22,6 +22,10 @@ from holdfast.errors import DamagedError
 LENGTH_BYTES: Final = 8
 LARGEST: Final = 100_000_000
 """Bytes of a header, as safetensors itself has it."""
+_SMALL: Final = 1 << 20
+"""Bytes of a header that is parsed without another look: lists in lists take twenty times as much memory."""
+_WINDOW: Final = 64 << 10
+_LEAST_ENTRY: Final = len('"":{"dtype":"U8","shape":[],"data_offsets":[0,0]},')
 _BOX: Final = re.compile(r"@\d+(,\d+)*\Z", re.ASCII)
 
 
@@ -58,15 +62,42 @@ def parse(start: bytes | bytearray | memoryview, nbytes: int) -> dict[str, Entry
     if len(start) < begin:
         raise DamagedError("its header is not all there")
     try:
-        table = json.loads(bytes(start[LENGTH_BYTES:begin]), object_pairs_hook=_unique)
+        raw = bytes(start[LENGTH_BYTES:begin])
+        _check_shape(raw)
+        table = json.loads(raw, object_pairs_hook=_unique)
         if not isinstance(table, dict):
             raise ValueError("it is no JSON object")
-        table.pop(METADATA, None)
+        _check_metadata(table.pop(METADATA, None))
         entries = {name: _entry(value, begin) for name, value in table.items()}
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise DamagedError(f"its header cannot be read: {_short(error)}") from error
     _check_cover(entries, begin, nbytes)
     return entries
+
+
+def _check_shape(raw: bytes) -> None:
+    """Before a large one is parsed: it has no more objects and lists than tensors of its length can have."""
+    if len(raw) <= _SMALL:
+        return
+    objects = lists = 0
+    for part in _outside_strings(raw):
+        objects, lists = objects + part.count(b"{"), lists + part.count(b"[")
+    if lists > 2 * objects or objects > 2 + len(raw) // _LEAST_ENTRY:
+        raise ValueError(f"{objects} objects and {lists} lists are no table of tensors")
+
+
+def _outside_strings(raw: bytes) -> Iterator[bytes]:
+    """What of some JSON is in no string, a little at a time: in pieces it takes many times as much memory."""
+    plain, within = raw.replace(b"\\\\", b"").replace(b'\\"', b""), 0
+    for begin in range(0, len(plain), _WINDOW):
+        parts = plain[begin : begin + _WINDOW].split(b'"')
+        yield b"".join(parts[within::2])
+        within = (within + len(parts) - 1) % 2
+
+
+def _check_metadata(found: Any) -> None:
+    if found is not None and not (isinstance(found, dict) and all(isinstance(one, str) for one in found.values())):
+        raise ValueError(f"{METADATA} does not map text to text")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
