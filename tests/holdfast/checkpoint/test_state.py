@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from holdfast import StateError, UsageError, checkpoint
-from holdfast.checkpoint import writer
+from holdfast.checkpoint import files, writer
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.reader import Loaded, restore
 from holdfast.checkpoint.rng import apply, capture
@@ -250,6 +250,21 @@ def test_a_save_does_not_take_another_processs_commit_for_its_own(
     assert box.state == {"who": "theirs"}
     assert [path.name for path in tmp_path.glob("step-*")] == ["step-5.g0.a1"]
     assert checkpoint.save(tmp_path, step=5, box=Box({"who": "mine"})).name == "step-5.g0.a2"
+
+
+def test_the_folders_that_a_save_makes_have_their_names_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, sync = [], files.sync_folder
+
+    def note(path: Path) -> None:
+        synced.append(path)
+        sync(path)
+
+    monkeypatch.setattr(files, "sync_folder", note)
+    for step in (1, 2):
+        checkpoint.save(tmp_path / "a" / "b" / "ckpt", step=step, box=Box({}))
+    assert sorted(synced) == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
 
 
 def test_an_empty_folder_gives_none(tmp_path: Path) -> None:

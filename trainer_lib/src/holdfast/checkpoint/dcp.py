@@ -39,7 +39,7 @@ from holdfast.checkpoint import commit, tier
 from holdfast.checkpoint.boxes import tiles
 from holdfast.checkpoint.collecting import uncollected
 from holdfast.checkpoint.described import KEY, boxed, check_described
-from holdfast.checkpoint.files import Buffer, sync_folder, write_file
+from holdfast.checkpoint.files import Buffer, make_folder, sync_folder, write_file
 from holdfast.checkpoint.manifest import Chunk, FileRecord, Manifest, TensorRecord, check
 from holdfast.checkpoint.names import CLAIMS, CommitName, parse_commit, slices_file, step_number, tensors_file
 from holdfast.checkpoint.numerics import fingerprint
@@ -92,7 +92,7 @@ class StorageWriter(storage.StorageWriter):
 
     def prepare_global_plan(self, plans: list[plans.SavePlan]) -> list[plans.SavePlan]:
         """Begin the commit, and tell each rank its place in it."""
-        self._root.mkdir(parents=True, exist_ok=True)
+        make_folder(self._root)
         older = [name.pair.attempt for name in tier.list_commits(self._root) if name.step == self._step]
         name = CommitName(step=self._step, pair=Pair(0, 1 + max(older, default=0)))
         self._staging = commit.begin(self._root, name)

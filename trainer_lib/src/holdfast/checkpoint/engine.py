@@ -23,6 +23,7 @@ from holdfast.checkpoint.claims import list_claims, remove_claims, write_claim
 from holdfast.checkpoint.commit import exists
 from holdfast.checkpoint.deltas import Chain
 from holdfast.checkpoint.exchange import Alone, Exchange, lead
+from holdfast.checkpoint.files import make_folder
 from holdfast.checkpoint.local import LocalSettings, LocalTier
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.near import MemorySettings, MemoryTier, Terms, tier_of
@@ -443,7 +444,7 @@ class Engine:
         return Terms(claims=self._fence, job_uid=self._attempt.job_uid, resume=self._resume)
 
     def _look(self) -> None:
-        self._root.mkdir(parents=True, exist_ok=True)
+        make_folder(self._root)
         self._heed(list_claims(self._root))
 
     def _look_everywhere(self) -> list[dict[str, object]]:

@@ -151,6 +151,17 @@ def sync_folder(path: Path) -> None:
         os.close(fd)
 
 
+def make_folder(path: Path, mode: int = 0o777) -> None:
+    """A folder, and those above it that are not there: each has its name for good in the one that holds it."""
+    made = [path]
+    while not made[-1].exists():
+        made.append(made[-1].parent)
+    path.mkdir(mode=mode, parents=True, exist_ok=True)
+    for holder in made[1:]:
+        with contextlib.suppress(PermissionError):  # one that this process may write in, and not read
+            sync_folder(holder)
+
+
 def read_regular(path: Path, most: int) -> bytes:
     """All of a file that is no link, device or pipe, nor lies behind a linked folder, nor is larger than `most`."""
     fd = open_regular(path)

@@ -27,7 +27,7 @@ from holdfast.checkpoint import fencing
 from holdfast.checkpoint.commit import begin, discard, publish
 from holdfast.checkpoint.exchange import Exchange
 from holdfast.checkpoint.failures import FailureCause, cause_among, cause_of, failed
-from holdfast.checkpoint.files import encode_json, sync_folder
+from holdfast.checkpoint.files import encode_json, make_folder, sync_folder
 from holdfast.checkpoint.manifest import LARGEST, decode, encode
 from holdfast.checkpoint.names import CommitName, parse_commit
 from holdfast.checkpoint.near import Terms
@@ -318,7 +318,7 @@ class _Part:
     def write(self, staged: Staged, exchange: Exchange, check: Callable[[], None]) -> dict[str, Any]:
         """What rank 0 must know of them."""
         try:
-            self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_folder(self._root, mode=0o700)
             _remove(self._root / str(self._name))  # of a commit that not all knew
             self._staging = begin(self._root, self._name)
             return write_share(self._root / self._staging, staged, exchange, check, None)

@@ -21,7 +21,7 @@ from holdfast.checkpoint.commit import ShardRecord, begin, discard, exists, publ
 from holdfast.checkpoint.deltas import Chain
 from holdfast.checkpoint.exchange import Exchange
 from holdfast.checkpoint.failures import FailureCause, cause_among, failed
-from holdfast.checkpoint.files import Buffer, sync_folder
+from holdfast.checkpoint.files import Buffer, make_folder, sync_folder
 from holdfast.checkpoint.filling import Filling
 from holdfast.checkpoint.manifest import Chunk, FileRecord, Manifest, Records, check
 from holdfast.checkpoint.names import CommitName, inherited
@@ -221,7 +221,7 @@ def _digests(snapshot: Snapshot, exchange: Exchange) -> dict[str, str]:
 
 def _begin(root: Path, name: CommitName, chain: Chain | None) -> dict[str, Any]:
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        make_folder(root)
         if exists(root, name):
             sync_folder(root)  # this may have failed after the rename
             return {"exists": True}

@@ -12,7 +12,7 @@ from typing import Final, Self
 
 from holdfast.checkpoint import commit, tier
 from holdfast.checkpoint.claims import list_claims, write_claim
-from holdfast.checkpoint.files import Buffer, open_one_more, open_regular, write_file
+from holdfast.checkpoint.files import Buffer, make_folder, open_one_more, open_regular, write_file
 from holdfast.checkpoint.manifest import FileRecord, Manifest
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.pages import PAGE, address_of
@@ -121,7 +121,7 @@ class FolderIncoming:
     """A folder under a name that is nobody's."""
 
     def __init__(self, root: Path, name: CommitName) -> None:
-        root.mkdir(parents=True, exist_ok=True)
+        make_folder(root)
         self._root = root
         self._staging = commit.begin(root, name)
 
@@ -166,7 +166,7 @@ class FolderStore:
     def keep_claim(self, claim: Claim) -> None:
         """Write a claim, exclusively; the same claim again is none too many."""
         if claim not in self.claims():
-            self._root.mkdir(parents=True, exist_ok=True)
+            make_folder(self._root)
             write_claim(self._root, claim)
 
     def sweep(self, below: CommitName) -> None:
