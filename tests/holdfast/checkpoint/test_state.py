@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 from holdfast import StateError, UsageError, checkpoint
 from holdfast.checkpoint import files, writer
+from holdfast.checkpoint.dcp import StorageReader
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.reader import Loaded, restore
 from holdfast.checkpoint.rng import apply, capture
@@ -403,9 +404,20 @@ def test_a_step_that_no_commit_can_have_is_refused_before_anything_is_written(tm
 
 def test_a_step_may_be_a_number_of_numpy(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, step=np.int64(5), model=torch.nn.Linear(3, 4))  # type: ignore[arg-type]
-    found = checkpoint.load(tmp_path, model=torch.nn.Linear(3, 4))
+    found = checkpoint.load(tmp_path, step=np.int64(5), model=torch.nn.Linear(3, 4))  # type: ignore[arg-type]
     assert found is not None
     assert found.step == 5
+
+
+@pytest.mark.parametrize("step", [5.0, -1, True, "5"])
+def test_a_step_that_no_commit_can_have_is_not_looked_for(tmp_path: Path, step: Any) -> None:
+    checkpoint.save(tmp_path, step=5, box=Box({}))
+    for look in (
+        lambda: checkpoint.load(tmp_path, step=step, box=Box({})),
+        lambda: StorageReader(tmp_path, step=step),
+    ):
+        with pytest.raises(UsageError, match=r"step is .*: give a whole number from 0"):
+            look()
 
 
 def test_other_names_than_were_saved_are_refused(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def load(
     from holdfast.checkpoint.state import adopt, blank
     from holdfast.checkpoint.together import Together
 
-    root = Path(folder)
+    root, step = Path(folder), None if step is None else step_number(step)
     exchange = Alone() if group is None else Together(group)
     found = restore(root, exchange, step=step, select=lambda manifest: _not_of(manifest, stateful), lone=True)
     if found.loaded is None:

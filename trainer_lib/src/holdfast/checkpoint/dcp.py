@@ -292,7 +292,7 @@ class StorageReader(storage.StorageReader):
 
     def __init__(self, where: str | os.PathLike[str] | Where, *, step: int | None = None) -> None:
         self._where: Where = Path(where) if isinstance(where, (str, os.PathLike)) else where
-        self._step = step
+        self._step = None if step is None else step_number(step)
         self._name: CommitName | None = None
         self._manifest: Manifest | None = None
 
