@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from holdfast import StateError, UsageError, checkpoint
+from holdfast import CheckpointError, StateError, UsageError, checkpoint
 from holdfast.checkpoint import files, writer
 from holdfast.checkpoint.dcp import StorageReader
 from holdfast.checkpoint.names import CommitName
@@ -244,7 +244,7 @@ def test_a_save_does_not_take_another_processs_commit_for_its_own(
         return act(*args)
 
     monkeypatch.setattr(writer, moment, meanwhile)
-    with pytest.raises(checkpoint.CheckpointError, match=r"another process saved it there.*give group="):
+    with pytest.raises(CheckpointError, match=r"another process saved it there.*give group="):
         checkpoint.save(tmp_path, step=5, box=Box({"who": "mine"}))
     box = Box()
     checkpoint.load(tmp_path, box=box)
@@ -274,7 +274,7 @@ def test_an_empty_folder_gives_none(tmp_path: Path) -> None:
 
 def test_the_library_does_not_write_into_a_jobs_folder(tmp_path: Path) -> None:
     (tmp_path / "claims").mkdir()
-    with pytest.raises(checkpoint.CheckpointError, match="save into a folder of its own"):
+    with pytest.raises(CheckpointError, match="save into a folder of its own"):
         checkpoint.save(tmp_path, step=1, box=Box({}))
 
 
@@ -317,7 +317,7 @@ def test_what_cannot_be_saved_is_named_with_the_mend(state: Any, named: str) -> 
 
 def test_a_name_that_is_no_text_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"the name '\\udcff' is no Unicode text"):
-        checkpoint.save(tmp_path / "ckpt", step=1, **{"\udcff": Box({"x": 1})})
+        checkpoint.save(tmp_path / "ckpt", step=1, group=None, **{"\udcff": Box({"x": 1})})
     assert not (tmp_path / "ckpt").exists()
 
 

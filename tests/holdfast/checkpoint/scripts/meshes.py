@@ -143,7 +143,9 @@ class Tied(torch.nn.Module):
 
 def tied(folder: Path, group: dist.ProcessGroup) -> None:
     line = init_device_mesh("cpu", (4,), mesh_dim_names=("line",))
-    model, again = (fully_shard(Tied(seed), mesh=line) for seed in (1, 2))
+    model, again = Tied(1), Tied(2)
+    for one in (model, again):
+        fully_shard(one, mesh=line)
     checkpoint.save(folder / "tied", step=1, group=group, model=model)
     checkpoint.load(folder / "tied", group=group, model=again)
     saved = {name: whole(one) for name, one in model.state_dict().items()}
