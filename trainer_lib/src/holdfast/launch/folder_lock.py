@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from holdfast.checkpoint.files import make_folder
 from holdfast.constants import ENV_CHECKPOINT_DIR
 from holdfast.errors import UsageError
 
@@ -30,7 +31,7 @@ async def hold(folder: Path, me: str, *, patience: float = PATIENCE_SECONDS) -> 
     A folder in which no lock can be had (read-only, another user's, a file system without locks) is left as it is.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         _log.warning("%s cannot be locked against other runs: %s", folder, error)
