@@ -33,7 +33,6 @@ from holdfast_operator.decide import decide
 from holdfast_operator.line import Known, Line, standing_of
 from holdfast_operator.observe import rival_of
 from holdfast_operator.occupancy import usage_of
-from holdfast_operator.renewals import Renewals
 from holdfast_operator.seen import (
     Observed,
     Platform,
@@ -113,8 +112,6 @@ class Sim:
         self.body = body or job_body()
         self.nodes = {f"node-{n}": node_body(f"node-{n}") for n in range(1, nodes + 1)}
         self.leases = dict.fromkeys(self.nodes, START)
-        self.clocks: dict[str, timedelta] = {}  # how far a node's is ahead of the operator's
-        self.renewals = Renewals()
         self.pods: dict[str, Body] = {}
         self.graves: dict[str, Body] = {}
         self.heard: dict[str, tuple[datetime, Body]] = {}
@@ -212,9 +209,8 @@ class Sim:
         )
 
     def _node(self, name: str) -> Any:
-        renewed = format_time(self.leases[name] + self.clocks.get(name, timedelta(0)))
-        lease = {"spec": {"renewTime": renewed, "leaseDurationSeconds": LEASE_SECONDS}}
-        return self.renewals.timed(parse_node(self.nodes[name], lease), self.now)
+        renewed = format_time(self.leases[name])
+        return parse_node(self.nodes[name], {"spec": {"renewTime": renewed, "leaseDurationSeconds": LEASE_SECONDS}})
 
     def _known(self) -> Known:
         return Known(

@@ -132,8 +132,6 @@ TEMPLATE_RETRY = timedelta(seconds=20)
 # Children are applied anew after this long, or up to twice as long.
 APPLY_AGAIN = timedelta(minutes=3)
 APPLY_FOR_EACH_JOB = timedelta(seconds=1.5)
-# Kubelets renew their leases four times while they last: after this part of it one renewal was missed for sure.
-RENEWAL_MISSED = 3 / 8
 # Reports older than this say nothing about now.
 REPORT_FRESH = timedelta(seconds=20)
 # A launcher that has spoken, and whose sidecar says that it has said nothing for so long, hangs.

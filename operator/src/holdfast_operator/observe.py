@@ -26,7 +26,6 @@ from holdfast_operator.memo import Memo
 from holdfast_operator.podevents import PodEvents
 from holdfast_operator.podspec import check
 from holdfast_operator.policies.unreadable import REASON as UNREADABLE
-from holdfast_operator.renewals import Renewals
 from holdfast_operator.seen import (
     NodeView,
     Observed,
@@ -86,7 +85,6 @@ class Observer:
         self._pods: Memo[Json, PodView] = Memo(parse_pod)
         self._graves: Memo[Json, PodView] = Memo(partial(parse_pod, absent=True))
         self._views: Memo[Json, NodeView] = Memo(parse_node)
-        self._renewals = Renewals()
         self._node_views: tuple[int, Mapping[str, NodeView]] = (-1, {})
         self._waiting: Memo[Json, Rival | None] = Memo(rival_of)
         self._lines = Lines(self._known)
@@ -96,7 +94,6 @@ class Observer:
         """Keep nothing of objects that are gone."""
         for memo in (self._jobs, self._pods, self._graves, self._views, self._waiting):
             memo.clear()
-        self._renewals.keep({str(body["metadata"]["name"]) for body in self._cache.nodes()})
         self._events.forget()
 
     def begin(self, at: datetime) -> None:
@@ -197,7 +194,7 @@ class Observer:
         for name in _doubtful(status, views, tuple(reports), now) & views.keys():
             body = self._cache.node(name)
             if body is not None:
-                anew[name] = self._renewals.timed(parse_node(body, self._cluster.lease(name)), now)
+                anew[name] = parse_node(body, self._cluster.lease(name))
         return tuple(anew.get(name, view) for name, view in views.items())
 
     def _all_nodes(self) -> Mapping[str, NodeView]:

@@ -25,9 +25,8 @@ class NodeView:
     mark: Mark | None = None  # remediation's
     labels: Json = field(default_factory=dict, hash=False)
     allocatable: Json = field(default_factory=dict, hash=False)
-    lease_renewed: datetime | None = None  # by the node's clock
+    lease_renewed: datetime | None = None
     lease_seconds: int = 40
-    lease_unchanged_since: datetime | None = None  # by ours, as far as it was looked at; None: it was not
 
     @cached_property
     def offers(self) -> Amounts:
@@ -35,15 +34,8 @@ class NodeView:
         return {key: quantity(value) for key, value in self.allocatable.items()}
 
     def lease_stale(self, now: datetime) -> bool:
-        """Its kubelet has been silent for longer than its lease.
-
-        Where nobody looked for so long the time in the lease counts, but only if the kubelet has missed a renewal
-        meanwhile: clocks of two machines differ.
-        """
-        if self.lease_renewed is None or self.lease_unchanged_since is None:
-            return False
-        lasts, unchanged = timedelta(seconds=self.lease_seconds), now - self.lease_unchanged_since
-        return unchanged > lasts or (unchanged > lasts * c.RENEWAL_MISSED and now - self.lease_renewed > lasts)
+        """Its kubelet has been silent for longer than its lease."""
+        return self.lease_renewed is not None and now - self.lease_renewed > timedelta(seconds=self.lease_seconds)
 
     def dead(self, now: datetime) -> bool:
         """Not heard of: silent, which proves nothing about its processes."""
