@@ -27,6 +27,7 @@ RUNTIME_CLAIM = "host-runtime"
 CHECKPOINT_CLAIM = "checkpoints"
 STORAGE_CLASS = "testbed"
 
+POD_BRIDGE = "cni0"
 PAUSE_IMAGE = "docker.io/holdfast/pause:1"
 IMAGES = ("operator", "sidecar", "trainer")
 

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from holdfast_testbed.addresses import NodePlan, Plan
 from holdfast_testbed.commands import run
+from holdfast_testbed.constants import POD_BRIDGE
 from holdfast_testbed.errors import CommandFailedError, LeftBehindError, MissingProgramError
 
 Made = TypeVar("Made")
@@ -23,6 +24,9 @@ Made = TypeVar("Made")
 _NETNS = Path("/run/netns")
 _NOBODY = "02:00:00:00:00:01"
 """An Ethernet address that nothing has."""
+_GATEWAY = "02:00:00:00:00:02"
+"""Of each node's bridge for pods. One that is given stays: a bridge without takes the lowest of its cables', which
+changes as pods come and go, and who knew the old one reached nobody for up to 45 s."""
 _CLONE_NEWNET = 0x40000000
 _setns = ctypes.CDLL(None, use_errno=True).setns
 _MODULES = ("overlay", "bridge", "br_netfilter", "veth", "nf_tables")
@@ -87,6 +91,7 @@ def make_node_network(plan: Plan, node: NodePlan, metadata_address: str) -> None
     batch(
         [
             "link set lo up",
+            f"link add {POD_BRIDGE} address {_GATEWAY} type bridge",
             f"addr add {node.address}/24 dev eth0",
             "link set eth0 up",
             f"route add default via {plan.host_address}",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast_testbed.addresses import NodePlan
-from holdfast_testbed.constants import PAUSE_IMAGE
+from holdfast_testbed.constants import PAUSE_IMAGE, POD_BRIDGE
 
 SYSCTLS = {
     "vm/overcommit_memory": "1",
@@ -100,7 +100,7 @@ def cni_conflist(node: NodePlan) -> str:
     """A bridge on each node; pods of other nodes are reached by the node's routes."""
     bridge = {
         "type": "bridge",
-        "bridge": "cni0",
+        "bridge": POD_BRIDGE,
         "isGateway": True,
         "ipMasq": False,
         "hairpinMode": True,
