@@ -227,31 +227,34 @@ def test_the_launcher_does_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
+@pytest.fixture
+def in_one_folder(start: Start, memory: Path, wait_for: Wait) -> tuple[Host, Host]:
+    """A run that trains, and a second one with the same folder of checkpoints."""
+
+    def run() -> Host:
+        folder = str(memory / "ckpt")
+        return start("--", sys.executable, str(SCRIPTS / "waits.py"), HOLDFAST_CHECKPOINT_DIR=folder)
+
+    first = run()
+    wait_for((memory / "env-0-0.json").exists, "the first run trains")
+    return first, run()
+
+
 def test_a_second_run_in_a_folder_is_refused_while_the_first_one_trains(
-    start: Start, memory: Path, wait_for: Wait
+    in_one_folder: tuple[Host, Host], memory: Path
 ) -> None:
     """It would begin above the first one's claims, and what that commits from then on would be lost."""
-    words, folder = (
-        ("--", sys.executable, str(SCRIPTS / "waits.py")),
-        {"HOLDFAST_CHECKPOINT_DIR": str(memory / "ckpt")},
-    )
-    first = start(*words, **folder)
-    wait_for((memory / "env-0-0.json").exists, "the first run trains")
-    second = start(*words, **folder)
+    first, second = in_one_folder
     assert second.process.wait(DEADLINE) == 2
     said = f"has its checkpoints in {memory / 'ckpt'}: stop it, or give this run a folder of its own"
     assert f"-{first.process.pid} {said}" in second.log.read_text()
     assert first.process.poll() is None
 
 
-def test_a_run_takes_over_the_folder_of_one_that_was_killed(start: Start, memory: Path, wait_for: Wait) -> None:
-    words, folder = (
-        ("--", sys.executable, str(SCRIPTS / "waits.py")),
-        {"HOLDFAST_CHECKPOINT_DIR": str(memory / "ckpt")},
-    )
-    first = start(*words, **folder)
-    wait_for((memory / "env-0-0.json").exists, "the first run trains")
-    second = start(*words, **folder)
+def test_a_run_takes_over_the_folder_of_one_that_was_killed(
+    in_one_folder: tuple[Host, Host], memory: Path, wait_for: Wait
+) -> None:
+    first, second = in_one_folder
     wait_for(saw(second, "waiting 15 s for its end"), "the second one waits")
     first.process.kill()
     (memory / "finish").touch()

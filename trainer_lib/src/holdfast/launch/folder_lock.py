@@ -7,6 +7,7 @@ first one commits from then on would be read by nobody and deleted. A lock ends 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import logging
 import os
@@ -44,8 +45,9 @@ async def hold(folder: Path, me: str, *, patience: float = PATIENCE_SECONDS) -> 
     except OSError as error:
         _log.warning("%s cannot be locked against other runs: %s", folder, error)
     else:
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, me.encode(errors="replace")[:_MOST_TOLD], 0)
+        with contextlib.suppress(OSError):  # a full disk: the lock holds all the same, only its holder is not named
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, me.encode(errors="replace")[:_MOST_TOLD], 0)
     return lambda: os.close(lock)
 
 
