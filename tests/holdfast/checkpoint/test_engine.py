@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nothing_managed import snapshot
 
 from holdfast.checkpoint import claims as claims_module
 from holdfast.checkpoint import tier
@@ -26,24 +27,11 @@ from holdfast.checkpoint.shard import Piece, TensorSpec
 from holdfast.checkpoint.stores import fallback
 from holdfast.checkpoint.stores.fallback import FallbackStore
 from holdfast.checkpoint.stores.folder import FolderStore
-from holdfast.checkpoint.writer import Snapshot
 from holdfast.checkpoints.main import main
 from holdfast.errors import ClaimError, NoneWholeError, UnavailableError
 from holdfast.worlds import Claim, Pair
 
 JOB = "job-1"
-
-
-def snapshot(step: int, pair: Pair) -> Snapshot:
-    return Snapshot(
-        name=CommitName(step=step, pair=pair),
-        specs=[],
-        read=lambda piece: b"",
-        state={"objects": {}, "counters": {}},
-        data=None,
-        alone={},
-        numerics={},
-    )
 
 
 class Run:

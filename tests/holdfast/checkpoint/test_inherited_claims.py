@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import xxhash
 from command_line import Commands
+from nothing_managed import snapshot
 
 from holdfast.checkpoint import tier
 from holdfast.checkpoint.claims import list_claims, write_claim
@@ -25,24 +26,11 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.retention import Rules
 from holdfast.checkpoint.stores.folder import FolderStore
-from holdfast.checkpoint.writer import Snapshot
 from holdfast.checkpoints.pruning import carry_out, plan
 from holdfast.errors import CheckpointError, DamagedError, NoneWholeError, UnavailableError, UnknownFormatError
 from holdfast.worlds import Claim, Pair
 
 JOB = "job-1"
-
-
-def snapshot(step: int, pair: Pair) -> Snapshot:
-    return Snapshot(
-        name=CommitName(step=step, pair=pair),
-        specs=[],
-        read=lambda piece: b"",
-        state={"objects": {}, "counters": {}},
-        data=None,
-        alone={},
-        numerics={},
-    )
 
 
 def entered(root: Path, pair: Pair, *, copies: str = "", keep_last: int = 3, full_every: int = 1) -> Engine:
