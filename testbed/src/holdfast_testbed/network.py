@@ -26,7 +26,7 @@ _NOBODY = "02:00:00:00:00:01"
 """An Ethernet address that nothing has."""
 _GATEWAY = "02:00:00:00:00:02"
 """Of each node's bridge for pods. One that is given stays: a bridge without takes the lowest of its cables', which
-changes as pods come and go, and who knew the old one reached nobody for up to 45 s."""
+may change as pods come and go, and pods that know the old one reach nobody until they ask for it anew."""
 _CLONE_NEWNET = 0x40000000
 _setns = ctypes.CDLL(None, use_errno=True).setns
 _MODULES = ("overlay", "bridge", "br_netfilter", "veth", "nf_tables")
