@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,28 @@ def test_what_the_next_commit_overwrites_meanwhile_is_gone_and_not_damaged(
 
     monkeypatch.setattr(store, "here", then_lost)
     assert verify(store, CommitName(step=3, pair=Pair(1, 1))).gone
+
+
+def test_what_the_next_commit_overwrites_while_it_is_looked_for_is_gone_and_not_damaged(
+    memory: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = memory(3, copies=True)
+    store = near_store(folder)
+    assert store is not None
+    (shelf,) = store._shelves
+    asked: list[str] = []
+
+    def has(name: CommitName, file: str) -> bool:
+        found = shelf.has(name, file)
+        if not asked:  # between one file of a rank and the other
+            for path in folder.glob("launcher-0/own-*.slot-*"):
+                path.unlink()
+        asked.append(file)
+        return found
+
+    monkeypatch.setattr(store, "_shelves", [replace(shelf, has=has)])
+    assert verify(store, CommitName(step=3, pair=Pair(1, 1))).gone
+    assert asked[0].startswith("rank-0."), "the rank whose slot is overwritten"
 
 
 def test_while_a_job_commits_each_step_nothing_of_its_memory_is_taken_for_damage(

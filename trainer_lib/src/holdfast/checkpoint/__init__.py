@@ -55,7 +55,7 @@ def save(
 
     Every rank of `group` calls it, and each writes its part; without one this process writes all. DTensors may be cut
     along any dimensions of any meshes. Ranks may give other objects, as stages of a pipeline have, under other names:
-    the commit holds all of them.
+    the commit holds all of them. PeerLostError if one of them is gone.
     """
     from holdfast.checkpoint.numerics import fingerprint
     from holdfast.checkpoint.rng import capture
@@ -110,7 +110,8 @@ def load(
     """Give the objects the newest good state (or that of `step`), random generators included.
 
     With `group` every rank of it calls this, and all take the same commit, which each must be able to read. Of the
-    commit's objects only those that are given are read. NoneWholeError if there are commits and none can be restored.
+    commit's objects only those that are given are read. NoneWholeError if there are commits and none can be restored;
+    PeerLostError if a rank is gone.
     """
     from holdfast.checkpoint import rng
     from holdfast.checkpoint.fitting import load_into

@@ -14,19 +14,40 @@ from holdfast.checkpoint.boxes import Box
 from holdfast.checkpoint.exchange import Exchange
 from holdfast.checkpoint.joining import Joined, Part, Told, join
 from holdfast.checkpoint.state import Flat
-from holdfast.errors import StateError
+from holdfast.errors import PeerLostError, StateError, UsageError
 
 
 class Together:
-    """The ranks of a process group."""
+    """The ranks of a process group. UsageError if it has no backend for CPU tensors."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
+        try:
+            group._get_backend(torch.device("cpu"))
+        except RuntimeError:
+            raise UsageError(
+                f"group= is of the backend {dist.get_backend(group)!r}, which has none for CPU tensors: "
+                'give one of torch.distributed.new_group(backend="gloo")'
+            ) from None
+
+    def share(self, value: Any) -> Any:
+        """The value of rank 0."""
+        return self.gather(value if self.rank == 0 else None)[0]
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in order of ranks."""
+        """Every rank's value, in order of ranks; PeerLostError if one of them is gone."""
+        try:
+            return self._gather(value)
+        except RuntimeError as error:
+            first = next(iter(str(error).splitlines()), type(error).__name__)
+            raise PeerLostError(
+                f"a rank of group= is gone, or did not answer in the time limit of its group ({first}): "
+                "start all ranks again; a commit is there whole or not at all"
+            ) from error
+
+    def _gather(self, value: Any) -> list[Any]:
         data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         dist.all_gather(lengths, torch.tensor([data.numel()]), group=self._group)
@@ -35,10 +56,6 @@ class Together:
         parts = [torch.empty_like(padded) for _ in range(self.size)]
         dist.all_gather(parts, padded, group=self._group)
         return [json.loads(bytes(part[: int(n)].numpy())) for part, n in zip(parts, lengths, strict=True)]
-
-    def share(self, value: Any) -> Any:
-        """The value of rank 0."""
-        return self.gather(value if self.rank == 0 else None)[0]
 
 
 def joined(flat: Flat, exchange: Exchange, samples: Mapping[str, str]) -> Joined:

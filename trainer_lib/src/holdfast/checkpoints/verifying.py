@@ -105,8 +105,9 @@ def _verify(store: Store, name: CommitName) -> Verdict:
         return Verdict(name=name, nbytes=0, unknown=str(error))
     damages: list[Damage] = []
     elsewhere: tuple[str, ...] = ()
+    own, seen = manifest.own, None
     if isinstance(store, NearStore):
-        lost, here = store.lost(name, manifest.own), store.here(name, manifest.own)
+        seen = lost, here = store.lost(name, own), store.here(name, own)
         damages += [_damage(manifest, file, reason, 0, sys.maxsize) for file, reason in lost.items()]
         elsewhere = tuple(sorted(manifest.files.keys() - {*here, *lost}))
         manifest = replace(manifest, files={file: manifest.files[file] for file in here})
@@ -118,7 +119,7 @@ def _verify(store: Store, name: CommitName) -> Verdict:
         for task in tasks:
             task.result()
         damages += _meaning(store, name, manifest, {damage.file for damage in damages})
-    if isinstance(store, NearStore) and store.here(name, manifest.files) != tuple(sorted(manifest.files)):
+    if isinstance(store, NearStore) and (store.lost(name, own), store.here(name, own)) != seen:
         return Verdict(name=name, nbytes=0, gone=True)  # the next commit takes the slot of one rank before another's
     found = sorted(damages, key=lambda damage: (damage.file, damage.reason))
     return Verdict(name=name, nbytes=total, damages=tuple(found), elsewhere=elsewhere)
