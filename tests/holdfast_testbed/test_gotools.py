@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from holdfast_testbed import gotools, programs
 from holdfast_testbed.constants import GO_AT_LEAST, KUBERNETES
 from holdfast_testbed.errors import CommandFailedError
-from holdfast_testbed.gotools import UPSTREAMS, Upstream
+from holdfast_testbed.gotools import UPSTREAMS, Mend, Upstream
 from holdfast_testbed.settings import settings
 
 MODULES = {
@@ -96,6 +97,28 @@ def test_a_build_puts_the_program_in_its_place() -> None:
         assert fresh.present()
     finally:
         remove(fresh.folder)
+
+
+def test_a_mend_is_made_in_a_copy_that_the_build_takes_and_that_can_be_removed(tmp_path: Path) -> None:
+    kwok = next(upstream for upstream in UPSTREAMS if upstream.name == "kwok")
+    assert kwok.mend is not None
+    go_mod = gotools.mended_module(kwok, kwok.mend, gotools.find_go(), tmp_path)
+    (copy,) = re.findall(rf"^replace {re.escape(kwok.mend.module)} => (\S+)$", go_mod.read_text(), re.MULTILINE)
+    assert kwok.mend.becomes in (Path(copy) / kwok.mend.file).read_text()
+    assert all(folder.stat().st_mode & 0o200 for folder in Path(copy).rglob("*") if folder.is_dir())
+
+
+@pytest.mark.parametrize("text", ["", "a fault", "the fault, and the fault"])
+def test_a_mend_of_what_is_not_there_just_once_is_refused(text: str) -> None:
+    mend = Mend(module="example.org/m", file="a.go", was="the fault", becomes="none")
+    with pytest.raises(CommandFailedError, match=r"a\.go of example\.org/m is not what it was"):
+        mend.of(text)
+
+
+def test_a_mended_program_has_a_folder_of_its_own() -> None:
+    """Else a machine that has the release's build in its cache goes on with the fault."""
+    kwok = next(upstream for upstream in UPSTREAMS if upstream.name == "kwok")
+    assert kwok.folder != replace(kwok, mend=None).folder
 
 
 def remove(folder: Path) -> None:

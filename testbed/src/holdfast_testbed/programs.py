@@ -25,7 +25,7 @@ FOLDERS = {
     **dict.fromkeys(("containerd", "containerd-shim-runc-v2", "ctr"), f"containerd-{CONTAINERD}"),
     **dict.fromkeys(("bridge", "loopback", "host-local"), f"cni-{CNI}"),
     "helm": f"helm-{HELM}",
-    "kwok": f"kwok-{KWOK}",
+    "kwok": f"kwok-{KWOK}-mended",
     "versitygw": f"versitygw-{VERSITYGW}",
     "pause": "pause-1",
     **dict.fromkeys(
