@@ -267,6 +267,7 @@ async def dying_rows(where: Bench, much: Scale, fleet: Fleet, stage: Stage) -> l
         bench.row("operator-1", f"{what}, p50", found, "s", target="<= 0.2" if judged else ""),
         bench.row("operator-1", f"{what}, p99", found, "s", at=0.99, target="<= 1" if judged else ""),
         bench.row("operator-1", f"{many(much)} deaths of which none was answered", [len(deaths) - len(found)], ""),
+        *late_rows(stage, much),
         bench.row("operator-1", f"{many(much)} pod Failed → all train again", healed or [math.nan], "s"),
         bench.row("operator-1", f"{many(much)} API requests of a recovery", [each], "", target=""),
         bench.row("operator-1", f"{many(much)} API requests a second, quiet", [rate], "1/s"),
@@ -282,6 +283,12 @@ async def dying_rows(where: Bench, much: Scale, fleet: Fleet, stage: Stage) -> l
             target="<= 400" if judged else "",
         ),
     ]
+
+
+def late_rows(stage: Stage, much: Scale) -> list[bench.Row]:
+    """How late the field was: while a new pod does not run, its job is not whole when the next one dies."""
+    what, late = f"{many(much)} new pod → it runs, the scheduler's and kwok's part", stage.late or [math.nan]
+    return [bench.row("operator-1", what, late, "s"), bench.row("operator-1", f"{what}, p99", late, "s", at=0.99)]
 
 
 async def _dying(

@@ -142,6 +142,9 @@ class Stage:
         self.operator = f"https://127.0.0.1:{operator_port}"
         self.players: dict[str, Player] = {}
         self.pods: dict[str, Json] = {}
+        self.late: list[float] = []
+        """Seconds from seeing a new pod to seeing it run: the scheduler's and kwok's, no one else's."""
+        self._made: dict[str, float] = {}
         self._api, self._namespace = api, namespace
         self._starting: set[asyncio.Task[None]] = set()
         self.http: aiohttp.ClientSession
@@ -175,11 +178,15 @@ class Stage:
     async def _watch(self) -> None:
         path = f"/api/v1/namespaces/{self._namespace}/pods"
         async for kind, pod in self._api.watch(path):
-            uid = str(pod["metadata"]["uid"])
-            if kind == "DELETED" or pod["status"].get("phase") != "Running":
+            uid, phase = str(pod["metadata"]["uid"]), pod["status"].get("phase")
+            if kind == "ADDED" and phase == "Pending":
+                self._made[uid] = time.monotonic()
+            if kind == "DELETED" or phase != "Running":
                 self.pods.pop(uid, None)
             elif uid not in self.pods:
                 self.pods[uid] = pod
+                if uid in self._made:
+                    self.late.append(time.monotonic() - self._made.pop(uid))
                 task = asyncio.create_task(self._join(pod))
                 self._starting.add(task)
                 task.add_done_callback(self._starting.discard)
