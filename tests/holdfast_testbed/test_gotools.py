@@ -103,9 +103,16 @@ def test_a_mend_is_made_in_a_copy_that_the_build_takes_and_that_can_be_removed(t
     kwok = next(upstream for upstream in UPSTREAMS if upstream.name == "kwok")
     assert kwok.mend is not None
     go_mod = gotools.mended_module(kwok, kwok.mend, gotools.find_go(), tmp_path)
-    (copy,) = re.findall(rf"^replace {re.escape(kwok.mend.module)} => (\S+)$", go_mod.read_text(), re.MULTILINE)
+    (copy,) = re.findall(rf'^replace {re.escape(kwok.mend.module)} => "(.+)"$', go_mod.read_text(), re.MULTILINE)
     assert kwok.mend.becomes in (Path(copy) / kwok.mend.file).read_text()
     assert all(folder.stat().st_mode & 0o200 for folder in Path(copy).rglob("*") if folder.is_dir())
+
+
+def test_a_module_that_cannot_be_had_for_its_mend_is_named_with_the_cause(tmp_path: Path) -> None:
+    kwok = next(upstream for upstream in UPSTREAMS if upstream.name == "kwok")
+    other = Mend(module="example.org/none", file="a.go", was="the fault", becomes="none")
+    with pytest.raises(CommandFailedError, match=r"building kwok failed:\n.*example\.org/none"):
+        gotools.mended_module(kwok, other, gotools.find_go(), tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "a fault", "the fault, and the fault"])

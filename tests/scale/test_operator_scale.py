@@ -24,7 +24,8 @@ def test_a_fleet_comes_up_is_found_again_by_a_new_operator_and_each_death_in_it_
     assert ran.returncode == 0, ran.stderr
     rows = json.loads((ROOT / "out" / "bench" / "operator_scale.quick.json").read_text())["rows"]
     told = {row["what"]: row["ours"] for row in rows}
-    for end in ("applied → all pods run", "cold start to converged", "pod Failed → all train again"):
+    ends = ("applied → all pods run", "cold start to converged", "the scheduler's and kwok's part", "all train again")
+    for end in ends:
         found = [figure for what, figure in told.items() if what.endswith(end)]
         assert found, f"no row tells of: {end}"
         assert all(figure is not None for figure in found), end

@@ -6,7 +6,6 @@ leaves nothing that looks finished.
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
@@ -202,7 +201,8 @@ def _go(upstream: Upstream, go: Path, arguments: list[str]) -> str:
 def mended_module(upstream: Upstream, mend: Mend, go: Path, target: Path) -> Path:
     """A copy of a module without its fault, and the `go.mod` beside it that takes the copy; returns that file."""
     tools = settings().tools / upstream.name
-    source = json.loads(_go(upstream, go, ["mod", "download", "-json", mend.module]))["Dir"]
+    _go(upstream, go, ["mod", "download", mend.module])
+    source = _go(upstream, go, ["list", "-m", "-f", "{{.Dir}}", mend.module]).strip()
     copy = target / "module"
     shutil.copytree(source, copy, copy_function=shutil.copyfile)
     for folder in (copy, *(path for path in copy.rglob("*") if path.is_dir())):
@@ -210,7 +210,7 @@ def mended_module(upstream: Upstream, mend: Mend, go: Path, target: Path) -> Pat
     file = copy / mend.file
     file.write_text(mend.of(file.read_text()))
     module = target / "go.mod"
-    module.write_text(f"{(tools / 'go.mod').read_text()}\nreplace {mend.module} => {copy}\n")
+    module.write_text((tools / "go.mod").read_text() + f'\nreplace {mend.module} => "{copy}"\n')
     shutil.copyfile(tools / "go.sum", target / "go.sum")
     return module
 
