@@ -38,9 +38,11 @@ pytestmark = pytest.mark.skipif(STRACE is None, reason="there is no strace, and 
 
 
 def attempt(root: Path, number: int, *steps: int, strace: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """Its bytecode is its own: where another test's process brings some, fewer files are opened than were counted."""
     command = [sys.executable, str(SCRIPT), str(root), str(number), *map(str, steps)]
     prefix = [str(STRACE), "-f", *strace] if strace else []
-    environ = {**os.environ, "PYTHONHASHSEED": "0"}
+    bytecode = {"PYTHONPYCACHEPREFIX": str(root.parent / "bytecode"), "PYTHONDONTWRITEBYTECODE": ""}
+    environ = {**os.environ, **bytecode, "PYTHONHASHSEED": "0"}
     return subprocess.run([*prefix, *command], capture_output=True, text=True, timeout=300, env=environ)
 
 
@@ -52,6 +54,7 @@ def traced(root: Path, trace: Path) -> tuple[list[Call], Counter[str]]:
     begin, end = (
         next(n for n, call in enumerate(calls) if f'"{root}/{mark}"' in call.text) for mark in ("begin", "end")
     )
+    assert not [call for call in calls[begin:end] if ".pyc" in call.text], "imports belong before the beginning"
     return calls[begin + 1 : end], Counter(call.name for call in calls[:begin])
 
 
