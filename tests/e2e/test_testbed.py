@@ -16,7 +16,9 @@ import pytest
 
 from holdfast_testbed import cgroups, network, processes, removal
 from holdfast_testbed.cluster import Cluster, remove_cluster
+from holdfast_testbed.constants import POD_BRIDGE
 from holdfast_testbed.errors import AlreadyUpError, CommandFailedError, NoSuchClusterError
+from holdfast_testbed.node import Node
 from holdfast_testbed.state import State, load_state
 from holdfast_testbed.waiting import wait_for
 
@@ -234,16 +236,24 @@ def test_a_partitioned_node_is_lost_while_its_pods_run_on(bed: Cluster, pods: Po
     bed.wait_for_nodes()
 
 
+def cables_of_pods(node: Node) -> set[str]:
+    shown = network.ip("-n", node.plan.namespace, "-j", "link", "show", "type", "veth", "master", POD_BRIDGE)
+    return {link["ifname"] for link in json.loads(shown)}
+
+
 def test_a_power_cut_ends_all_at_once_and_a_start_is_a_new_boot(bed: Cluster, pods: Pods) -> None:
     pods.run("lost", SERVE, node=2)
     node, before = bed.node(2), boot_id(bed, "node-2")
-    assert bed.pod_processes(NAMESPACE, "lost")
-    node.kill()
-    try:
-        assert not node.alive()
-        assert bed.pod_processes(NAMESPACE, "lost") == []
-    finally:
-        node.start()
+    plugged, (process, *_) = cables_of_pods(node), bed.pod_processes(NAMESPACE, "lost")
+    with Path(f"/proc/{process.pid}/ns/net").open():  # a dead pod's network lives on, as with sockets that wait
+        node.kill()
+        try:
+            assert not node.alive()
+            assert bed.pod_processes(NAMESPACE, "lost") == []
+        finally:
+            node.start()
+        assert plugged
+        assert not plugged & cables_of_pods(node), "a pod that is dead still answers for its address"
     wait_for(lambda: boot_id(bed, "node-2") != before, what="node-2 says that it booted", seconds=240, every=0.5)
     bed.wait_for_nodes()
 

@@ -635,7 +635,7 @@ class Sim:
             self.nodes[name]["status"]["nodeInfo"]["bootID"] += "x"
             for body in self.pods.values():
                 if body["spec"].get("nodeName") == name and body["status"]["phase"] == "Running":
-                    self._end(body, 137)
+                    self._end(body, 255, reason="Unknown")
 
     def notice(self, name: str) -> None:
         """The pod's sidecar saw a spot notice."""

@@ -211,6 +211,19 @@ def test_the_containers_end_is_waited_for_when_peers_tell_first(make_sim: Make) 
     assert sim.counted == ["OOM"]
 
 
+@pytest.mark.parametrize("asked", [{"operator": "NotIn", "values": [1]}, {"operator": "In", "values": [255]}])
+def test_a_container_that_went_with_its_node_has_no_exit_code_that_a_rule_could_blame(
+    make_sim: Make, asked: dict[str, Any]
+) -> None:
+    sim = training(make_sim, rules=[rule("FailJob", onExitCodes=asked)])
+    node = sim.node_of("gpt-w1")
+    sim.kill_node(node)
+    sim.tick()
+    sim.heal_node(node, rebooted=True)
+    sim.run(60, until=lambda: "gpt-w3" in sim.world_names())
+    assert sim.counted == ["Infrastructure"]
+
+
 def test_a_launcher_that_is_lost_on_a_pod_that_stays_is_counted_all_the_same(make_sim: Make) -> None:
     sim = training(make_sim)
     sim.pods["uid-gpt-w1"]["dead"] = True
@@ -360,6 +373,24 @@ def test_incidents_of_a_time_without_an_operator_are_all_counted_once_though_one
     sim.run(30)
     assert sim.counted == ["Application"] * 60
     assert sim.status.restart_count == 60
+
+
+def test_a_worker_lost_with_the_operator_that_alone_had_seen_it_train_is_one_loss(make_sim: Make) -> None:
+    """Its node is back soon, and the kubelet tells the next operator that the container ended, nobody knows how."""
+    sim = training(make_sim)
+    sim.end("gpt-w1", 137)
+    sim.run(60, until=lambda: "uid-gpt-w3" in {member["podUID"] for member in sim.document["members"]})
+    sim.deaf = True
+    sim.run(5, until=lambda: "gpt-w3" in sim.world_names())
+    node = sim.node_of("gpt-w3")
+    sim.kill_node(node)
+    sim.run(5, until=lambda: "gpt-w3" not in sim.world_names())
+    sim.restart_operator(grace=True)
+    sim.deaf = False
+    sim.heal_node(node, rebooted=True)
+    sim.run(60, until=lambda: "gpt-w4" in sim.world_names())
+    assert [incident.pod for incident in sim.status.incidents] == ["gpt-w1", "gpt-w3"]
+    assert sim.counted == ["Infrastructure"] * 2
 
 
 def test_without_a_rule_the_sidecars_advice_is_followed(make_sim: Make) -> None:

@@ -37,6 +37,8 @@ def tainted(key: str) -> NodeView:
         (pod(exit=Exit(code=137, reason="Error")), GOOD, "Infrastructure", "Killed"),
         (pod(exit=Exit(code=1, reason="Error")), GOOD, "Application", "ExitCode"),
         (pod(exit=Exit(code=139, reason="Error")), GOOD, "Application", "ExitCode"),
+        (pod(exit=Exit(code=255, reason="Unknown")), GOOD, "Infrastructure", "EndUnseen"),
+        (pod(exit=Exit(code=255, reason="Error")), GOOD, "Application", "ExitCode"),
         (pod(exit=Exit(code=70)), GOOD, "Infrastructure", "LauncherFailed"),
         (pod(exit=Exit(code=75)), GOOD, "Interruption", "LeftOnRequest"),
         (pod(exit=Exit(code=1, cause="OOM", reason="CudaOOM")), GOOD, "OOM", "CudaOOM"),

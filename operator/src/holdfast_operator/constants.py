@@ -85,6 +85,7 @@ EXIT_LEFT = 75
 EXIT_NOT_FOUND = 127
 EXIT_START_ERROR = 128
 EXIT_SIGKILL = 137
+EXIT_UNSEEN = 255
 
 TAINT_NOT_READY = "node.kubernetes.io/not-ready"
 TAINT_UNREACHABLE = "node.kubernetes.io/unreachable"

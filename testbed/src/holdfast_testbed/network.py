@@ -108,6 +108,17 @@ def set_cable(plan: Plan, node: NodePlan, *, up: bool) -> None:
     ip("-n", plan.switch, "link", "set", node.link, "up" if up else "down")
 
 
+def unplug_pods(node: NodePlan) -> None:
+    """Remove the cables of pods that a node had before its power was cut.
+
+    The kernel keeps the network of a dead pod for a minute and more, while its sockets wait for what cannot come. On
+    the bridge it would answer for its address, which another pod gets after the boot.
+    """
+    for link in json.loads(ip("-n", node.namespace, "-j", "link", "show", "type", "veth", "master", POD_BRIDGE)):
+        with suppress(CommandFailedError):  # gone by itself in this moment
+            ip("-n", node.namespace, "link", "delete", link["ifname"])
+
+
 def hide(node: NodePlan, address: str, *, silent: bool) -> None:
     """Take an address of its own (the metadata service's) from a node: who asks there is told that nobody is reached,
     or with `silent` nothing at all. What is asked stays on the node's switch."""

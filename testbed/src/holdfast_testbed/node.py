@@ -137,6 +137,7 @@ class Node:
             raise TestbedError(f"{self.name} runs already")
         cgroups.remove(self.cgroup)
         cgroups.create(self.cgroup)
+        network.unplug_pods(self.plan)
         network.set_cable(self.state.plan, self.plan, up=True)
         tools = [program(name).parent for name in ("containerd", "runc", "nft", "ctr")]
         path = ":".join([*dict.fromkeys(str(tool) for tool in tools), settings().search_path])

@@ -60,7 +60,7 @@ def _ended(draft: Draft, worker: Worker, pod: PodView) -> Worker:
         worker,
         phase=Phase.ENDED,
         since=draft.now,
-        exit_code=pod.exit.code if pod.exit else None,
+        exit_code=pod.exit_code,
         final=bool(pod.exit and pod.exit.final and not worker.ordered and not draft.idle(worker)),
     )
 

@@ -45,7 +45,7 @@ def _adopt(draft: Draft, pod: PodView) -> Worker:
         pod_uid=pod.uid,
         node=pod.node,
         since=draft.now,
-        exit_code=pod.exit.code if pod.exit else None,
+        exit_code=pod.exit_code,
         # How it ended was counted by whoever knew it.
         counted=pod.terminal,
     )
@@ -94,7 +94,10 @@ def _with(worker: Worker, **facts: Any) -> Worker:
 
 
 def _seen_in(draft: Draft, worker: Worker) -> Worker:
-    """The highest world that it was in, by its own word and that of others; and when it was first ready."""
+    """The highest world that it was in, by its own word and that of others; and when it was first ready.
+
+    Who was lost in a world was in it, also where the operator that saw it there was lost as well.
+    """
     pairs: list[Pair] = [worker.pair] if worker.pair else []
     own = draft.seen.report(worker.pod_uid)
     if own is not None and own.started is not None and own.accepted is not None:
@@ -104,4 +107,6 @@ def _seen_in(draft: Draft, worker: Worker) -> Worker:
         worker = replace(worker, ready_at=draft.now)
     worlds = [report.world for report in draft.seen.reports if report.world is not None]
     pairs += [world.pair for world in worlds if worker.pod_uid in world.members]
+    name = pod_name(draft.seen.job.name, worker.incarnation)
+    pairs += [told.pair for report in draft.seen.reports for told in report.incidents if told.pod == name]
     return _with(worker, pair=max(pairs, default=None))

@@ -27,6 +27,11 @@ class Exit:
     traceback: tuple[str, ...] = ()
     final: bool = False
 
+    @property
+    def unseen(self) -> bool:
+        """The node was down when it ended: containerd's code says nothing then. A script's own 255 is an "Error"."""
+        return self.code == c.EXIT_UNSEEN and self.reason == "Unknown"
+
     def words(self) -> str:
         """The message with the traceback's last lines."""
         return "\n".join(part for part in (self.message, *self.traceback) if part)
@@ -68,6 +73,11 @@ class PodView:
     def bound(self) -> bool:
         """Whether it has a node."""
         return bool(self.node)
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of its trainer; None where it has not ended, or nobody saw how."""
+        return self.exit.code if self.exit is not None and not self.exit.unseen else None
 
     @property
     def terminal(self) -> bool:
