@@ -28,7 +28,7 @@ from kubernetes import client
 from holdfast_testbed.cluster import Cluster
 from holdfast_testbed.drill.faults import Stage, cut_power, lone_worker, restore_power
 from holdfast_testbed.drill.install import DRILL_JOB, apply_drill_job, example_job, install_chart
-from holdfast_testbed.drill.matrix import Case
+from holdfast_testbed.drill.matrix import LEADERS_NODE, Case
 from holdfast_testbed.drill.sick_node import OFF_THE_BUS, Exporter, monitored, remediating, unschedulable
 from holdfast_testbed.drill.trial import run, settle
 from holdfast_testbed.drill.watch import Watcher
@@ -51,7 +51,7 @@ FLAGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Loss:
-    """What is lost, and within how many seconds training goes on, by condition."""
+    """What is lost, and within how many seconds training goes on, by condition; by none where no bar says it."""
 
     bar: str
     case: Case
@@ -89,6 +89,7 @@ LOSSES = (
         ),
         within={"elastic": 2, "replaced": 30},
     ),
+    Loss(bar="operator-3", case=LEADERS_NODE, within={}),
 )
 
 
@@ -192,10 +193,11 @@ def rows(trials: bench.Trials, plain: float | None) -> list[bench.Row]:
     """Of what was measured."""
     made = []
     for loss in LOSSES:
-        for condition, within in loss.within.items():
+        for condition in CONDITIONS:
             if own := trials.values(f"{condition} {loss.case.name}"):
                 what = f"{loss.case.fault}, {condition}: next step after"
-                made.append(bench.row(loss.bar, what, own, "s", target=f"<= {within}"))
+                target = f"<= {loss.within[condition]}" if condition in loss.within else ""
+                made.append(bench.row(loss.bar, what, own, "s", target=target))
     if own := trials.values(SICK):
         made.append(bench.row("operator-4", f"{SICK}: next step after", own, "s", target=f"<= {SICK_WITHIN}"))
     if plain is not None:

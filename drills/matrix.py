@@ -31,6 +31,7 @@ from holdfast_testbed.drill.install import DRILL_INTERVAL_STEPS, DRILL_JOB, appl
 from holdfast_testbed.drill.matrix import Case, cases  # noqa: E402
 from holdfast_testbed.drill.trial import WORKERS, Trial, run, settle  # noqa: E402
 from holdfast_testbed.drill.watch import Watcher  # noqa: E402
+from holdfast_testbed.errors import UnplaceableError  # noqa: E402
 
 OUT = ROOT / "out" / "drill"
 NAME = "drill"
@@ -202,7 +203,11 @@ def one_trial(case: Case, where: Stage, kept: Kept, notes: dict[str, str]) -> No
         notes[case.name] = why
         return
     say(case.fault)
-    trial = run(case, where)
+    try:
+        trial = run(case, where)
+    except UnplaceableError as error:
+        notes[case.name] = str(error)
+        return
     kept.keep(trial)
     say(f"  {'held' if trial.held(case) else 'NOT HELD'}: {json.dumps(trial.to_json())}")
 

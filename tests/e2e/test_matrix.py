@@ -8,6 +8,7 @@ from holdfast_testbed.drill.faults import Stage
 from holdfast_testbed.drill.install import DRILL_INTERVAL_STEPS
 from holdfast_testbed.drill.matrix import Case, cases
 from holdfast_testbed.drill.trial import run
+from holdfast_testbed.errors import UnplaceableError
 
 pytestmark = pytest.mark.e2e
 
@@ -20,7 +21,10 @@ HERE = [case for case in cases(DRILL_INTERVAL_STEPS) if case.name not in ELSEWHE
 
 @pytest.mark.parametrize("case", HERE, ids=lambda case: case.name)
 def test_a_fault_costs_no_more_than_the_matrix_says(case: Case, stage: Stage) -> None:
-    trial = run(case, stage)
+    try:
+        trial = run(case, stage)
+    except UnplaceableError as error:
+        pytest.skip(str(error))
     assert trial.held(case), trial
 
 

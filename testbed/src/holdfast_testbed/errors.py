@@ -43,5 +43,9 @@ class NoSuchEventError(TestbedError):
     """The cloud announces no such thing."""
 
 
+class UnplaceableError(TestbedError):
+    """The pods do not stand where a fault is to hit them, so it was not tried."""
+
+
 class LeftBehindError(TestbedError):
     """Something survived the removal of a cluster."""

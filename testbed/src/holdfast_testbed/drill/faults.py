@@ -20,6 +20,7 @@ from holdfast_testbed.constants import OPERATOR_NAMESPACE
 from holdfast_testbed.drill.judge import Outcome, Promise, first_new_step, lost_steps
 from holdfast_testbed.drill.sight import Incident, Pair
 from holdfast_testbed.drill.watch import PodSight, Watcher
+from holdfast_testbed.errors import UnplaceableError
 from holdfast_testbed.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -261,7 +262,18 @@ def damage_was_named(stage: Stage) -> tuple[str, ...]:
 
 
 def cut_power(stage: Stage) -> None:
-    pod = lone_worker(stage)
+    _cut_power_under(stage, lone_worker(stage))
+
+
+def cut_power_of_leader(stage: Stage) -> None:
+    """And of the worker beside it, which nobody replaces until another operator leads."""
+    beside = workers_beside_leader(stage)
+    if len(beside) != 1:
+        raise UnplaceableError(f"{len(beside)} workers are on the leader's node, and one is wanted there")
+    _cut_power_under(stage, beside[0])
+
+
+def _cut_power_under(stage: Stage, pod: PodSight) -> None:
     stage.strike()
     stage.cluster.node(stage.node_number(pod)).kill()
     stage.say(f"power cut on {pod.node} ({pod.name} ran there)")
@@ -273,6 +285,14 @@ def restore_power(stage: Stage) -> None:
         if not node.alive():
             node.start()
             stage.say(f"power is back on node {number}")
+
+
+def restore_power_under_another_leader(stage: Stage) -> None:
+    """Not before: one that is back within its Lease's time would go on leading."""
+    nodes = [stage.cluster.node(number) for number in range(1, stage.cluster.nodes + 1)]
+    dark = {node.name for node in nodes if not node.alive()}
+    stage.watcher.wait("another leader", lambda: leader(stage.cluster)["spec"]["nodeName"] not in dark, timeout=60)
+    restore_power(stage)
 
 
 def raise_in_script(stage: Stage) -> None:
@@ -322,6 +342,12 @@ def workers_away_from_operator(stage: Stage) -> list[PodSight]:
     return [pod for pod in reversed(stage.workers()) if pod.node != host]
 
 
+def workers_beside_leader(stage: Stage) -> list[PodSight]:
+    """Workers on the node of the operator that leads."""
+    host = leader(stage.cluster)["spec"]["nodeName"]
+    return [pod for pod in stage.workers() if pod.node == host]
+
+
 def lone_worker(stage: Stage) -> PodSight:
     """One away from the operator, alone on its node if there is such a one.
 
@@ -335,6 +361,14 @@ def crowding_worker(stage: Stage) -> PodSight | None:
     """One that shares its node, where nobody away from the operator has one alone."""
     nodes = [worker.node for worker in stage.workers()]
     if any(nodes.count(worker.node) == 1 for worker in workers_away_from_operator(stage)):
+        return None
+    return next((worker for worker in reversed(stage.workers()) if nodes.count(worker.node) > 1), None)
+
+
+def crowding_elsewhere(stage: Stage) -> PodSight | None:
+    """One that shares its node, where the leader's has not exactly one."""
+    nodes = [worker.node for worker in stage.workers()]
+    if len(workers_beside_leader(stage)) == 1:
         return None
     return next((worker for worker in reversed(stage.workers()) if nodes.count(worker.node) > 1), None)
 

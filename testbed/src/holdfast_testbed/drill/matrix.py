@@ -20,12 +20,16 @@ from holdfast_testbed.drill.faults import (
     Stage,
     await_save,
     commits,
+    crowding_elsewhere,
+    crowding_worker,
     cut_power,
+    cut_power_of_leader,
     delete_pod,
     kill_at_once,
     kill_launcher_and_operator,
     lone_worker,
     restore_power,
+    restore_power_under_another_leader,
 )
 from holdfast_testbed.drill.watch import PodSight
 
@@ -49,6 +53,9 @@ class Case:
     repair: Callable[[Stage], None] | None = None
     skip: Callable[[Stage], str] | None = None
     """Why it cannot be drilled here; empty if it can."""
+    misplaced: Callable[[Stage], PodSight | None] = crowding_worker
+    """A worker to be moved first. Two on one node leave it one after the other, or are the majority: that is another
+    promise."""
     spoils_pod: bool = False
     """The last worker's pod is replaced afterwards: containerd calls whatever ends that container later OOMKilled."""
 
@@ -232,6 +239,16 @@ def _wait_until(stage: Stage, seconds: float) -> None:
     time.sleep(max(0.0, stage.struck[-1] + seconds - time.time()))
 
 
+LEADERS_NODE = Case(
+    name="leader-power",
+    fault="node's power cut, the leading operator on it",
+    inflict=cut_power_of_leader,
+    cause="Infrastructure",
+    repair=restore_power_under_another_leader,
+    misplaced=crowding_elsewhere,
+)
+
+
 def cases(interval_steps: int) -> list[Case]:
     """All rows, the gentle ones first."""
     infrastructure, interruption, application, oom = "Infrastructure", "Interruption", "Application", "OOM"
@@ -286,6 +303,7 @@ def cases(interval_steps: int) -> list[Case]:
             cause=interruption,
             repair=keep_nodes,
         ),
+        LEADERS_NODE,
         Case(name="node-rebooted", fault="node rebooted", inflict=reboot, cause=infrastructure),
         Case(
             name="node-partitioned",

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 from holdfast_testbed.drill import notes
-from holdfast_testbed.drill.faults import Stage, commits, crowding_worker, delete_pod, step_of
+from holdfast_testbed.drill.faults import Stage, commits, delete_pod, step_of
 from holdfast_testbed.drill.matrix import Case
 from holdfast_testbed.drill.sight import Incident, Pair
 from holdfast_testbed.drill.watch import PodSight
@@ -85,7 +85,7 @@ def run(case: Case, stage: Stage, *, warm: bool = True) -> Trial:
 
 def _run(case: Case, stage: Stage, warm: bool) -> Trial:
     settle(stage, warm=warm)
-    _spread(stage)
+    _place(case, stage)
     known = dict(stage.watcher.sight.restarts)
     pairs = {incident.pair for incident in stage.watcher.sight.incidents}
     notes.clear(stage.checkpoints)
@@ -132,10 +132,9 @@ def _story(told: Sequence[Incident]) -> str:
     return "; ".join(f"{one.pair} {one.cause} {one.reason}, {one.action}: {one.message}" for one in told)
 
 
-def _spread(stage: Stage) -> None:
-    """Two workers on one node leave it one after the other, or are the majority: that is another promise."""
+def _place(case: Case, stage: Stage) -> None:
     for _ in range(MOVES):
-        pod = crowding_worker(stage)
+        pod = case.misplaced(stage)
         if pod is None:
             return
         _renew(stage, pod)
