@@ -95,7 +95,7 @@ def _of_code(pod: PodView, ended: Exit, *, launched: bool) -> Verdict:
     if ended.code == c.EXIT_NOT_FOUND or cannot_start:
         return Verdict(cause="", reason=_start_reason(ended), message=_start_message(pod, ended))
     if ended.unseen:
-        message = f"{pod.name} ended while its node was down: how is not known"
+        message = f"{pod.name} ended while its node, or containerd there, was down: how is not known"
         return Verdict(cause=c.CAUSE_INFRASTRUCTURE, reason=END_UNSEEN, message=message)
     signal = f"signal {ended.code - 128}" if ended.code > 128 else f"exit code {ended.code}"
     message = f"{pod.name} ended with {signal}" + (f": {words}" if words else "")

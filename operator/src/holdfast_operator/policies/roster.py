@@ -107,6 +107,7 @@ def _seen_in(draft: Draft, worker: Worker) -> Worker:
         worker = replace(worker, ready_at=draft.now)
     worlds = [report.world for report in draft.seen.reports if report.world is not None]
     pairs += [world.pair for world in worlds if worker.pod_uid in world.members]
-    name = pod_name(draft.seen.job.name, worker.incarnation)
-    pairs += [told.pair for report in draft.seen.reports for told in report.incidents if told.pod == name]
+    if not pairs:
+        name = pod_name(draft.seen.job.name, worker.incarnation)
+        pairs += [told.pair for report in draft.seen.reports for told in report.incidents if told.pod == name]
     return _with(worker, pair=max(pairs, default=None))

@@ -291,8 +291,12 @@ def restore_power_under_another_leader(stage: Stage) -> None:
     """Not before: one that is back within its Lease's time would go on leading."""
     nodes = [stage.cluster.node(number) for number in range(1, stage.cluster.nodes + 1)]
     dark = {node.name for node in nodes if not node.alive()}
-    stage.watcher.wait("another leader", lambda: leader(stage.cluster)["spec"]["nodeName"] not in dark, timeout=60)
-    restore_power(stage)
+    try:
+        stage.watcher.wait(
+            "another leader", lambda: leader(stage.cluster)["spec"]["nodeName"] not in dark, timeout=60
+        )
+    finally:
+        restore_power(stage)
 
 
 def raise_in_script(stage: Stage) -> None:
@@ -357,20 +361,24 @@ def lone_worker(stage: Stage) -> PodSight:
     return min(workers_away_from_operator(stage), key=lambda worker: nodes.count(worker.node))
 
 
+def _sharing_worker(stage: Stage) -> PodSight | None:
+    nodes = [worker.node for worker in stage.workers()]
+    return next((worker for worker in reversed(stage.workers()) if nodes.count(worker.node) > 1), None)
+
+
 def crowding_worker(stage: Stage) -> PodSight | None:
     """One that shares its node, where nobody away from the operator has one alone."""
     nodes = [worker.node for worker in stage.workers()]
     if any(nodes.count(worker.node) == 1 for worker in workers_away_from_operator(stage)):
         return None
-    return next((worker for worker in reversed(stage.workers()) if nodes.count(worker.node) > 1), None)
+    return _sharing_worker(stage)
 
 
 def crowding_elsewhere(stage: Stage) -> PodSight | None:
     """One that shares its node, where the leader's has not exactly one."""
-    nodes = [worker.node for worker in stage.workers()]
     if len(workers_beside_leader(stage)) == 1:
         return None
-    return next((worker for worker in reversed(stage.workers()) if nodes.count(worker.node) > 1), None)
+    return _sharing_worker(stage)
 
 
 def drills(interval_steps: int) -> list[Drill]:
