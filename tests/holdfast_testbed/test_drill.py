@@ -9,8 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from holdfast.launch.process import own_program
+from holdfast.launch.zygote import BOOT
 from holdfast_testbed.demo.table import Check, render
-from holdfast_testbed.drill.faults import flip_one_bit, kill_launcher_and_operator, newest_commit
+from holdfast_testbed.drill.faults import flip_one_bit, is_rank, kill_launcher_and_operator, newest_commit
 from holdfast_testbed.drill.judge import (
     Outcome,
     Promise,
@@ -20,6 +22,7 @@ from holdfast_testbed.drill.judge import (
     lost_steps,
 )
 from holdfast_testbed.drill.sight import Incident, Pair, Progress, parse_job, parse_metrics, progress_of
+from holdfast_testbed.processes import Process
 
 BEFORE, AFTER = Pair(generation=1, attempt=1), Pair(generation=1, attempt=2)
 PROMISE = Promise(fault="rank killed", within_seconds=15, max_lost_steps=50, cause="Infrastructure")
@@ -199,3 +202,20 @@ def test_the_table_names_what_was_missed() -> None:
     text = render([verdict], [Check(what="the job is Complete", measured="Complete", held=True)])
     assert "NO" in text
     assert "missed: rank killed: 51 steps lost, 50 promised at most" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "cmdline", "expected"),
+    [
+        ("python3", ("python3", "train.py"), True),
+        ("python3", ("python3", "-c", BOOT, "zygote", "7", "train.py"), True),  # it has stood by
+        ("holdfast-warm", ("python3", "-c", BOOT, "zygote", "7", "train.py"), False),
+        ("holdfast-zygote", ("python3", "-c", BOOT, "zygote", "7", "train.py"), False),
+        ("python3", tuple(own_program("holdfast.launch.store_host", "7")), False),
+        ("python3", tuple(own_program("holdfast.launch.upload_host", "7")), False),
+    ],
+)
+def test_rank_is_told_from_launchers_other_children(name: str, cmdline: tuple[str, ...], expected: bool) -> None:
+    child = Process(pid=8, ppid=7, start=0, name=name, cmdline=cmdline, container="trainer")
+
+    assert is_rank(child) is expected

@@ -62,11 +62,9 @@ class Stage:
         return next(process for process in processes if process.ppid not in inside)
 
     def rank_process(self, pod: PodSight) -> Process:
-        """Neither a process that only stands by, nor the one that serves the attempt's store."""
+        """The process that trains, which may have stood by for another one before."""
         launcher = self.launcher(pod)
-        children = [p for p in self._trainer_processes(pod) if p.ppid == launcher.pid]
-        ours = ("holdfast-", "holdfast.launch.")
-        return next(p for p in children if not any(mark in f"{p.name} {' '.join(p.cmdline)}" for mark in ours))
+        return next(p for p in self._trainer_processes(pod) if p.ppid == launcher.pid and is_rank(p))
 
     def operator(self) -> Process:
         """The one that leads."""
@@ -83,6 +81,17 @@ class Stage:
     def _trainer_processes(self, pod: PodSight) -> list[Process]:
         processes = self.cluster.pod_processes(self.watcher.namespace, pod.name)
         return [p for p in processes if p.container == "trainer"]
+
+
+def is_rank(child: Process) -> bool:
+    """Whether a child of the launcher trains: it is not one that stands by, nor a program of the launcher's own.
+
+    What stands by bears a name of ours until it becomes a rank. Its command line stays the same: the code that it was
+    started with (`-c`) names our modules too, as a part of a word.
+    """
+    return not child.name.startswith("holdfast-") and not any(
+        word.startswith("holdfast.launch.") for word in child.cmdline
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from holdfast_testbed.constants import OPERATOR_NAMESPACE
 from holdfast_testbed.drill.faults import (
@@ -61,24 +60,14 @@ class Case:
 
 
 def signal_rank(number: int) -> Callable[[Stage], None]:
-    """To the process that trains, which may have stood by for another one before."""
+    """To the process that trains."""
 
     def inflict(stage: Stage) -> None:
-        pod = stage.workers()[1]
-        newest = max(stage.checkpoints.glob(f"notes-{pod.name}.*"), key=lambda path: path.stat().st_mtime)
-        inside = newest.name.split(".")[-2]
-        found = stage.cluster.pod_processes(stage.watcher.namespace, pod.name)
-        process = next(p for p in found if p.container == "trainer" and _pid_inside(p.pid) == inside)
+        process = stage.rank_process(stage.workers()[1])
         stage.strike()
         stage.cluster.signal(process, number)
 
     return inflict
-
-
-def _pid_inside(pid: int) -> str:
-    """What the process is called in its own namespace."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(line for line in lines if line.startswith("NSpid:")).split()[-1]
 
 
 def told(do: str, **more: int) -> Callable[[Stage], None]:
