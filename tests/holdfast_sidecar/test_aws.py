@@ -1,5 +1,6 @@
 """AWS: IMDSv2's tokens, what each path tells, and maintenance that is days away."""
 
+import json
 from datetime import timedelta
 
 import pytest
@@ -150,6 +151,36 @@ def source_of(service: Lists, clock, errors: list[str]) -> AwsSource:
 
 
 GOOD = b'{"EventId": "e-1", "Code": "system-reboot", "State": "active", "NotBefore": "31 Jan 2026 12:05:00 GMT"}'
+
+
+@pytest.mark.parametrize(("ends", "left"), [(6 * 3600, 25), (10, 10)])
+def test_in_a_window_that_has_begun_there_is_time_for_a_checkpoint(clock, ends, left):
+    """NotBefore is the earliest time at which the machine stops, NotAfter the latest."""
+    begun, over = clock.now() - timedelta(hours=1), clock.now() + timedelta(seconds=ends)
+    event = {"EventId": "e", "Code": "system-reboot", "State": "active"}
+    window = {"NotBefore": f"{begun:%d %b %Y %H:%M:%S} GMT", "NotAfter": f"{over:%d %b %Y %H:%M:%S} GMT"}
+    (notice,) = source_of(Lists(json.dumps([event | window]).encode()), clock, []).poll(clock.now())
+    assert notice.deadline == clock.now() + timedelta(seconds=left)
+
+
+@pytest.mark.parametrize("path", [SPOT_PATH, REBALANCE_PATH])
+def test_one_interruption_is_one_notice_though_its_time_moves(clock, path):
+    """A service may give another time at each request; the next interruption begins after a 404."""
+    service = Lists(b"[]")
+    source = source_of(service, clock, [])
+
+    def polled() -> str:
+        clock.forward(2)
+        said = {"action": "terminate", "time": f"{clock.now():%Y-%m-%dT%H:%M:%SZ}", "noticeTime": None}
+        service.said[path] = json.dumps(said | {"noticeTime": said["time"]}).encode()
+        (notice,) = source.poll(clock.now())
+        return notice.id
+
+    ids = {polled() for _ in range(3)}
+    assert len(ids) == 1
+    service.said[path] = 404
+    assert source.poll(clock.now()) == ()
+    assert polled() not in ids
 
 
 RECOMMENDED = b'{"noticeTime": "2026-01-31T12:00:00Z"}'

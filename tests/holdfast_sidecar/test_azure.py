@@ -2,6 +2,7 @@
 
 import json
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from holdfast_sidecar import constants as c
 from holdfast_sidecar.clock import SystemClock
 from holdfast_sidecar.errors import SidecarError
+from holdfast_sidecar.notice import Ledger
 from holdfast_sidecar.sources.azure import EVENTS_PATH, NAME_PATH, AzureSource
 from holdfast_sidecar.transport import Connection, Response
 from holdfast_testbed.metadata import AZURE
@@ -185,6 +187,28 @@ def test_a_refused_approval_is_said_once_tried_again_and_hides_no_notice(sky, cl
     assert sky.azure.approved == [event.id]
 
 
+def test_a_preemption_that_is_seen_late_has_the_time_that_is_left_and_is_approved_after_its_commit(
+    sky, clock, run_dir: Path
+):
+    """Azure kills at `NotBefore`, whatever time the job's checkpoint deadline asks for."""
+    ledger = Ledger(run_dir)
+    connection = Connection(sky.url, SystemClock().monotonic, max_bytes=64 << 10)
+    source = AzureSource(connection, checkpoint_deadline=25.0, committed=ledger.committed)
+    event = sky.announce(AZURE, "Preempt", seconds=28)
+    clock.forward(12)
+    (notice,) = source.poll(clock.now())
+    assert (notice.drain, notice.deadline - clock.now()) == (True, timedelta(seconds=16))
+
+    ledger.pass_on(notice)
+    source.poll(clock.now())
+    assert sky.azure.approved == [], "the commit that was asked for is not made yet"
+    (run_dir / "emergency_checkpoint.ack").write_text(
+        json.dumps({"version": 1, "id": notice.id, "result": "Committed"})
+    )
+    source.poll(clock.now())
+    assert sky.azure.approved == [event.id]
+
+
 # Documents -------------------------------------------------------------------------------------------------------
 
 
@@ -227,6 +251,26 @@ def test_an_event_of_another_form_is_an_error_and_hides_no_other(clock, changes)
         AzureSource(Says(entry(**changes)), checkpoint_deadline=25.0).poll(clock.now())
     both = AzureSource(Says(entry(**changes), entry(EventId="B2")), checkpoint_deadline=25.0)
     assert [notice.id for notice in both.poll(clock.now())] == ["azure-B2"]
+
+
+def test_each_pause_is_one_save_and_never_a_drain(clock, run_dir: Path):
+    service, ledger = Says(), Ledger(run_dir)
+    source = AzureSource(service, checkpoint_deadline=25.0, committed=ledger.committed)
+
+    def asked_for(polls: int = 1, **changes: object) -> list[tuple[str, bool]]:
+        service.bodies[EVENTS_PATH] = json.dumps({"Events": [pause | changes, reboot_elsewhere]}).encode()
+        found = []
+        for _ in range(polls):
+            found += [(notice.id, notice.drain) for notice in source.poll(clock.now()) if ledger.pass_on(notice)]
+            clock.forward(300)
+        return found
+
+    pause = entry(EventType="Freeze", Resources=[ME.upper()], DurationInSeconds=-1)
+    pause["NotBefore"] = "Sat, 31 Jan 2026 12:00:09 GMT"
+    reboot_elsewhere = entry(EventId="C3", EventType="Reboot", Resources=[NEIGHBOUR])
+    assert asked_for() == [("azure-A1", False)]
+    assert asked_for(polls=24, EventStatus="Started", NotBefore="") == [], "two hours of a pause that has begun"
+    assert asked_for(EventId="B2", NotBefore="Sat, 31 Jan 2026 14:05:09 GMT") == [("azure-B2", False)]
 
 
 def test_another_machines_event_may_have_any_form(clock):

@@ -58,6 +58,7 @@ def test_the_launchers_state_is_exported(metrics, heartbeat, run_dir, golden, cl
     assert found["holdfast_launcher_phase{phase=Running}"] == 1
     assert found["holdfast_checkpoint_step{tier=shared}"] == 400
     assert found["holdfast_checkpoint_age_seconds{tier=shared}"] == 60
+    assert found["holdfast_checkpoint_failing_seconds{cause=Full,tier=shared}"] == 60
     assert found["holdfast_checkpoint_commits_total{tier=shared}"] == 4
     assert found["holdfast_checkpoint_bytes_total{tier=shared}"] == 8388608
     assert found["holdfast_checkpoint_write_seconds_total{tier=shared}"] == 1.25
@@ -159,6 +160,7 @@ def test_what_happens_is_counted(metrics, golden, clock):
         '{"version": 1, "ranks": [3, {"step": null}], "checkpoints": {"shared": 4, "local": {"time": "soon"}}}',
         '{"version": 1, "checkpointFailures": {"shared": 1, "local": {}}, "checkpointFailureCauses": {"shared": 3}}',
         '{"version": 1, "checkpointFailures": {"shared": 1}, "checkpointFailureCauses": {"shared": {"IO": "x"}}}',
+        '{"version": 1, "checkpointsFailing": {"shared": 3, "local": {"since": "soon"}, "peer": {"cause": 5}}}',
         '{"version": 1, "phase": "\\ud800\\n\\"", "checkpoints": {"\\ud800": {"step": 1}}}',
         '{"version": 1, "accounting": {"seconds": {"data": "x", "idle": true, "\\ud800": -1}, "recoveries": [3]}}',
         '{"version": 1, "stepSeconds": -1, "committedAt": "soon", "accounting": {"activities": {"data": "x"}}}',

@@ -144,6 +144,7 @@ def _launcher(status: Document, now: datetime) -> Iterator[Metric]:
     yield from _age_of_step(status.get("committedAt"), now)
     yield from _world(status.get("world"))
     yield from _checkpoints(status.get("checkpoints"), now)
+    yield from _failing_checkpoints(status.get("checkpointsFailing"), now)
     yield from _failed_checkpoints(status.get("checkpointFailures"), status.get("checkpointFailureCauses"))
     yield from _written(status.get("checkpointWrites"))
     yield from _restores(status)
@@ -199,6 +200,18 @@ def _checkpoints(checkpoints: object, now: datetime) -> Iterator[Metric]:
             continue
     yield step
     yield age
+
+
+def _failing_checkpoints(tiers: object, now: datetime) -> Iterator[Metric]:
+    """Tiers on which the last commit failed; none while they are durable."""
+    text = "Seconds since the first of the commits that failed in a row, by tier and the last one's cause"
+    family = GaugeMetricFamily("holdfast_checkpoint_failing_seconds", text, labels=["tier", "cause"])
+    for tier, failing in tiers.items() if isinstance(tiers, dict) else ():
+        with contextlib.suppress(MalformedError):
+            if isinstance(failing, dict):
+                seconds = (now - parse_time(str(failing.get("since")))).total_seconds()
+                family.add_metric([_label(tier), _label(str(failing.get("cause")))], max(0.0, seconds))
+    yield family
 
 
 def _failed_checkpoints(failures: object, by_cause: object) -> Iterator[Metric]:

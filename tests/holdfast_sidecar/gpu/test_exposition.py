@@ -72,6 +72,20 @@ def test_the_parts_of_a_gpu_are_told_apart(node_of, gpu_of, pod):
     assert uuids(read(node.text(), pod)) == [f"{gpu_of(0).uuid}/7"]
 
 
+def test_a_part_whose_other_parts_are_another_pods_is_shared(node_of, gpu_of, pod):
+    ours = gpu_of(0, instance="7")
+    (gpu,) = read(node_of(ours, gpu_of(0, pod="another", instance="8")).text(), pod).gpus
+    assert (gpu.shared, gpu.device) == (True, ours.uuid)
+    (gpu,) = read(node_of(ours).text(), pod).gpus
+    assert not gpu.shared
+
+
+def test_the_whole_gpus_uuid_proves_nothing_of_its_parts(node_of, gpu_of, pod):
+    """Without a mapping, each part may be another pod's."""
+    node = node_of(gpu_of(0, pod="", instance="7"), gpu_of(0, pod="", instance="8"))
+    assert uuids(read(node.text(), pod, told={gpu_of(0).uuid})) == []
+
+
 @pytest.mark.parametrize("blank", [9223372036854775794, 2147483632, 2147483635, 140737488355328.0, -1])
 def test_a_blank_value_is_a_missing_one(node_of, gpu_of, pod, blank):
     gpu = gpu_of(0)

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast_sidecar.gpu import table
-from holdfast_sidecar.gpu.exposition import Gpu, Sample
+from holdfast_sidecar.gpu.exposition import Gpu, Sample, read
 from holdfast_sidecar.gpu.judge import Finding, Known, judge
 
 GPU = "GPU-1"
@@ -95,6 +95,27 @@ def test_an_xid_that_nobody_knows_is_told_without_advice(watch):
     watch.see(XID_ERRORS=0)
     (finding,) = watch.see(XID_ERRORS=999)
     assert (finding.xid, finding.cause, finding.action) == (999, "", "Ignore")
+
+
+def parts(xids: dict[str, int], *, shared: bool) -> Sample:
+    """Our parts of one GPU, each with its last XID."""
+    gpus = tuple(
+        Gpu(uuid=f"{GPU}/{part}", index=0, values={table.XID: float(xid)}, shared=shared)
+        for part, xid in xids.items()
+    )
+    return Sample(gpus=gpus, present=frozenset(xids))
+
+
+def test_a_programs_xid_on_a_shared_gpu_may_be_the_other_pods(watch):
+    """The exporter shows the XID of one part on every part."""
+    watch.sample(parts({"3": 0}, shared=True))
+    assert watch.sample(parts({"3": 31}, shared=True)) == []
+    assert told(watch.sample(parts({"3": 79}, shared=True))) == [("Xid", 79, 1)]
+
+
+def test_an_xid_is_told_once_for_all_our_parts_of_a_gpu(watch):
+    watch.sample(parts({"3": 0, "4": 0}, shared=False))
+    assert told(watch.sample(parts({"3": 31, "4": 31}, shared=False))) == [("Xid", 31, 1)]
 
 
 def test_the_table_is_sound():
@@ -266,6 +287,39 @@ def test_an_exporter_that_shows_nothing_at_all_has_a_fault_of_its_own(watch):
     nothing = Sample(gpus=())
     assert watch.sample(nothing) == []
     assert watch.sample(nothing, after=600) == []
+
+
+OURS = 'namespace="ml",pod="gpt-w0",container='
+MAPPINGS = ((f'{OURS}"trainer"',), ('namespace="",pod="",container=""',), (), (f'{OURS}"trainer"', f'{OURS}"side"'))
+"""The labels of the series of one GPU in successive samples: of its pod, empty, without, and of two containers."""
+
+
+def shown(number: int) -> bytes:
+    """Two GPUs in sample `number`, as exporters of several versions show them. From sample 6 on each has errors."""
+    lines = []
+    for gpu in range(2):
+        uuid = "uuid" if number % 2 else "UUID"
+        own = f'gpu="{gpu}",{uuid}="GPU-{gpu}",err_msg="a \\"quoted\\" {{brace}}, and comma"'
+        for mapping in MAPPINGS[number % len(MAPPINGS)] or ("",):
+            labels = f"{own},{mapping}".rstrip(",")
+            lines += [
+                f"DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION{{{labels}}} {4.5e8 + 4000 * number:e}",
+                f"DCGM_FI_DEV_XID_ERRORS{{{labels}}} {79 if number > 5 else 0}",
+                *[f"DCGM_FI_DEV_ECC_DBE_VOL_TOTAL{{{labels}}} {3 if number > 5 else 2}e+00"] * 2,
+            ]
+    return "\n".join([*lines, ""]).encode()
+
+
+def test_gpus_whose_labels_come_and_go_stay_the_pods_and_nothing_is_counted_twice(watch, pod):
+    found = []
+    for number in range(20):
+        sample = read(shown(number), pod, known=watch.known.tracks)
+        assert [gpu.uuid for gpu in sample.gpus] == ["GPU-0", "GPU-1"], f"sample {number}"
+        found += watch.sample(sample)
+    assert [(one.uuid, one.kind, one.xid) for one in found if one.xid] == [("GPU-0", "Xid", 79), ("GPU-1", "Xid", 79)]
+    assert table.VANISHED_KIND not in {one.kind for one in found}
+    (name,) = (name for name, fields in table.COUNTERS.items() if "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL" in fields)
+    assert [track.counted[name] for track in watch.known.tracks.values()] == [1, 1]
 
 
 @given(

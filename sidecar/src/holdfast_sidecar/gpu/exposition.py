@@ -2,7 +2,8 @@
 
 A GPU is this pod's if the exporter says so (labels `namespace` and `pod`, in old exporters `pod_namespace` and
 `pod_name`), or if it said so before: its mapping comes and goes, the pod's GPUs stay. Where it maps GPUs to no pod at
-all, the UUIDs count that the launcher sees.
+all, the UUIDs count that the launcher sees; of a GPU that is shown in parts (MIG) they prove nothing, since each part
+may be another pod's.
 """
 
 import io
@@ -45,6 +46,13 @@ class Gpu:
     """By field; what the exporter does not say, or marks as blank, is not there."""
     xids: Mapping[int, float] | None = None
     """How often each XID came, where the exporter counts them."""
+    shared: bool = False
+    """A part of a GPU whose other parts are not this pod's: the exporter shows an XID on every part alike."""
+
+    @property
+    def device(self) -> str:
+        """The UUID of the whole GPU."""
+        return self.uuid.partition("/")[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +81,8 @@ def read(body: bytes, pod: Pod, *, known: Collection[str] = (), told: Collection
     for row in _rows(body, pod):
         by_uuid.setdefault(row.uuid, []).append(row)
     ours = [uuid for uuid, rows in by_uuid.items() if _is_ours(uuid, rows, known, told)]
-    gpus = tuple(_gpu(uuid, by_uuid[uuid]) for uuid in sorted(ours)[: c.MAX_GPUS])
+    others = {uuid.partition("/")[0] for uuid in by_uuid.keys() - set(ours) if "/" in uuid}
+    gpus = tuple(_gpu(uuid, by_uuid[uuid], others) for uuid in sorted(ours)[: c.MAX_GPUS])
     return Sample(gpus=gpus, present=frozenset(by_uuid))
 
 
@@ -127,15 +136,16 @@ def _is_ours(uuid: str, rows: list[_Row], known: Collection[str], told: Collecti
     owners = {row.owner for row in rows}
     if _Owner.OURS in owners or uuid in known:
         return True
-    return _Owner.ANOTHER not in owners and uuid.partition("/")[0] in told
+    return _Owner.ANOTHER not in owners and uuid in told
 
 
-def _gpu(uuid: str, rows: list[_Row]) -> Gpu:
+def _gpu(uuid: str, rows: list[_Row], others: Collection[str]) -> Gpu:
     return Gpu(
         uuid=uuid,
         index=next((row.index for row in rows if row.index is not None), None),
         values=_values(rows),
         xids=_xids(rows, table.XID_TOTAL) or _xids(rows, table.XID_WINDOW),
+        shared="/" in uuid and uuid.partition("/")[0] in others,
     )
 
 

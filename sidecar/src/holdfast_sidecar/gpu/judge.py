@@ -8,6 +8,8 @@
   told at once.
 - The same XID twice in a row is seen only where the exporter counts XIDs; the field alone shows the last one.
 - Of a GPU whose readings have stood still for minutes nothing is believed.
+- The exporter shows an XID on every part of a GPU (MIG) alike: it is told once for the GPU, and where some parts are
+  another pod's, only if it is the machine's fault. A program's may be the other pod's.
 """
 
 import math
@@ -76,17 +78,27 @@ def judge(known: Known, sample: Sample, now: float) -> tuple[Known, tuple[Findin
     """Take in a sample."""
     tracks = dict(known.tracks)
     findings: list[Finding] = []
+    devices: set[tuple[str, int | None]] = set()
     for gpu in sample.gpus:
         before = tracks.get(gpu.uuid)
         if before is None and len(tracks) >= c.MAX_GPUS:
             continue
         tracks[gpu.uuid], found = _first_seen(gpu, now) if before is None else _seen(before, gpu, now)
-        findings += found
+        findings += [one for one in found if one.xid is None or _is_new(one, gpu, devices)]
     seen = {gpu.uuid for gpu in sample.gpus}
     for uuid in tracks.keys() - seen:
         tracks[uuid], found = _unseen(tracks[uuid], sample, now)
         findings += found
     return Known(tracks=tracks), tuple(findings)
+
+
+def _is_new(finding: Finding, gpu: Gpu, devices: set[tuple[str, int | None]]) -> bool:
+    """Whether an XID is this pod's, and not told for another part of the GPU; ``devices`` has those that are."""
+    if gpu.shared and finding.cause == table.APPLICATION:
+        return False
+    told = (gpu.device, finding.xid) in devices
+    devices.add((gpu.device, finding.xid))
+    return not told
 
 
 def _first_seen(gpu: Gpu, now: float) -> tuple[Track, list[Finding]]:

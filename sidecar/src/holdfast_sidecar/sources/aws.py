@@ -65,6 +65,8 @@ class AwsSource:
         self._ask_scheduled_at = 0.0
         self._recommendation = Lesser(self.name, REBALANCE_PATH, on_error)
         self._schedule = Lesser(self.name, MAINTENANCE_PATH, on_error)
+        self._shown: dict[str, Notice] = {}
+        """By path, the notice that the service has shown since its last 404 there: its times may move meanwhile."""
 
     @property
     def known(self) -> bool:
@@ -73,16 +75,29 @@ class AwsSource:
 
     def poll(self, now: datetime) -> tuple[Notice, ...]:
         """The interruption, else maintenance that is near, and the recommendation."""
-        if (answer := self._get(SPOT_PATH)) is not None:
-            return (self._interruption(answer, now),)
+        if (interruption := self._noticed(SPOT_PATH, self._interruption, now)) is not None:
+            return (interruption,)
         found: list[Notice] = []
         with self._recommendation.question():
-            if (answer := self._get(REBALANCE_PATH)) is not None:
-                found.append(self._rebalance(answer, now))
+            if (recommendation := self._noticed(REBALANCE_PATH, self._rebalance, now)) is not None:
+                found.append(recommendation)
         with self._schedule.question():
             self._ask_scheduled(now)
         found += (replace(notice, observed_at=now) for notice in self._scheduled)
         return due(found, now, self._checkpoint_deadline)
+
+    def _noticed(self, path: str, read: Callable[[Response, datetime], Notice], now: datetime) -> Notice | None:
+        """One notice until the service shows nothing or another action. The earliest deadline counts."""
+        answer = self._get(path)
+        if answer is None:
+            self._shown.pop(path, None)
+            return None
+        notice = read(answer, now)
+        first = self._shown.get(path)
+        if first is None or first.action != notice.action:
+            self._shown[path] = notice
+            return notice
+        return replace(notice, id=first.id, deadline=min(first.deadline, notice.deadline))
 
     def _interruption(self, answer: Response, now: datetime) -> Notice:
         said = json_object(answer.body, SPOT_PATH)
@@ -132,9 +147,20 @@ class AwsSource:
             reason=f"events/maintenance/scheduled {code[:40]}",
             source=self.name,
             action=_MAINTENANCE_ACTIONS.get(code, "maintenance"),
-            deadline=on_this_host(http_time(said.get("NotBefore"), f"{MAINTENANCE_PATH}'s NotBefore"), answer, now),
+            deadline=self._within(said, answer, now),
             observed_at=now,
         )
+
+    def _within(self, said: Document, answer: Response, now: datetime) -> datetime:
+        """The beginning of the window. Once it has begun, the machine may stop at any time up to its end."""
+
+        def time(field: str) -> datetime:
+            return on_this_host(http_time(said.get(field), f"{MAINTENANCE_PATH}'s {field}"), answer, now)
+
+        begins, wanted = time("NotBefore"), now + self._checkpoint_deadline
+        if begins > now:
+            return begins
+        return min(wanted, time("NotAfter")) if said.get("NotAfter") else wanted
 
     def _get(self, path: str) -> Response | None:
         """The answer, None for 404, which says that there is nothing to tell. A token that the service no longer
