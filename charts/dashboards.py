@@ -88,6 +88,11 @@ def goodput(of: str = "", by: str = "") -> str:
     return f"{seconds('productive', of, by)} / {seconds('rank', of, by)}"
 
 
+def of_gpus(metric: str) -> str:
+    """The highest of each GPU. dcgm-exporter has the node's name in one of two spellings."""
+    return f'max by (machine, gpu) (label_join({metric}, "machine", "", "Hostname", "hostname"))'
+
+
 def badput(of: str = "") -> str:
     """The share of each cause."""
     return f"{seconds('badput', of, 'cause')} / on () group_left () {seconds('rank', of)}"
@@ -196,15 +201,19 @@ FLEET = Dashboard(
             panels=[
                 one(
                     "Hottest",
-                    "topk(5, max by (Hostname, gpu) (DCGM_FI_DEV_GPU_TEMP))",
-                    "{{Hostname}} {{gpu}}",
+                    f"topk(5, {of_gpus('DCGM_FI_DEV_GPU_TEMP')})",
+                    "{{machine}} {{gpu}}",
                     unit="celsius",
                 ),
-                one("Last XID", "max by (Hostname, gpu) (DCGM_FI_DEV_XID_ERRORS) > 0", "{{Hostname}} {{gpu}}"),
+                one(
+                    "Last XID",
+                    f"{of_gpus('DCGM_FI_DEV_XID_ERRORS')} > 0",
+                    "{{machine}} {{gpu}}",
+                ),
                 one(
                     "Rows remapped for errors that could not be corrected",
-                    "max by (Hostname, gpu) (DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS)",
-                    "{{Hostname}} {{gpu}}",
+                    of_gpus("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS"),
+                    "{{machine}} {{gpu}}",
                 ),
             ],
         ),

@@ -1,4 +1,5 @@
-"""Checkpoints under harm: damaged bytes, processes killed while they save, cuts and resumes, touch-files, bad disks.
+"""Checkpoints under harm: damaged bytes, processes killed while they save, cuts and resumes, touch-files, bad disks,
+and random orders of all that happens to the tiers.
 
 Each row says what was lost and whether the rule held; `kept by` names the test that does the same at each change.
 Trials of kills are kept by code in out/drill/checkpoint.jsonl, so a run that was stopped goes on where it was.
@@ -24,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import _bench as bench  # noqa: E402
-from _saving import damage, places, resume, touch  # noqa: E402
+from _saving import damage, explore, places, resume, touch  # noqa: E402
 from _saving.kills import WEIGHTS, Trial, killer  # noqa: E402
 
 OUT = ROOT / "out" / "drill"
@@ -61,6 +62,8 @@ class Effort:
     cuts: int
     touches: int
     width: int
+    first: int
+    traces: int | None
     until: float
 
     @property
@@ -254,6 +257,14 @@ def place(what: str, folder: Path, drill: Callable[[Path], places.Outcome], kept
     )
 
 
+def explores(folder: Path, effort: Effort, kept: Kept) -> list[Row]:
+    """Every order of commits, uploads, retention, restores, outages and damage that the time allows."""
+    explored = explore.drill(seed=effort.seed, first=effort.first, traces=effort.traces, until=effort.until, say=say)
+    failures = [] if explored.found is None else [explored.found.message]
+    what = "random orders of saves, uploads, retention, restores, outages and damage on all tiers"
+    return [verdict("tiers", what, explored.traces, failures, kept_by="model/test_tiers.py", note=str(explored))]
+
+
 def verdict(bar: str, drill: str, n: int, failures: Sequence[str], *, note: str = "", **more: Any) -> Row:
     """A row whose `held` is computed; it tells of the first failures."""
     told = "; ".join([*([note] if note else []), *failures[:5]])
@@ -291,6 +302,7 @@ DRILLS: dict[str, Callable[[Path, Effort, Kept], list[Row]]] = {
     "resume": resumes,
     "touch": touches,
     "places": bad_places,
+    "explore": explores,
 }
 
 
@@ -328,7 +340,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--trials", type=int, help="how many kills, those that are kept included (40)")
     parser.add_argument("--damages", type=int, help="how many commits are damaged (300)")
     parser.add_argument("--seed", type=int, default=SEED, help="of all that is random")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no further kill after so long")
+    parser.add_argument("--traces", type=int, help="how many traces are explored (2,000; with --seconds no limit)")
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="the first trace of the seed to explore")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="begin no further kill or trace after so long"
+    )
     parser.add_argument("--out", type=Path, default=OUT, help="where trials, JSON and work go")
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--quick", action="store_true", help="a little of each drill, whatever was kept")
@@ -349,6 +365,9 @@ def effort_of(asked: argparse.Namespace) -> Effort:
         cuts=1 if quick else 4,
         touches=5 if quick else 100,
         width=1000 if quick else WIDTH,
+        first=asked.first,
+        traces=asked.traces
+        or (None if asked.seconds < math.inf else 50 if quick else 20_000 if asked.full else 2_000),
         until=time.monotonic() + asked.seconds,
     )
 

@@ -23,7 +23,7 @@ from holdfast.launch.rank import Rank
 from holdfast.launch.rank_env import RankPlace, world_message
 from holdfast.launch.report import Identity, status
 from holdfast.launch.state import Attempt, Master, Peer, State
-from holdfast.launch.tallies import Tallies, Written
+from holdfast.launch.tallies import Failing, Tallies, Written
 from holdfast.launch.termination import Ending
 from holdfast.launch.touchfile import TouchFile
 from holdfast.worlds import Claim, Pair
@@ -112,6 +112,7 @@ def rank() -> Rank:
 
 def test_the_status_is_emitted_as_it_is_agreed() -> None:
     wanted = golden("status.json")
+    no_room = wanted["checkpointsFailing"]["shared"]["message"]
     progress = Progress(
         committed_step=412,
         committed_at=AT,
@@ -122,7 +123,8 @@ def test_the_status_is_emitted_as_it_is_agreed() -> None:
         checkpoints={"shared": {"step": 400, "generation": 2, "attempt": 1, "time": AT}},
         tallies=Tallies(
             written={"shared": Written(commits=4, nbytes=8388608, seconds=1.25)},
-            failures={"local": Counter({"Full": 2, "IO": 1})},
+            failures={"local": Counter({"Full": 2, "IO": 1}), "shared": Counter({"Full": 2})},
+            failing={"shared": Failing(since=AT, commits=2, cause="Full", message=no_room)},
             restores=Counter(survivor=2, shared=1),
             fallbacks=1,
         ),

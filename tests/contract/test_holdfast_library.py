@@ -106,6 +106,7 @@ def test_the_launchers_golden_messages_are_read(server: Server, tmp_path: Path) 
     golden = {message["type"]: message for message in GOLDEN["launcher"]}
     assert [claim.to_json() for claim in agent.known_claims()] == golden["welcome"]["claims"]
     assert agent.reached == golden["welcome"]["reached"]
+    assert agent.durable == golden["welcome"]["durable"]
     assert agent.trained == Pair.from_json(golden["welcome"]["trained"])
     assert agent.books is not None
     assert agent.books.to_json() == golden["welcome"]["books"]

@@ -69,7 +69,7 @@ def test_the_membership_that_is_served_is_the_golden_one() -> None:
     job = parse_job(golden_job())
     assert job.spec is not None
     document = manifests.membership_document(
-        job, job.spec, Membership.from_json(golden), golden["restarts"], golden["jobKey"]
+        job, job.spec, Membership.from_json(golden), golden["restarts"], golden["jobKey"], durable_step=400
     )
     assert document == golden
     hub = AgentHub(lambda _token: None, lambda _job: None)
@@ -104,6 +104,8 @@ def test_the_golden_report_is_taken_and_understood() -> None:
     assert report.restored == Restored(step=400, origin="shared, object")
     assert (report.committed_step, report.loss, report.throughput) == (412, 2.125, 1536.0)
     assert [(checkpoint.tier, checkpoint.step) for checkpoint in report.checkpoints] == [("shared", 400)]
+    assert report.unsaved is not None
+    assert (report.unsaved.since, report.unsaved.cause) == (NOON, "Full")
     assert report.highest_claim == read("claim.json")
     assert report.lost_members == ("uid-w2",)
     assert dict(zip(SPENT, report.books, strict=False)) == {

@@ -134,7 +134,8 @@ def lose_pods_and_volume(copied: Copied) -> Loss:
 
 def the_job_goes_on_from_the_copies(copied: Copied, before: Loss) -> None:
     stage, watcher = copied.stage, copied.stage.watcher
-    watcher.wait("a commit on the empty volume", lambda: bool(commits(stage.checkpoints)), timeout=240)
+    # An operator that sleeps for longer than its Lease starts again, and has not seen how the pods ended.
+    watcher.wait("a commit on the empty volume", lambda: bool(commits(stage.checkpoints)), timeout=400)
     watcher.wait("the incident's end", lambda: all(i.resumed for i in watcher.sight.incidents), timeout=30)
 
     (incident,) = watcher.sight.incidents

@@ -52,6 +52,11 @@ def test_a_metric_of_a_node_empties_it_and_no_step_is_lost(
         watcher.wait("the node is drained", lambda: "NodeDrained" in told(cluster, sick.node), timeout=240)
         assert unschedulable(cluster, sick.node)
         source.xids[sick.node] = 0
+        watcher.wait("its alert is resolved", lambda: "AlertsResolved" in told(cluster, sick.node), timeout=240)
+        assert unschedulable(cluster, sick.node), "a GPU that fell off the bus needs a reboot"
+        machine = cluster.node(stage.node_number(sick))
+        machine.kill()
+        machine.start()
         watcher.wait("the node is given back", lambda: not unschedulable(cluster, sick.node), timeout=240)
 
 

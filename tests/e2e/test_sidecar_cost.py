@@ -22,7 +22,7 @@ from holdfast_testbed.drill.watch import PodSight, Watcher
 pytestmark = pytest.mark.e2e
 
 MOST_MIB = 60
-MOST_MILLICORES = 5
+MOST_WAKEUPS_A_SECOND = 20.0
 IDLE_SECONDS = 45.0
 GPU = "nvidia.com/gpu"
 IDLE_JOB = "idle"
@@ -51,7 +51,7 @@ def exporter(cluster: Cluster) -> Iterator[ExporterServer]:
         install_chart(cluster)
 
 
-def test_a_sidecar_costs_next_to_nothing_at_idle_with_all_clouds_and_a_gpu_watched(
+def test_a_sidecar_sleeps_nearly_all_the_time_at_idle_with_all_clouds_and_a_gpu_watched(
     cluster: Cluster, namespace: str, exporter: ExporterServer
 ) -> None:
     cluster.kubectl("-n", namespace, "apply", "-f", "-", input=json.dumps(idle_job()))
@@ -62,14 +62,16 @@ def test_a_sidecar_costs_next_to_nothing_at_idle_with_all_clouds_and_a_gpu_watch
         exporter.node.gpus += [gpu_of(pod, number, namespace) for number, pod in enumerate(pods)]
         watcher.wait("their GPUs to be watched", lambda: all(map(watches_a_gpu, pods)), timeout=240)
         sidecars = {pod.name: stage.sidecar(pod).pid for pod in pods}
-    before = {name: cpu_seconds(pid) for name, pid in sidecars.items()}
+    before = {name: (wakeups(pid), cpu_seconds(pid)) for name, pid in sidecars.items()}
     began = time.monotonic()
     time.sleep(IDLE_SECONDS)
     passed = time.monotonic() - began
-    millicores = {name: 1000 * (cpu_seconds(pid) - before[name]) / passed for name, pid in sidecars.items()}
+    woken = {name: (wakeups(pid) - before[name][0]) / passed for name, pid in sidecars.items()}
+    # What they cost is a matter of the machine: benchmarks/sidecar.py judges it.
+    millicores = {name: 1000 * (cpu_seconds(pid) - before[name][1]) / passed for name, pid in sidecars.items()}
     taken = {name: pss_mib(pid) for name, pid in sidecars.items()}
-    print(f"at idle, thousandths of a core: {millicores}; PSS, MiB: {taken}")
-    assert max(millicores.values()) <= MOST_MILLICORES
+    print(f"at idle, wakeups a second: {woken}; thousandths of a core: {millicores}; PSS, MiB: {taken}")
+    assert max(woken.values()) <= MOST_WAKEUPS_A_SECOND
     assert max(taken.values()) <= MOST_MIB
 
 
@@ -95,6 +97,13 @@ def watches_a_gpu(pod: PodSight) -> bool:
             return b"holdfast_gpu_temperature_celsius{" in answer.read()
     except (urllib.error.URLError, ConnectionError):
         return False
+
+
+def wakeups(pid: int) -> int:
+    """How often one of its threads has gone to sleep, and so was woken since."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    lines = (line for task in tasks for line in (task / "status").read_text().splitlines())
+    return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches:"))
 
 
 def cpu_seconds(pid: int) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim import swa_utils
 
 from holdfast.checkpoint.state import flatten
 from holdfast.checks import Structure, check_batches, check_loss, check_managed, check_run
@@ -97,6 +98,18 @@ def test_parameters_that_nobody_steps_are_named(caplog: pytest.LogCaptureFixture
     assert message.startswith("model.0.weight, model.0.bias, model.1.weight and 1 more: they require a gradient")
 
 
+@pytest.mark.parametrize("hooked", [True, False])
+def test_averages_that_no_hook_of_the_optimizer_updates_are_named(
+    caplog: pytest.LogCaptureFixture, *, hooked: bool
+) -> None:
+    made = model()
+    optimizer, average = sgd(made), swa_utils.AveragedModel(made).requires_grad_(False)
+    if hooked:
+        optimizer.register_step_post_hook(lambda *_: average.update_parameters(made))
+    check_managed({"model": made, "optimizer": optimizer, "ema": average})
+    assert [message.startswith("ema is an AveragedModel") for message in said(caplog)] == ([] if hooked else [True])
+
+
 # What may not
 
 
@@ -158,6 +171,11 @@ class Stream(torch.utils.data.IterableDataset[int]):
         return 3
 
 
+class Endless(list[int]):
+    def __len__(self) -> int:
+        raise TypeError("object of type 'Endless' has no len()")
+
+
 GOOD: dict[str, Any] = {"dataset": [1, 2], "global_batch": 4, "micro_batch": 2}
 
 
@@ -166,6 +184,7 @@ GOOD: dict[str, Any] = {"dataset": [1, 2], "global_batch": 4, "micro_batch": 2}
     [
         ({"dataset": Stream()}, "needs a map-style dataset"),
         ({"dataset": iter([1])}, "needs a map-style dataset"),
+        ({"dataset": Endless()}, "length of the dataset is not known .object of type 'Endless'"),
         ({"dataset": []}, "empty dataset: give one with at least one sample"),
         ({"global_batch": 4.0}, "global_batch_size is 4.0: give a whole number of at least 1"),
         ({"micro_batch": 0}, "micro_batch_size is 0"),

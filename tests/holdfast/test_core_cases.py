@@ -608,6 +608,41 @@ def test_a_spent_budget_ends_the_job_on_every_launcher_with_the_applications_cod
     assert {pod.state.exit.final for pod in sim.pods.values() if pod.state.exit} == {True}
 
 
+def _fail_twice(first: str, second: str, *, step_between: bool = False, **settings: object) -> Simulation:
+    """The script fails in two attempts in a row; the settings allow a hundred of them."""
+    budget = Budget(cause=Cause.APPLICATION, max_restarts=100, window=3600.0)
+    sim = training(budgets=(budget,), replace_lost=False, **settings)
+    before = sim.trainings[-1].world.pair
+
+    def tries_again() -> bool:
+        now = sim.training_now()
+        return now is not None and now.world.pair > before and bool(now.made) is step_between
+
+    sim.kill_rank("w1", Cause.APPLICATION, Priority.EXCEPTION, mistake=first)
+    assert sim.run(10, tries_again)
+    sim.kill_rank("w1", Cause.APPLICATION, Priority.EXCEPTION, mistake=second)
+    sim.run(10, lambda: not sim.alive())
+    return sim
+
+
+def test_the_same_mistake_again_with_no_step_made_ends_the_job_at_once() -> None:
+    sim = _fail_twice("NameError at train.py:7", "NameError at train.py:7")
+    assert {pod.exit_code for pod in sim.pods.values()} == {1}
+    assert all(pod.state.exit.final and "the same error" in pod.state.exit.message for pod in sim.pods.values())
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "step_between"),
+    [
+        ("NameError at train.py:7", "NameError at train.py:8", False),
+        ("", "", False),  # a failure that a restart may cure
+        ("ValueError at train.py:7", "ValueError at train.py:7", True),
+    ],
+)
+def test_any_other_failure_again_is_left_to_the_budget(first: str, second: str, step_between: bool) -> None:
+    assert _fail_twice(first, second, step_between=step_between).alive()
+
+
 def test_attempts_that_fail_before_their_first_step_back_off() -> None:
     sim = Simulation(1)
     started = set()

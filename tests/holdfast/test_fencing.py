@@ -279,3 +279,41 @@ def test_who_goes_on_under_the_claim_of_its_generation(
     synced: Pair | None, claimed: list[int | None], trained: list[Pair | None], may: bool, why: str
 ) -> None:
     assert inherits(Pair(2, 5), synced=synced, claimed=claimed, trained=trained) is may, why
+
+
+pairs = st.builds(Pair, st.integers(1, 4), st.integers(1, 3))
+lines = st.lists(st.tuples(pairs, st.integers(1, 9), pairs), min_size=1, max_size=8)
+
+
+@given(lines)
+def test_the_commit_that_the_highest_claim_continues_is_readable(drawn: list[tuple[Pair, int, Pair]]) -> None:
+    """Whatever claims of lower attempts landed, and whenever."""
+    claims = [
+        Claim(pair=pair, job_uid=JOB, publication="p", from_step=step, from_pair=origin)
+        for pair, step, origin in drawn
+        if origin < pair
+    ]
+    if not claims:
+        return
+    highest = max(claims, key=lambda one: one.pair)
+    assert highest.from_pair is not None
+    base = Commit(step=highest.from_step, pair=highest.from_pair, job_uid=JOB)
+    assert readable(base, claims, job_uid=JOB).ok
+
+
+def test_the_late_claim_of_an_ended_line_cuts_off_nothing() -> None:
+    """3.1 commits step 100, 3.2 restored 50 and is stuck before its claim lands, 4.1 restores 100."""
+    commits = [commit(50, 1, 1), commit(100, 3, 1)]
+    claims = [FIRST, claim(3, 1, 50, Pair(1, 1)), claim(4, 1, 100, Pair(3, 1))]
+    late = claim(3, 2, 50, Pair(1, 1))
+    assert order(commits, [*claims, late], job_uid=JOB) == order(commits, claims, job_uid=JOB) == commits[::-1]
+    assert not readable(commit(60, 3, 2), [*claims, late], job_uid=JOB).ok, "what the ended line writes stays cut off"
+
+
+def test_a_claim_that_lands_late_makes_no_other_superfluous() -> None:
+    """2.2 restored 50 like 2.1, and claims after 3.1. Without the claim of 2.1, a late commit of 1.1 would count."""
+    early, top = claim(2, 1, 50, Pair(1, 1)), claim(3, 1, 100, Pair(2, 1))
+    late = claim(2, 2, 50, Pair(1, 1))
+    assert superfluous([FIRST, early, late, top], late) == ()
+    zombie = commit(60, 1, 1)
+    assert not readable(zombie, [FIRST, early, late, top], job_uid=JOB).ok

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import logging
 
 import pytest
 
 from holdfast.launch.termination import last_lines
-from holdfast.logs import JsonFormatter, LogContext, PeopleFormatter
+from holdfast.logs import BackgroundHandler, JsonFormatter, LogContext, PeopleFormatter
 
 CONTEXT = LogContext(fields={"pod": "gpt-w0", "generation": 2, "attempt": 1, "rank": 2})
 FORMATTERS = [JsonFormatter(CONTEXT), PeopleFormatter(CONTEXT), PeopleFormatter(LogContext())]
@@ -34,3 +36,18 @@ def test_what_went_wrong_may_be_one(formatter: logging.Formatter, level: int) ->
 @pytest.mark.parametrize("text", ["", "  ", '{"ts": 7}', "12:00:00 holdfast", "holdfast  info"])
 def test_lines_of_others_stay(text: str) -> None:
     assert last_lines([text]) == ((text,) if text.strip() else ())
+
+
+def test_lines_after_one_that_found_no_room_are_written() -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            if text == "lost\n":
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(text)
+
+    stream = Full()
+    handler = BackgroundHandler(stream)
+    for text in ("lost", "kept"):
+        handler.emit(logging.makeLogRecord({"msg": text}))
+    handler.close()
+    assert stream.getvalue() == "kept\n"

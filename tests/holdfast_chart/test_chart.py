@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from holdfast_operator import manifests, smoke
 from holdfast_operator.api import parse_job
 from holdfast_operator.constants import LEASE_NAME
 from holdfast_operator.seen import Platform
+from holdfast_operator.settings import from_environment
 from holdfast_operator.status import Worker
 from holdfast_testbed.chart import CHART, render
 from holdfast_testbed.commands import run
@@ -68,12 +70,11 @@ def test_the_lease_is_written_in_the_operators_namespace_and_by_its_name_only() 
     assert not any("leases" in rule["resources"] for rule in elsewhere)
 
 
-def test_each_replica_is_told_its_own_name_and_address() -> None:
-    fields = {
-        v["name"]: v["valueFrom"]["fieldRef"]["fieldPath"] for v in container(render())["env"] if "valueFrom" in v
-    }
-    assert fields["HOLDFAST_POD_NAME"] == "metadata.name"
-    assert fields["HOLDFAST_POD_IP"] == "status.podIP"
+def test_each_replica_is_told_its_own_name_address_and_memory_limit() -> None:
+    found = {v["name"]: v["valueFrom"] for v in container(render())["env"] if "valueFrom" in v}
+    assert found["HOLDFAST_POD_NAME"] == {"fieldRef": {"fieldPath": "metadata.name"}}
+    assert found["HOLDFAST_POD_IP"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+    assert found["HOLDFAST_MEMORY_BYTES"] == {"resourceFieldRef": {"resource": "limits.memory"}}
 
 
 def test_a_pause_of_a_minute_does_not_restart_the_operator() -> None:
@@ -91,6 +92,80 @@ def test_the_operator_meets_the_restricted_standard() -> None:
     assert context["readOnlyRootFilesystem"] is True
     assert context["capabilities"] == {"drop": ["ALL"]}
     assert {next(iter(set(volume) - {"name"})) for volume in pod["volumes"]} == {"emptyDir"}
+
+
+OPENSHIFT = ("podSecurityContext.runAsUser=null", "podSecurityContext.runAsGroup=null", "sidecar.runAsUser=null")
+
+
+def test_openshift_chooses_the_users() -> None:
+    """Its restricted-v2 refuses a fixed user, in the operator's pod, the test's and every worker's sidecar."""
+    documents = render(*OPENSHIFT)
+    assert "runAsUser" not in json.dumps(documents)
+    pod = one(documents, "Deployment")["spec"]["template"]["spec"]
+    assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    assert "runAsUser" not in json.dumps(hooks(*OPENSHIFT))
+    sidecar = sidecar_of(documents)["securityContext"]
+    assert "runAsUser" not in sidecar
+    assert sidecar["runAsNonRoot"] is True
+
+
+def test_the_sidecar_has_a_user_of_its_own_by_default() -> None:
+    assert sidecar_of(render())["securityContext"]["runAsUser"] == 65532
+
+
+def test_a_quota_on_cpu_limits_is_met_by_a_value() -> None:
+    resources = sidecar_of(render("sidecar.resources.limits.cpu=100m"))["resources"]
+    assert resources == {"requests": {"cpu": "10m", "memory": "48Mi"}, "limits": {"memory": "96Mi", "cpu": "100m"}}
+
+
+def test_a_proxy_and_a_private_ca_are_values() -> None:
+    documents = render(
+        "extraEnv[0].name=HTTPS_PROXY,extraEnv[0].value=http://proxy:3128",
+        "extraVolumes[0].name=ca,extraVolumes[0].configMap.name=ca",
+        "extraVolumeMounts[0].name=ca,extraVolumeMounts[0].mountPath=/ca",
+        "commonLabels.team=ml",
+    )
+    assert environment(documents)["HTTPS_PROXY"] == "http://proxy:3128"
+    pod = one(documents, "Deployment")["spec"]["template"]["spec"]
+    assert {"name": "ca", "configMap": {"name": "ca"}} in pod["volumes"]
+    assert {"name": "ca", "mountPath": "/ca"} in container(documents)["volumeMounts"]
+    assert {document["metadata"]["labels"]["team"] for document in documents} == {"ml"}
+
+
+def test_a_drain_never_takes_all_replicas_at_once() -> None:
+    documents = render()
+    budget = one(documents, "PodDisruptionBudget")["spec"]
+    labels = one(documents, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert budget["maxUnavailable"] == 1
+    assert budget["selector"]["matchLabels"].items() <= labels.items()
+    assert not [d for d in render("replicas=1") if d["kind"] == "PodDisruptionBudget"], "no node could be drained"
+
+
+def test_users_with_edit_may_create_jobs_and_those_with_view_read_them() -> None:
+    granted = {
+        label.rpartition("-")[2]: {verb for rule in document["rules"] for verb in rule["verbs"]}
+        for document in render()
+        if document["kind"] == "ClusterRole"
+        for label in document["metadata"]["labels"]
+        if "aggregate-to" in label
+    }
+    writes = {"create", "delete", "deletecollection", "patch", "update"}
+    assert granted == {"admin": writes, "edit": writes, "view": {"get", "list", "watch"}}
+    assert all(of_the_operator(d) for d in render("rbac.aggregate=false") if d["kind"] == "ClusterRole")
+
+
+def sidecar_of(documents: list[dict[str, Any]]) -> dict[str, Any]:
+    """The sidecar that an operator with these values adds to a worker's pod."""
+    found = from_environment(environment(documents) | {"HOLDFAST_NAMESPACE": "x"})
+    platform = Platform(
+        sidecar_image=found.sidecar_image,
+        agents_url=found.agents_url,
+        ca_bundle="PEM",
+        sidecar_user=found.sidecar_user,
+        sidecar_resources=found.sidecar_resources,
+    )
+    sidecar: dict[str, Any] = worker_pod_on(platform)["spec"]["initContainers"][0]
+    return sidecar
 
 
 def test_agents_are_given_a_name_that_the_certificate_has() -> None:
@@ -133,9 +208,14 @@ def test_images_have_the_charts_version_unless_told_otherwise() -> None:
     assert environment(documents)["HOLDFAST_SIDECAR_IMAGE"] == "r.example/s:v4"
 
 
+def of_the_operator(document: dict[str, Any]) -> bool:
+    """Whether a role is bound to the operator, and none that the cluster's own roles take over."""
+    return not any("aggregate-to" in label for label in document["metadata"]["labels"])
+
+
 def rules(documents: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
     for document in documents:
-        if document["kind"] in ("ClusterRole", "Role"):
+        if document["kind"] in ("ClusterRole", "Role") and of_the_operator(document):
             for rule in document["rules"]:
                 yield document["kind"], rule
 
@@ -275,12 +355,31 @@ def test_who_reaches_the_operator_and_whom_it_reaches() -> None:
     assert found == {name: flow[3] for name, flow in flows.items()}
 
 
+REPLACES = ("nodeRemediation.mode=Replace", "nodeRemediation.provider=AWS", "nodeRemediation.token.secretName=alerts")
+
+
+@pytest.mark.parametrize("address", ["169.254.170.23", "169.254.169.254", "fd00:ec2::23"])
+def test_credentials_of_aws_are_reached_where_machines_are_replaced(address: str) -> None:
+    """By Pod Identity or the node's role, both at port 80; nothing else is, and nothing without AWS."""
+
+    def reached(documents: list[dict[str, Any]], address: str, port: int) -> bool:
+        template = one(documents, "Deployment")["spec"]["template"]
+        operator = End(namespace="holdfast-system", labels=template["metadata"]["labels"])
+        policies = [d for d in documents if d["kind"] == "NetworkPolicy"]
+        return allowed(policies, Flow(source=operator, target=End(address=address), port=port))
+
+    assert reached(render(*REPLACES), address, 80)
+    assert not reached(render(*REPLACES), address, 8080)
+    assert not reached(render(*REPLACES), "192.0.2.1", 80)
+    assert not reached(render(), address, 80)
+
+
 NAMESPACED = ("watchNamespaces={team-a,team-b}",)
 
 
 def test_watching_some_namespaces_takes_rights_there_and_no_more() -> None:
     documents, everywhere = render(*NAMESPACED), render()
-    cluster = one(documents, "ClusterRole")
+    cluster = one(documents, "ClusterRole", "holdfast-holdfast-system")
     assert {(resource, *rule["verbs"]) for rule in cluster["rules"] for resource in rule["resources"]} == {
         ("nodes", "get", "list", "watch"),
         ("tokenreviews", "create"),
@@ -289,7 +388,7 @@ def test_watching_some_namespaces_takes_rights_there_and_no_more() -> None:
     assert roles.keys() == {"holdfast-system", "kube-node-lease", "team-a", "team-b"}
     assert roles["team-a"]["rules"] == roles["team-b"]["rules"]
     both = [*cluster["rules"], *roles["team-a"]["rules"]]
-    assert sorted(map(str, both)) == sorted(map(str, one(everywhere, "ClusterRole")["rules"]))
+    assert sorted(map(str, both)) == sorted(map(str, one(everywhere, "ClusterRole", "holdfast")["rules"]))
     assert environment(documents)["HOLDFAST_WATCH_NAMESPACES"] == "team-a,team-b"
     assert "HOLDFAST_WATCH_NAMESPACES" not in environment(everywhere)
 
@@ -297,7 +396,8 @@ def test_watching_some_namespaces_takes_rights_there_and_no_more() -> None:
 def test_every_role_is_bound_to_the_operator() -> None:
     documents = render(*NAMESPACED)
     for kind in ("Role", "ClusterRole"):
-        roles = {(d["metadata"].get("namespace"), d["metadata"]["name"]) for d in documents if d["kind"] == kind}
+        found = [d for d in documents if d["kind"] == kind and of_the_operator(d)]
+        roles = {(d["metadata"].get("namespace"), d["metadata"]["name"]) for d in found}
         bindings = [d for d in documents if d["kind"] == f"{kind}Binding"]
         assert roles == {(d["metadata"].get("namespace"), d["roleRef"]["name"]) for d in bindings}
         assert {d["roleRef"]["kind"] for d in bindings} == {kind}
@@ -414,6 +514,9 @@ def test_what_is_not_to_be_made_for_jobs_the_operator_has_no_right_to_make(
         ("nodeRemediation.cooldownSeconds=-1", "cooldownSeconds"),
         ("sidecr.image.tag=1", "sidecr"),
         ("image.tga=1", "additional properties"),
+        ("sidecar.runAsUser=0", "runAsUser"),
+        ("sidecar.resources.limit.cpu=1", "resources"),
+        ("extraEnv[0].value=x", "extraEnv"),
         ("replicas=0", "replicas"),
         ("watchNamespaces={Team_A}", "watchNamespaces"),
         ("replica=2", "replica"),
@@ -438,6 +541,7 @@ def test_every_value_is_in_the_schema_and_every_schema_entry_is_a_value() -> Non
     assert set(values) == set(schema["properties"]) - {"global"}
     groups = (
         "sidecar",
+        "rbac",
         "agents",
         "service",
         "serviceAccount",
@@ -485,6 +589,8 @@ def test_the_pod_monitor_finds_the_workers_of_every_namespace_and_says_whose_the
     (sidecar,) = worker_pod["spec"]["initContainers"]
     assert endpoint["port"] in {port["name"] for port in sidecar["ports"]}
     assert {"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node"} in endpoint["relabelings"]
+    (kept,) = endpoint["metricRelabelings"]
+    assert (kept["action"], kept["regex"]) == ("keep", "holdfast_.*"), "a tenant's pod may have the same labels"
     rules = (CHART / "rules" / "holdfast.yaml").read_text()
     assert f'up{{container="{sidecar["name"]}"}}' in rules
 
@@ -492,6 +598,10 @@ def test_the_pod_monitor_finds_the_workers_of_every_namespace_and_says_whose_the
 @pytest.fixture
 def worker_pod() -> dict[str, Any]:
     """A worker's pod as the operator makes it."""
+    return worker_pod_on(Platform(sidecar_image="s", agents_url="https://o", ca_bundle="PEM"))
+
+
+def worker_pod_on(platform: Platform) -> dict[str, Any]:
     job = parse_job(
         {
             "metadata": {"name": "gpt", "namespace": "ml", "uid": "u", "resourceVersion": "1", "generation": 1,
@@ -500,18 +610,25 @@ def worker_pod() -> dict[str, Any]:
         }
     )  # fmt: skip
     assert job.spec is not None
-    platform = Platform(sidecar_image="s", agents_url="https://o", ca_bundle="PEM")
     return manifests.pod(job, job.spec, Worker(incarnation=0, batch=0), platform)
 
 
 def test_the_rules_are_those_of_the_file_with_the_runbooks_where_they_are_published() -> None:
     rules = one(render(*MONITORING, "monitoring.prometheusRule.runbooks=https://docs.example/r"), "PrometheusRule")
     text = (CHART / "rules" / "holdfast.yaml").read_text()
-    assert rules["spec"] == yaml.safe_load(text.replace("https://holdfast.dev/runbooks/", "https://docs.example/r/"))
+    assert one(render(*MONITORING), "PrometheusRule")["spec"] == yaml.safe_load(text)
     found = [rule for group in rules["spec"]["groups"] for rule in group["rules"] if "alert" in rule]
     urls = [rule["annotations"]["runbook_url"] for rule in found]
     assert urls
-    assert all(url.startswith("https://docs.example/r/Holdfast") for url in urls)
+    assert all(re.fullmatch(r"https://docs\.example/r/Holdfast\w+", url) for url in urls)
+
+
+def test_the_gpu_alerts_read_the_series_that_the_installer_names() -> None:
+    selector = 'job="gpus",cluster="a"'
+    values = ('monitoring.prometheusRule.gpuSelector=job="gpus"\\,cluster="a"',)
+    text = json.dumps(one(render(*MONITORING, *values), "PrometheusRule")["spec"]).replace('\\"', '"')
+    read = re.findall(r"DCGM_\w+(\{[^}]*\})?", text)
+    assert set(read) == {f"{{{selector}}}"}
 
 
 def test_the_dashboards_are_in_a_config_map_that_grafana_finds() -> None:

@@ -27,25 +27,29 @@ from holdfast_operator.actions import (
     LiftGate,
     Plan,
     Publish,
+    RestorePod,
 )
 from holdfast_operator.api import format_seconds, format_time, parse_job, parse_time
 from holdfast_operator.decide import decide
 from holdfast_operator.line import Known, Line, standing_of
-from holdfast_operator.observe import rival_of
+from holdfast_operator.observe import doubtful, rival_of, unlisted
 from holdfast_operator.occupancy import usage_of
 from holdfast_operator.seen import (
     Observed,
     Platform,
+    PodView,
     Refusal,
+    Renewals,
     Rival,
     Standing,
     Usage,
     parse_node,
     parse_pod,
     parse_report,
+    read_renewal,
 )
 from holdfast_operator.standin import spoken_for
-from holdfast_operator.status import Status
+from holdfast_operator.status import Phase, Status
 
 Body = dict[str, Any]
 
@@ -53,6 +57,11 @@ START = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
 PLATFORM = Platform(sidecar_image="holdfast/sidecar:dev", agents_url="https://operator:8443", ca_bundle="PEM")
 CONTRACT = Path(__file__).parents[1] / "contract"
 LEASE_SECONDS = 20
+RENEWAL = timedelta(seconds=10)
+HEARTBEAT = timedelta(minutes=5)
+WATCH_BACKOFF = timedelta(seconds=30)  # after a partition a kubelet's watch of pods takes as long to come back
+RUNTIME_NOTICED = timedelta(minutes=3)  # a kubelet notices a hung container runtime as late
+TOKEN_KNOWN = timedelta(seconds=45)  # a pod whose object is gone is authenticated as long
 
 
 def job_body(name: str = "gpt", *, replicas: int = 3, minimum: int = 2, **spec: Any) -> Body:
@@ -94,10 +103,16 @@ def job_body(name: str = "gpt", *, replicas: int = 3, minimum: int = 2, **spec: 
 def node_body(name: str, *, cpu: str = "2", ready: bool = True) -> Body:
     """A node as the API server returns it."""
     return {
-        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
+        "metadata": {"name": name, "uid": f"uid-{name}", "labels": {"kubernetes.io/hostname": name}},
         "spec": {},
         "status": {
-            "conditions": [{"type": "Ready", "status": "True" if ready else "Unknown"}],
+            "conditions": [
+                {
+                    "type": "Ready",
+                    "status": "True" if ready else "Unknown",
+                    "lastHeartbeatTime": format_seconds(START),
+                }
+            ],
             "allocatable": {"cpu": cpu, "memory": "8Gi", "pods": "110"},
             "nodeInfo": {"bootID": f"boot-{name}-1"},
         },
@@ -114,6 +129,12 @@ class Sim:
         self.leases = dict.fromkeys(self.nodes, START)
         self.pods: dict[str, Body] = {}
         self.graves: dict[str, Body] = {}
+        self.orphans: dict[str, datetime] = {}  # pods deleted by force whose processes run, and since when
+        self.placed: set[str] = set()  # pods that were workers at some time
+        self.healed: dict[str, datetime] = {}  # nodes whose partition has healed, and when
+        self.hung: dict[str, datetime] = {}  # nodes whose container runtime hangs, and since when
+        self.refusing: dict[str, tuple[str, str]] = {}  # nodes whose kubelet admits no pod: its reason and message
+        self.renewals: dict[str, Renewals | None] = {}  # as the operator read them
         self.heard: dict[str, tuple[datetime, Body]] = {}
         self.started_at = START - timedelta(hours=1)
         self.applied, self.published, self.rendezvous_ip = "", -1, ""
@@ -125,6 +146,8 @@ class Sim:
         self.highest: dict[int, int] = {}
         self.incidents: dict[tuple[int, int], Body] = {}
         self.checkpoints: Body = {}
+        self.failing: Body = {}
+        self.failing_of: dict[str, Body] = {}  # of a pod, in its place
         self.step = 0
         self.restored: Body | None = None  # what launchers say of the origin of their world's state
         self.unplaceable = False
@@ -184,11 +207,11 @@ class Sim:
 
     def observe(self) -> Observed:
         job = parse_job(self.body)
-        views = [parse_pod(body) for body in self.pods.values()]
-        views += [parse_pod(body, absent=True) for body in self.graves.values()]
-        told = filter(None, (parse_report(body, at) for at, body in self.heard.values()))
         status = Status.from_json(job.raw_status)
+        views = self._views(status)
+        told = filter(None, (parse_report(body, at) for at, body in self.heard.values()))
         reports = spoken_for(job, status, views, told)
+        doubted = doubtful(status, {name: self._node(name) for name in self.nodes}, reports, self.now)
         self.nonces += 1
         return Observed(
             job=job,
@@ -198,7 +221,7 @@ class Sim:
             nonce=f"n{self.nonces}",
             started_at=self.started_at,
             pods=tuple(views),
-            nodes=tuple(self._node(name) for name in self.nodes),
+            nodes=tuple(self._read(name) if name in doubted else self._node(name) for name in self.nodes),
             reports=reports,
             line=Line(self._known(), self.now),
             usage=self._usage(),
@@ -207,6 +230,23 @@ class Sim:
             published=self.published,
             rendezvous_ip=self.rendezvous_ip,
         )
+
+    def _views(self, status: Status) -> list[PodView]:
+        """A list by labels and owner, the last states of what it lacks, and what a direct read finds of those."""
+        known = {uid: parse_pod(body) for uid, body in self.pods.items()}
+        listed = {uid for uid, view in known.items() if not view.relabelled}
+        graves = {uid: parse_pod(body, absent=True) for uid, body in self.graves.items()}
+        graves |= {uid: replace(known[uid], absent=True) for uid in known.keys() - listed}
+        found = {worker.pod_uid for worker in unlisted(status, listed, graves)} & known.keys()
+        present = {uid: view for uid, view in known.items() if uid in listed | found}
+        return [*present.values(), *(view for uid, view in graves.items() if uid not in present)]
+
+    def _read(self, name: str) -> Any:
+        """A node whose life is in doubt, with what the operator knows of its Lease's renewals."""
+        view = self._node(name)
+        row = read_renewal(self.renewals.get(name), view.lease_renewed, ready=view.ready, now=self.now)
+        self.renewals[name] = row
+        return replace(view, renewals=row)
 
     def _node(self, name: str) -> Any:
         renewed = format_time(self.leases[name])
@@ -239,7 +279,7 @@ class Sim:
             self.body["status"] = _merged(self.body.get("status"), copy.deepcopy(patch))
             self.body["metadata"]["resourceVersion"] = str(int(self.body["metadata"]["resourceVersion"]) + 1)
             self.counted += plan.counted
-            self.events += [(event.reason, event.message) for event in plan.events]
+        self.events += [(event.reason, event.message) for event in plan.events]
         todo = plan.actions if actions is None else plan.actions[:actions]
         done = [self._do(action) for action in todo]
         return bool(patch) or any(done)
@@ -272,6 +312,8 @@ class Sim:
             case LabelPod():
                 labels = {c.LABEL_INDEX: action.index}
                 return self._change(action.uid, lambda body: bool(body["metadata"]["labels"].update(labels) or True))
+            case RestorePod():
+                return self._change(action.uid, lambda body: _restored(body, dict(action.marks)))
             case DeletePod():
                 return self.delete(action.uid)
             case DeleteJob():
@@ -307,7 +349,7 @@ class Sim:
     def restart_operator(self, *, grace: bool = False) -> None:
         """Everything in memory is lost; agents report again within seconds."""
         self.applied, self.published, self.refusal, self.rendezvous_ip = "", -1, None, ""
-        self.heard = {}
+        self.heard, self.renewals = {}, {}
         self.started_at = self.now if grace else self.started_at
 
     # The cluster and the launchers
@@ -317,12 +359,42 @@ class Sim:
         self.now += timedelta(seconds=seconds)
         for name in self.nodes:
             if self._node_up(name):
-                self.leases[name] = self.now
+                self._renew(name)
         self._kubelets()
         self._schedule()
         self._launchers()
         self._report()
         self.settle(cut)
+        self._check_gone()
+
+    def _renew(self, name: str) -> None:
+        """A kubelet renews its Lease every 10 s, and reports its state every 5 min or when it has changed."""
+        if self.now - self.leases[name] >= RENEWAL or self.healed.get(name) == self.now:
+            self.leases[name] = self.now
+        condition = self.nodes[name]["status"]["conditions"][0]
+        hung = name in self.hung and self.now - self.hung[name] >= RUNTIME_NOTICED
+        state = "False" if hung else "True"
+        if condition["status"] != state or self.now - parse_time(condition["lastHeartbeatTime"]) >= HEARTBEAT:
+            condition |= {"status": state, "lastHeartbeatTime": format_seconds(self.now)}
+
+    def _check_gone(self) -> None:
+        """What no operator may do: two worlds train where it takes a pod that runs for gone."""
+        status = self.status
+        doubted = {worker.pod_uid for worker in status.workers if worker.phase is not Phase.ENDED}
+        self.placed |= {worker.pod_uid for worker in status.workers if worker.known}
+        for uid in (self.placed - doubted) | set(status.membership.gone):
+            assert not self.process_runs(uid), f"{uid} is proved gone, and its process runs"
+
+    def process_runs(self, uid: str) -> bool:
+        """Whether a process of this pod runs on some machine, whoever can reach it."""
+        body = self.pods.get(uid) or (self.graves[uid] if uid in self.orphans else None)
+        if body is None or body["status"]["phase"] != "Running" or parse_pod(body).terminal:
+            return False
+        node = self.nodes.get(body["spec"].get("nodeName"))
+        vouched = node is not None and any(
+            taint["key"] == c.TAINT_OUT_OF_SERVICE for taint in node["spec"].get("taints") or ()
+        )
+        return node is not None and not vouched
 
     def run(self, seconds: float, *, until: Callable[[], bool] | None = None, step: float = 1.0) -> None:
         """Time passes, all of it or until the condition holds; it must, if one is given."""
@@ -337,10 +409,20 @@ class Sim:
             "cut"
         )
 
+    def _connected(self, node: str) -> bool:
+        """Whether its kubelet knows which pods it is to run, and its runtime does as it is told."""
+        watches = node not in self.healed or self.now >= self.healed[node] + WATCH_BACKOFF
+        return node in self.nodes and self._node_up(node) and watches and node not in self.hung
+
     def _kubelets(self) -> None:
+        for uid, since in list(self.orphans.items()):
+            node = self.graves[uid]["spec"]["nodeName"]
+            known = max(since, self.healed.get(node, since) + WATCH_BACKOFF) if node in self.healed else since
+            if node not in self.nodes or (self._connected(node) and self.now >= known + self.lingers):
+                del self.orphans[uid]
         for uid, body in list(self.pods.items()):
             node = body["spec"].get("nodeName")
-            up = node is None or (node in self.nodes and self._node_up(node))
+            up = node is None or self._connected(node)
             if body["metadata"].get("deletionTimestamp") and up:
                 if self.now < parse_time(body["metadata"]["deletionTimestamp"]) + self.lingers:
                     continue
@@ -348,6 +430,10 @@ class Sim:
                     self._end(body, 75)
                 self.graves[uid] = self.pods.pop(uid)
             elif up and node and body["status"]["phase"] == "Pending":
+                if node in self.refusing:
+                    reason, message = self.refusing[node]
+                    body["status"] = {"phase": "Failed", "reason": reason, "message": message}
+                    continue
                 body["status"] = {"phase": "Running", "podIP": f"10.0.0.{len(self.created_names)}"}
                 if not self.launched:
                     running = {"name": "trainer", "state": {"running": {"startedAt": format_seconds(self.now)}}}
@@ -371,7 +457,8 @@ class Sim:
             kept = self._kept_for_others(body)
             free = [name for name in free if name not in kept]
             if free and not body["metadata"].get("deletionTimestamp"):
-                node = min(free, key=lambda name: (taken.get(name, 0), name))
+                last = _last(body)
+                node = min(free, key=lambda name: (name in last, taken.get(name, 0), name))
                 body["spec"]["nodeName"] = node
                 body["status"].pop("nominatedNodeName", None)
                 taken[node] = taken.get(node, 0) + 1
@@ -413,7 +500,7 @@ class Sim:
         return [body for body in there if body["status"]["phase"] not in ("Failed", "Succeeded")]
 
     def _alive(self, uid: str) -> bool:
-        body = self.pods.get(uid)
+        body = self.pods.get(uid) or (self.graves[uid] if uid in self.orphans else None)
         if body is None or body["status"]["phase"] != "Running" or body.get("dead"):
             return False
         node = body["spec"].get("nodeName")
@@ -517,7 +604,8 @@ class Sim:
     def _report(self) -> None:
         acknowledged = self.document["acknowledged"] if self.document else []
         done = {(pair["generation"], pair["attempt"]) for pair in acknowledged}
-        for uid, body in self.pods.items() if not self.deaf else ():
+        known = {uid: self.graves[uid] for uid, since in self.orphans.items() if self.now - since < TOKEN_KNOWN}
+        for uid, body in (self.pods | known).items() if not self.deaf else ():
             if self._alive(uid):
                 self.heard[uid] = (self.now, self._report_of(uid, body, done))
             elif uid in self.frozen and self._node_up(body["spec"]["nodeName"]):  # its sidecar goes on
@@ -557,6 +645,7 @@ class Sim:
             "committedStep": self.step if world else None,
             "committedAt": format_time(self.now) if world else None,
             "checkpoints": self.checkpoints,
+            "checkpointsFailing": self.failing_of.get(name, self.failing),
             "highestClaim": None,
             "quarantined": [],
             "notices": [_by_touch_file(notice) for notice in report["notices"]],
@@ -572,12 +661,12 @@ class Sim:
 
     def _unreached(self, uid: str, node: str) -> list[str]:
         """Workers that were there before this one, on nodes to which no packet passes."""
-        own = int(self.pods[uid]["metadata"]["labels"][c.LABEL_INCARNATION])
+        own = int((self.pods.get(uid) or self.graves[uid])["metadata"]["labels"][c.LABEL_INCARNATION])
         return [
             other
             for other, body in self.pods.items()
             if self._alive(other)
-            and int(body["metadata"]["labels"][c.LABEL_INCARNATION]) < own
+            and int(body["metadata"]["labels"].get(c.LABEL_INCARNATION, own)) < own
             and frozenset((node, body["spec"]["nodeName"])) in self.cut_links
         ]
 
@@ -627,11 +716,27 @@ class Sim:
     def node_unready(self, name: str) -> None:
         self.nodes[name]["status"]["conditions"][0]["status"] = "Unknown"
 
+    def hang_runtime(self, name: str) -> None:
+        """No container of this node starts or ends any more; its kubelet renews its Lease all the same."""
+        self.hung[name] = self.now
+
+    def relabel(self, name: str, *labels: str) -> None:
+        """Somebody removes these labels of a pod, or with none named its owner."""
+        meta = self.pods[self.uid(name)]["metadata"]
+        for label in labels:
+            del meta["labels"][label]
+        if not labels:
+            del meta["ownerReferences"]
+
     def heal_node(self, name: str, *, rebooted: bool) -> None:
         """The node is back; after a reboot nothing of before runs on it."""
-        self.nodes[name].pop("cut", None)
+        if self.nodes[name].pop("cut", None) and not rebooted:
+            self.healed[name] = self.now
         self.nodes[name]["status"]["conditions"][0]["status"] = "True"
         if rebooted:
+            self.hung.pop(name, None)
+            self.healed.pop(name, None)
+            self.orphans = {u: at for u, at in self.orphans.items() if self.graves[u]["spec"]["nodeName"] != name}
             self.nodes[name]["status"]["nodeInfo"]["bootID"] += "x"
             for body in self.pods.values():
                 if body["spec"].get("nodeName") == name and body["status"]["phase"] == "Running":
@@ -659,9 +764,11 @@ class Sim:
             self._end(self.pods[uid], 75)
 
     def force_gone(self, name: str) -> None:
-        """Deleted by force: the object goes at once, and its process with it."""
+        """Deleted by force: the object goes at once. Its process runs until its kubelet ends it."""
         uid = self.uid(name)
         self.graves[uid] = self.pods.pop(uid)
+        if self.graves[uid]["status"]["phase"] == "Running":
+            self.orphans[uid] = self.now
 
 
 def _by_touch_file(notice: Body) -> Body:
@@ -677,6 +784,12 @@ def _merged(before: Any, patch: Any) -> Any:
     for key, value in patch.items():
         kept[key] = _merged(kept.get(key), value)
     return {key: value for key, value in kept.items() if value is not None}
+
+
+def _restored(body: Body, marks: Body) -> bool:
+    body["metadata"]["labels"] |= marks["labels"]
+    body["metadata"]["ownerReferences"] = marks["ownerReferences"]
+    return True
 
 
 def _lifted(spec: Body, labels: dict[str, str]) -> bool:
@@ -702,6 +815,13 @@ def _terms(body: Body) -> list[Body]:
 
 def _avoided(body: Body) -> set[str]:
     return {node for term in _terms(body) for field in term.get("matchFields", []) for node in field["values"]}
+
+
+def _last(body: Body) -> set[str]:
+    affinity = body["spec"].get("affinity", {}).get("nodeAffinity", {})
+    terms = affinity.get("preferredDuringSchedulingIgnoredDuringExecution", [])
+    fields = [field for term in terms for field in term["preference"].get("matchFields", [])]
+    return {node for field in fields for node in field["values"]}
 
 
 def _excluded(body: Body) -> list[tuple[str, list[str]]]:

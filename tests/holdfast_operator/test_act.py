@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast_operator.act import Actor, event_manifest, status_patch, without_nulls
-from holdfast_operator.actions import CreatePod, DeletePod, Event, Publish
+from holdfast_operator.actions import CreatePod, DeletePod, Event, Publish, RestorePod
 from holdfast_operator.errors import ClusterError, ConflictError, NotFoundError, RejectedError
 from holdfast_operator.observe import Memory
 from holdfast_operator.webhook import AgentHub
@@ -68,6 +68,9 @@ class Api:
     def delete_pod(self, namespace: str, name: str, uid: str) -> None:
         self._call("delete_pod", name)
 
+    def restore_pod(self, namespace: str, name: str, uid: str, marks: Any) -> None:
+        self._call("restore_pod", name)
+
     def _call(self, method: str, name: str) -> None:
         self.calls.append((method, name))
         if method in self._refusals:
@@ -95,6 +98,14 @@ def test_a_refused_creation_is_remembered_and_stops_its_like_only(trained: Any) 
     assert memory.refusal is not None
     assert memory.refusal.reason == "QuotaExceeded"
     assert "exceeded quota" in memory.refusal.message
+
+
+def test_labels_that_cannot_be_put_back_keep_no_pod_from_being_made(trained: Any) -> None:
+    api = Api(restore_pod=RejectedError("PATCH …/pods/a", "Rejected", "labels are protected"))
+    restored = [RestorePod(name=name, uid="u", marks={"labels": {}}) for name in ("a", "b")]
+    memory, failure = actor(api).act(trained.observe().job, plan_with(trained, *restored, *creations("c")), Memory())
+    assert api.calls == [("restore_pod", "a"), ("restore_pod", "b"), ("create_pod", "c")]
+    assert (memory.refusal, failure) == (None, None)
 
 
 def test_a_creation_that_succeeds_ends_the_refusal(trained: Any) -> None:

@@ -354,8 +354,8 @@ def test_a_second_poll_of_a_pod_ends_its_first(start: Callable[..., Api]) -> Non
 
 
 def test_a_publication_reaches_every_held_poll(start: Callable[..., Api]) -> None:
-    api = start(HELD)
     pods = [f"uid-{number}" for number in range(100)]
+    api = start(replace(HELD, unproved_of_a_peer=len(pods)))  # all come at once, from one address
     for pod in pods:
         api.hub.bind(pod, "job-1")
     with ThreadPoolExecutor(len(pods)) as pool:
@@ -404,12 +404,110 @@ def test_a_client_that_leaves_in_the_middle_of_its_request_is_no_error_of_ours(
 def test_connections_over_the_limit_of_one_peer_are_dropped_and_room_comes_back(api: Api) -> None:
     crowd = [api.connect() for _ in range(LIMITS.connections_per_peer)]
     for connection in crowd:
-        connection.request("GET", "/nothing")
+        connection.request("POST", "/v1/report", body=body(), headers={"Authorization": f"Bearer {WORKER}"})
         assert connection.getresponse().read()
     assert not works(api)
     for connection in crowd:
         connection.close()
     wait_for(lambda: works(api))
+
+
+@pytest.mark.parametrize(("path", "token", "status"), [("/nothing", WORKER, 404), ("/v1/membership", "bad", 401)])
+def test_a_stranger_keeps_no_connection(api: Api, path: str, token: str, status: int) -> None:
+    connection = api.connect()
+    connection.request("GET", path, headers={"Authorization": f"Bearer {token}"})
+    answer = connection.getresponse()
+    assert (answer.status, answer.getheader("Connection")) == (status, "close")
+
+
+@pytest.mark.parametrize("few", [{"unproved": 3}, {"unproved_of_a_peer": 3}, {"connections": 3}])
+def test_silent_connections_keep_no_holder_of_a_token_out(start: Callable[..., Api], few: dict[str, int]) -> None:
+    api = start(replace(LIMITS, **few))
+    proved = api.connect()
+
+    def report() -> int:
+        proved.request("POST", "/v1/report", body=body(), headers={"Authorization": f"Bearer {WORKER}"})
+        answer = proved.getresponse()
+        answer.read()
+        return answer.status
+
+    assert report() == 200
+    kept = proved.sock
+    silent = [tls(api) for _ in range(8)]
+    assert api.call("POST", "/v1/report", body=body())[0] == 200
+    assert report() == 200
+    assert proved.sock is kept, "who proved itself was cut off for those that did not"
+    assert drained(silent[0]) in (b"", None), "the oldest silent one was kept"
+    for connection in silent:
+        connection.close()
+    proved.close()
+
+
+@pytest.mark.parametrize("few", [{"unproved": 3}, {"unproved_of_a_peer": 3}, {"connections": 3}])
+def test_connections_that_never_begin_their_handshake_keep_nobody_out(
+    start: Callable[..., Api], few: dict[str, int]
+) -> None:
+    api = start(replace(LIMITS, **few))
+    silent = [socket.create_connection(("127.0.0.1", api.server.port), timeout=120) for _ in range(8)]
+    assert api.call("POST", "/v1/report", body=body())[0] == 200
+    assert all(ended(connection) for connection in silent[:5]), "more of them than are allowed were kept"
+    for connection in silent:
+        connection.close()
+
+
+def test_a_handshake_that_does_not_end_is_cut_off_in_its_time(start: Callable[..., Api]) -> None:
+    api = start(replace(LIMITS, handshake_seconds=0.2))
+    with socket.create_connection(("127.0.0.1", api.server.port), timeout=120) as silent:
+        assert ended(silent)
+    assert works(api)
+
+
+def test_connections_in_their_handshake_count_as_any_other_of_their_peer(start: Callable[..., Api]) -> None:
+    api = start(replace(LIMITS, connections_per_peer=3))
+    silent = [socket.create_connection(("127.0.0.1", api.server.port), timeout=120) for _ in range(4)]
+    assert ended(silent[3])
+    assert not works(api)
+    for connection in silent:
+        connection.close()
+    wait_for(lambda: works(api))
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "connections", "unproved"),
+    [(None, 20_000, 1_000), (64, 500, 125), (512, 3932, 983), (1024, 7864, 1_000), (65_536, 20_000, 1_000)],
+)
+def test_the_most_connections_follow_from_the_memory_limit(
+    mebibytes: int | None, connections: int, unproved: int
+) -> None:
+    limits = Limits.within(None if mebibytes is None else mebibytes << 20)
+    assert (limits.connections, limits.unproved) == (connections, unproved)
+
+
+def test_a_pod_is_put_off_by_bytes_before_its_body_is_read(start: Callable[..., Api]) -> None:
+    api = start(replace(LIMITS, bytes_of_a_pod=Rate(a_second=1.0, at_once=2 * len(body()))))
+    assert [api.call("POST", "/v1/report", body=body())[0] for _ in range(3)] == [200, 200, 429]
+    assert api.call("POST", "/v1/report", token="pod:another", body=body())[0] != 429
+
+
+def test_a_large_report_that_is_being_read_holds_up_no_other_job(start: Callable[..., Api]) -> None:
+    api = start(replace(LIMITS, report_bytes_at_once=len(body()) + 64))
+    reading, over, record = threading.Event(), threading.Event(), api.hub.record
+
+    def slow(identity: PodIdentity, raw: bytes) -> int:
+        if len(raw) > len(body()) + 64:
+            reading.set()
+            assert over.wait(120)
+        return record(identity, raw)
+
+    api.hub.record = slow  # type: ignore[method-assign]
+    api.hub.bind("uid-other", "job-2")
+    api.hub.publish("job-2", {"version": 1, "revision": 4})
+    with ThreadPoolExecutor(1) as threads:
+        large = threads.submit(api.call, "POST", "/v1/report", body=body(more="x" * 4096))
+        assert reading.wait(120)
+        assert api.call("GET", "/v1/membership?after=0", token="pod:uid-other")[0] == 200
+        over.set()
+        assert large.result()[0] == 200
 
 
 def test_plain_http_gets_nothing(api: Api) -> None:
@@ -423,6 +521,14 @@ def test_a_port_in_use_is_said_at_start(api: Api) -> None:
     with pytest.raises(OSError, match="in use"):
         second.start()
     assert not second.alive()
+
+
+def ended(connection: socket.socket) -> bool:
+    """Whether the other side has ended it, or does so now."""
+    try:
+        return connection.recv(64) == b""
+    except ConnectionError:
+        return True
 
 
 def works(api: Api) -> bool:

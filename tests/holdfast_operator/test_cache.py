@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from holdfast_operator.cache import Cache, Listing
 from holdfast_operator.feed import Feed
 from holdfast_operator.queue import KeyedQueue
@@ -83,13 +86,91 @@ def test_a_full_list_prunes_what_vanished_and_names_its_job() -> None:
 
 def test_what_went_while_a_list_was_taken_does_not_come_back() -> None:
     cache = Cache()
-    old = [job("gpt", 1, "job-gpt"), pod("w0", 2)]
+    old = [job("gpt", 1, "job-gpt"), pod("w0", 2), node("n1", 3)]
     cache.put_job(old[0])
     cache.put_pod(old[1])
+    cache.put_node(old[2])
     cache.drop_pod(pod("w0", 5))
     cache.drop_job(job("gpt", 6, "job-gpt"))
-    cache.replace(listing(old[0], version=4), listing(old[1], version=4), listing(version=4))
-    assert (cache.jobs(), cache.pods(), cache.usage()) == ([], [], ())
+    cache.drop_node(node("n1", 7))
+    cache.replace(listing(old[0], version=4), listing(old[1], version=4), listing(old[2], version=4))
+    assert (cache.jobs(), cache.pods(), cache.usage(), cache.nodes()) == ([], [], (), [])
+
+
+def test_the_end_of_an_earlier_node_does_not_drop_its_successor() -> None:
+    cache, again = Cache(), node("n1", 9)
+    again["metadata"]["uid"] = "again"
+    cache.put_node(again)
+    cache.drop_node(node("n1", 5))
+    assert cache.node("n1") == again
+
+
+class Server:
+    """A small API server: each change is watched at once, and a list that was taken earlier arrives at any time."""
+
+    def __init__(self) -> None:
+        self.cache = Cache()
+        self.version = 0
+        self.objects: dict[tuple[str, str], dict[str, Any]] = {}
+        self.lists: dict[str, Listing] = {}
+        self.take()
+
+    def change(self, kind: str, name: str) -> None:
+        """Create the object, or change it where it exists."""
+        self.version += 1
+        make = {"job": job, "pod": pod, "node": node}[kind]
+        known = self.objects.get((kind, name))
+        body = make(name, self.version)
+        body["metadata"]["uid"] = known["metadata"]["uid"] if known else f"uid-{self.version}"
+        self.objects[kind, name] = body
+        {"job": self.cache.put_job, "pod": self.cache.put_pod, "node": self.cache.put_node}[kind](body)
+
+    def delete(self, kind: str, name: str) -> None:
+        """The watch reports the last state, with the version of the deletion."""
+        known = self.objects.pop((kind, name), None)
+        if known is None:
+            return
+        self.version += 1
+        body = {**known, "metadata": {**known["metadata"], "resourceVersion": str(self.version)}}
+        {"job": self.cache.drop_job, "pod": self.cache.drop_pod, "node": self.cache.drop_node}[kind](body)
+
+    def take(self, *kinds: str) -> None:
+        """Take lists of these kinds; of all, if none is named."""
+        for kind in kinds or ("job", "pod", "node"):
+            items = [body for (of, _), body in self.objects.items() if of == kind]
+            self.lists[kind] = Listing(items=items, version=self.version)
+
+    def arrive(self) -> None:
+        """The lists that were taken last are applied."""
+        self.cache.replace(self.lists["job"], self.lists["pod"], self.lists["node"])
+
+    def known(self) -> set[tuple[str, str, str]]:
+        kept = {"job": self.cache.jobs(), "pod": self.cache.pods(), "node": self.cache.nodes()}
+        return {(kind, *named(body)) for kind, bodies in kept.items() for body in bodies}
+
+    def true(self) -> set[tuple[str, str, str]]:
+        return {(kind, *named(body)) for (kind, _), body in self.objects.items()}
+
+
+def named(body: dict[str, Any]) -> tuple[str, str]:
+    return str(body["metadata"]["uid"]), str(body["metadata"]["resourceVersion"])
+
+
+KINDS = st.sampled_from(("job", "pod", "node"))
+STEPS = st.one_of(
+    st.tuples(st.sampled_from(("change", "delete")), KINDS, st.sampled_from(("a", "b"))),
+    st.tuples(st.just("take"), KINDS),
+    st.tuples(st.just("arrive")),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps=st.lists(STEPS, max_size=25))
+def test_whenever_lists_were_taken_the_cache_holds_what_exists(steps: list[tuple[str, ...]]) -> None:
+    server = Server()
+    for step, *arguments in steps:
+        getattr(server, step)(*arguments)
+        assert server.known() == server.true()
 
 
 def test_a_pod_that_is_one_of_ours_again_is_known_again() -> None:
@@ -98,6 +179,17 @@ def test_a_pod_that_is_one_of_ours_again_is_known_again() -> None:
     cache.drop_pod(pod("w0", 5))  # somebody took its labels, which a watch tells as its end
     cache.put_pod(pod("w0", 7))
     assert [body["metadata"]["name"] for body in cache.pods()] == ["w0"]
+
+
+def test_a_pod_whose_owner_somebody_took_is_listed_no_more_and_its_job_looks() -> None:
+    cache = Cache()
+    cache.put_pod(pod("w0", 2))
+    disowned = pod("w0", 3)
+    disowned["metadata"]["ownerReferences"] = []
+    assert cache.put_pod(disowned) == "ml/gpt"
+    assert cache.pods_of("job-gpt") == []
+    assert cache.put_pod(pod("w0", 4)) == "ml/gpt"
+    assert len(cache.pods_of("job-gpt")) == 1
 
 
 def test_what_is_newer_than_the_list_stays() -> None:

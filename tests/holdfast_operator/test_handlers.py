@@ -36,7 +36,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 from holdfast_operator import constants as c
 from holdfast_operator import handlers
-from holdfast_operator.cluster import PAGE
+from holdfast_operator.cluster import JOBS_PAGE, PAGE
 
 PODS, ended, asked, came = 2 * PAGE + 1, threading.Event(), [], set()
 VERBS = ["get", "list", "watch"]
@@ -73,11 +73,11 @@ class Server(BaseHTTPRequestHandler):
         self.wfile.write(json.dumps(PAGES.get(url.path) or self.listed(url.path, query)).encode())
 
     def listed(self, path, query):
-        asked.append(int(query.get("limit", 0)))
+        asked.append((path.rpartition("/")[2], int(query.get("limit", 0))))
         if not path.endswith("/pods"):
             return {"metadata": {"resourceVersion": "1"}, "items": []}
         first = int(query.get("continue", 0))
-        last = min(PODS, first + (asked[-1] or PODS))
+        last = min(PODS, first + (asked[-1][1] or PODS))
         items = [pod(number) for number in range(first, last)]
         return {"metadata": {"resourceVersion": "1", "continue": str(last) if last < PODS else ""}, "items": items}
 
@@ -108,8 +108,25 @@ threading.Thread(target=server.serve_forever, daemon=True).start()
 config = Path(os.environ["KUBECONFIG"])
 config.write_text(config.read_text().replace("127.0.0.1:1", f"127.0.0.1:{server.server_port}"))
 handlers.serve(Feed(), (), ended)
-print(len(came) == PODS, sorted(asked) == [PAGE] * 5, len(copies))
+wanted = [(c.PLURAL, JOBS_PAGE), ("nodes", PAGE), *[("pods", PAGE)] * 3]
+print(len(came) == PODS, sorted(asked) == wanted, len(copies))
 """
+
+
+# The watch of pods is cancelled, as no fault of the API server does it.
+CANCELLED = (
+    LISTED.replace("PODS, ended", "handlers._WATCH_CHECK_SECONDS = 0.1\nPODS, ended")
+    .replace(
+        """            ended.set()
+            signal.raise_signal(signal.SIGTERM)
+""",
+        """            for task in asyncio.all_tasks():
+                if task.get_name().startswith("watcher for pods"):
+                    asyncio.get_running_loop().call_later(0.5, task.cancel)
+""",
+    )
+    .replace("import copy, json", "import asyncio, copy, json")
+)
 
 
 @pytest.fixture
@@ -134,11 +151,22 @@ def test_a_signal_that_came_before_the_watches_began_ends_them(environment: dict
     assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr[-2000:]
 
 
-def test_a_large_cluster_is_listed_in_pages_and_none_of_it_is_copied(environment: dict[str, str]) -> None:
+def test_a_large_cluster_is_listed_in_pages_jobs_in_small_ones_and_none_of_it_is_copied(
+    environment: dict[str, str],
+) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LISTED], env=environment, capture_output=True, text=True, timeout=120
     )
     assert (done.returncode, done.stdout) == (0, "True True 0\n"), done.stderr[-2000:]
+
+
+def test_a_watch_that_ends_for_good_ends_the_operator(environment: dict[str, str]) -> None:
+    """Else it would learn of a lost worker only by the next full list."""
+    done = subprocess.run(
+        [sys.executable, "-c", CANCELLED], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1
+    assert "WatchEndedError: the watcher for pods.v1" in done.stderr
 
 
 def test_what_came_is_let_go_soon_after_it_was_taken() -> None:
@@ -146,3 +174,9 @@ def test_what_came_is_let_go_soon_after_it_was_taken() -> None:
     before = settings.queueing.idle_timeout
     handlers.configure(settings)
     assert 0 < settings.queueing.idle_timeout <= before / 10
+
+
+def test_the_peering_of_another_kopf_operator_pauses_nothing_here() -> None:
+    settings = kopf.OperatorSettings()
+    handlers.configure(settings)
+    assert settings.peering.standalone

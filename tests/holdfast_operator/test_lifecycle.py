@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 
+from holdfast_operator.actions import DeletePod
+from holdfast_operator.decide import decide
+from holdfast_operator.seen import Observed
 from holdfast_operator.status import AvoidedNode
 
 Make = Callable[..., Any]
@@ -125,6 +128,36 @@ def test_a_pod_deleted_by_force_is_an_interruption(trained: Any) -> None:
     assert causes(trained) == ["Interruption"]
 
 
+@pytest.mark.parametrize("force", [False, True])
+def test_most_pods_deleted_at_once_are_one_incident_and_replaced_at_once(make_sim: Make, force: bool) -> None:
+    sim = make_sim(replicas=16, nodes=20, recovery={"budgets": [{"cause": "Application", "maxRestarts": 0}]})
+    sim.run(60, until=lambda: len(sim.world_names()) == 16)
+    for name in sim.names()[:15]:
+        sim.force_gone(name) if force else sim.delete(sim.uid(name))
+    sim.tick()
+    assert len(sim.created_names) == 16 + 15
+    sim.run(200, step=2.0, until=lambda: len(sim.world_names()) == 16)
+    assert sim.counted == causes(sim) == ["Interruption"]
+    assert not sim.status.terminal
+
+
+@pytest.mark.parametrize("owned", [True, False])
+def test_a_pod_that_somebody_recreates_takes_no_workers_place(make_sim: Make, owned: bool) -> None:
+    """Its name and labels are a worker's, and its UID is not. One that names the job as its owner is surplus."""
+    sim = make_sim(nodes=6)
+    sim.run(60, until=trains_with(sim, 3))
+    again = copy.deepcopy(sim.pods[sim.uid("gpt-w1")])
+    sim.force_gone("gpt-w1")
+    again["metadata"] |= {"uid": "another"} | ({} if owned else {"ownerReferences": []})
+    again["status"] = {"phase": "Pending"}
+    del again["spec"]["nodeName"]
+    sim.pods["another"] = again
+    sim.run(120)
+    assert sim.world_names() == ["gpt-w0", "gpt-w2", "gpt-w3"]
+    assert ("another" in sim.pods) is not owned
+    assert sim.counted == ["Interruption"]
+
+
 def test_all_launchers_killed_is_one_incident(trained: Any) -> None:
     for name in trained.names():
         trained.end(name, 137)
@@ -186,6 +219,41 @@ def test_one_launchers_zero_completes_the_job_and_nothing_is_replaced(trained: A
     assert trained.status.status == "Completed"
     assert trained.created_names == ["gpt-w0", "gpt-w1", "gpt-w2"]
     assert trained.status.restart_count == 0
+
+
+def side_containers_run_on(sim: Any) -> None:
+    """A container beside the trainer never ends, so the kubelet never calls the pod finished."""
+    for body in sim.pods.values():
+        if "containerStatuses" in body["status"]:
+            body["status"]["phase"] = "Running"
+
+
+def deleted(seen: Observed, now: datetime) -> list[str]:
+    return [action.name for action in decide(seen, now).actions if isinstance(action, DeletePod)]
+
+
+def test_a_side_container_does_not_keep_the_pods_of_a_complete_job(trained: Any) -> None:
+    trained.complete_at = trained.step + 5
+    trained.run(60, until=lambda: trained.status.holds("Complete"))
+    trained.run(5)
+    side_containers_run_on(trained)
+    seen = trained.observe()
+    assert deleted(seen, trained.now) == [], "the sidecar ends shortly after the trainer"
+    assert deleted(seen, trained.now + timedelta(seconds=60)) == ["gpt-w0", "gpt-w1", "gpt-w2"]
+
+
+def test_a_side_container_does_not_keep_the_gpus_of_a_lost_worker(trained: Any) -> None:
+    trained.end("gpt-w1", 137)
+    side_containers_run_on(trained)
+    trained.run(120, until=lambda: "gpt-w1" not in trained.names())
+    assert "gpt-w1" not in trained.names()
+    assert not trained.status.terminal
+
+
+def test_an_ended_pod_stays_for_its_log_while_the_job_trains(trained: Any) -> None:
+    trained.end("gpt-w1", 137)
+    trained.run(120)
+    assert "gpt-w1" in trained.names()
 
 
 def test_a_final_exit_fails_the_job_with_the_tracebacks_last_lines(trained: Any, final_exit: str) -> None:

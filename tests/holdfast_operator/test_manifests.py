@@ -208,6 +208,8 @@ def test_children_belong_to_the_job_and_the_service_is_headless(observed: Observ
         pytest.param(8, 6, "Shrink", 6, id="as few as may train"),
         pytest.param(8, 6, "Replace", 7, id="the others wait for each that is lost"),
         pytest.param(1, 1, "Shrink", 0, id="a node can always be drained"),
+        pytest.param(1, 1, "Wait", 0, id="also if the job waits for its one worker"),
+        pytest.param(4, 4, "Wait", 3, id="one may go also of those that are waited for"),
     ],
 )
 def test_an_eviction_waits_while_too_many_workers_are_missing(
@@ -233,7 +235,9 @@ def test_the_document_has_exactly_the_contracts_fields(observed: Observed) -> No
     spec = observed.job.spec
     assert spec is not None
     membership = Membership.from_json(golden)
-    document = membership_document(observed.job, spec, membership, golden["restarts"], golden["jobKey"])
+    document = membership_document(
+        observed.job, spec, membership, golden["restarts"], golden["jobKey"], durable_step=400
+    )
     assert document.keys() == golden.keys()
     for key in ("revision", "generation", "publication", "active", "previous", "gone", "members", "claims"):
         assert document[key] == golden[key], key

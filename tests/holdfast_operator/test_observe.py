@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from holdfast_operator.cache import Cache, Listing
-from holdfast_operator.constants import APPLY_AGAIN
+from holdfast_operator.constants import APPLY_AGAIN, LABEL_APP_MANAGED_BY
 from holdfast_operator.observe import Memory, Observer
 from holdfast_operator.seen import Standing
 from holdfast_operator.slim import slim_pod
@@ -17,15 +17,24 @@ from holdfast_operator.webhook import AgentHub
 class NoCluster:
     """Only caches are read here; a node that they do not know is gone."""
 
-    def node(self, _name: str) -> None:
-        return None
+    def node(self, name: str) -> Any:
+        self.read.append(name)
+        return self.node_bodies.get(name)
 
-    def lease(self, _name: str) -> None:
-        return None
+    def lease(self, name: str) -> Any:
+        return self.leases.get(name)
+
+    def pod(self, _namespace: str, name: str) -> Any:
+        self.read.append(name)
+        return self.by_name.get(name)
 
     def __init__(self) -> None:
         self.events: dict[str, list[Any]] = {}
         self.asked: list[str] = []
+        self.read: list[str] = []  # what was read by name
+        self.by_name: dict[str, Any] = {}  # pods, however they are labelled
+        self.node_bodies: dict[str, Any] = {}
+        self.leases: dict[str, Any] = {}
         self.job_body: Any = None
         self.pod_bodies: list[Any] = []
 
@@ -164,6 +173,17 @@ def test_why_one_pod_does_not_start_is_known_at_once_and_asked_anew_every_few_se
     assert len(cluster.asked) == 3
 
 
+def test_events_are_read_of_a_pod_about_which_no_scheduler_reports(trained: Any) -> None:
+    seeing, cluster = that_pull(trained, 1)
+    warning = {"type": "Warning", "reason": "FailedResourceClaimCreation", "message": "no template eight"}
+    cluster.events["uid-gpt-w0"] = [warning]
+    (body,) = cluster.pod_bodies
+    del body["spec"]["nodeName"]
+    seen = seeing.live("ml/gpt", Memory(), later(trained, 10))
+    assert seen is not None
+    assert seen.pods[0].warnings == (("FailedResourceClaimCreation", "no template eight"),)
+
+
 def a_gang_that_waits(make_sim: Any) -> Any:
     sim = make_sim(replicas=3, nodes=1)
     sim.priority = 10
@@ -201,6 +221,78 @@ def test_a_gang_is_not_judged_before_its_pods_say_where_it_stands(make_sim: Any)
 def lowered(body: dict[str, Any]) -> dict[str, Any]:
     body["spec"]["priority"] = -5
     return body
+
+
+def watched(sim: Any) -> tuple[Observer, NoCluster, Cache]:
+    """Three workers that train, all of them in the caches and in the list."""
+    cluster, cache = NoCluster(), Cache()
+    cluster.job_body = sim.body
+    cache.put_job(sim.body)
+    for body in sim.pods.values():
+        cluster.pod_bodies.append(body)
+        cache.put_pod(body)
+    for name, body in sim.nodes.items():
+        cache.put_node(body)
+        cluster.node_bodies[name] = body
+        lease = {"renewTime": sim.stamp(), "leaseDurationSeconds": 40}
+        cluster.leases[name] = {"spec": lease}
+    cluster.by_name = {body["metadata"]["name"]: body for body in sim.pods.values()}
+    hub = AgentHub(lambda _token: None, lambda _uid: None)
+    return observer(sim, cache, hub, cluster), cluster, cache
+
+
+def present(seeing: Observer, sim: Any) -> dict[str, bool]:
+    seen = seeing.live("ml/gpt", Memory(), sim.now)
+    assert seen is not None
+    return {pod.name: not pod.absent for pod in seen.pods}
+
+
+def test_a_pod_that_is_listed_no_more_is_absent_only_if_a_direct_read_says_so(trained: Any) -> None:
+    seeing, cluster, cache = watched(trained)
+    hidden = cluster.pod_bodies.pop()
+    relabelled = copy.deepcopy(hidden)
+    del relabelled["metadata"]["labels"][LABEL_APP_MANAGED_BY]
+    name = hidden["metadata"]["name"]
+    cluster.by_name[name] = relabelled
+    cache.drop_pod(hidden)  # as a watch by labels reports it
+    assert present(seeing, trained)[name]
+    del cluster.by_name[name]
+    assert not present(seeing, trained)[name]
+
+
+def test_a_pod_of_the_same_name_with_another_uid_is_not_the_worker(trained: Any) -> None:
+    """Somebody recreates a pod under our name and labels: it is not ours, and ours is gone."""
+    seeing, cluster, _cache = watched(trained)
+    other = copy.deepcopy(cluster.pod_bodies[0])
+    other["metadata"] |= {"uid": "another", "ownerReferences": []}
+    cluster.pod_bodies[0] = cluster.by_name[other["metadata"]["name"]] = other
+    seen = seeing.live("ml/gpt", Memory(), trained.now)
+    assert seen is not None
+    assert "another" not in {pod.uid for pod in seen.pods}
+    assert [pod.absent for pod in seen.pods if pod.name == other["metadata"]["name"]] == [True]
+
+
+def test_pods_that_are_listed_or_ended_cost_no_direct_read(trained: Any) -> None:
+    trained.end("gpt-w1", 137)
+    seeing, cluster, cache = watched(trained)
+    ended = next(body for body in cluster.pod_bodies if body["metadata"]["name"] == "gpt-w1")
+    cluster.pod_bodies.remove(ended)
+    cache.drop_pod(ended)
+    assert not present(seeing, trained)["gpt-w1"]
+    assert cluster.read == []
+
+
+def test_a_node_without_a_lease_is_read_before_anything_waits_for_it(trained: Any) -> None:
+    """Its Lease goes with a deleted Node, whatever an old list says."""
+    node = trained.node_of("gpt-w1")
+    trained.node_unready(node)
+    seeing, cluster, cache = watched(trained)
+    del cluster.node_bodies[node], cluster.leases[node]
+    seen = seeing.cached("ml/gpt", Memory(), trained.now)
+    assert seen is not None
+    assert node not in {view.name for view in seen.nodes}
+    assert cache.node(node) is None
+    assert cluster.read == [node]
 
 
 def later(sim: Any, seconds: int) -> Any:

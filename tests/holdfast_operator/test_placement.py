@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -221,6 +222,23 @@ def test_when_nothing_is_left_there_another_domain_is_chosen(make_sim: Make) -> 
         del sim.nodes[name], sim.leases[name]  # the zone is gone for good
     sim.run(120, until=lambda: len(sim.world_names()) == 2)
     assert {sim.node_of(name) for name in sim.world_names()} == {"node-3", "node-4"}
+
+
+def test_pods_that_still_end_hold_a_resumed_job_in_no_domain(make_sim: Make) -> None:
+    sim = make_sim(replicas=2, minimum=2, nodes=4, **packed())
+    single(sim)
+    zones(sim, "a", "a", "b", "b")
+    sim.run(60, until=lambda: len(sim.world_names()) == 2)
+    sim.lingers = timedelta(seconds=60)
+    for suspended in (True, False):
+        sim.body["spec"]["suspend"] = suspended
+        for name in sim.names() if suspended else ():
+            sim.delete(sim.uid(name))
+        sim.settle()
+    sim.run(20)
+    there = {name: sim.pods[sim.uid(name)]["spec"]["nodeName"] for name in sim.names()}
+    assert there == {"gpt-w0": "node-1", "gpt-w1": "node-2", "gpt-w2": "node-3", "gpt-w3": "node-4"}
+    sim.run(120, until=lambda: sim.world_names() == ["gpt-w2", "gpt-w3"])
 
 
 # The node's own network

@@ -45,7 +45,9 @@ def test_a_job_applied_again_on_an_old_folder_says_that_it_resumes(trained: Any)
     assert trained.body["status"]["startedFrom"]["step"] == 350
 
 
-@pytest.mark.parametrize(("resume", "says"), [("Always", "there was no checkpoint"), ("Never", "stay unread")])
+@pytest.mark.parametrize(
+    ("resume", "says"), [("Always", "there was no checkpoint"), ("Never", "neither read nor deleted")]
+)
 def test_a_job_that_starts_from_nothing_says_why(make_sim: Make, resume: str, says: str) -> None:
     sim = make_sim(checkpoint={"volume": {"claimName": "c"}, "resume": resume})
     sim.run(60, until=lambda: sim.status.status == "Training")

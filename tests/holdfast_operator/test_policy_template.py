@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from holdfast_operator import constants as c
 from holdfast_operator.decide import decide
 from holdfast_operator.seen import Refusal, parse_pod
 
@@ -313,26 +314,6 @@ def test_the_wait_for_room_counts_nothing_against_what_comes_after_it(make_sim: 
     sim.run(60, until=lambda: sim.status.holds("Failed"))
 
 
-def test_pods_that_a_kubelet_rejects_are_replaced_slowly_with_its_words(sim: Any) -> None:
-    def reject() -> None:
-        for body in sim.pods.values():
-            if body["spec"].get("nodeName") == "node-1":
-                body["status"] = {"phase": "Failed", "reason": "OutOfcpu", "message": "Node didn't have enough cpu"}
-
-    for _ in range(100):
-        sim.now += timedelta(seconds=1)
-        sim.leases = dict.fromkeys(sim.nodes, sim.now)
-        sim._schedule()
-        reject()
-        sim._kubelets()
-        sim._launchers()
-        sim._report()
-        sim.settle()
-    assert 4 < len(sim.created_names) < 12
-    assert any("OutOfcpu: Node didn't have enough cpu" in message for _, message in sim.events)
-    assert sim.status.restart_count == 0
-
-
 def unprepared(body: Any) -> None:
     """What a kubelet writes where an init container of the template failed, and ``restartPolicy`` is Never."""
     ended = {"terminated": {"exitCode": 1, "reason": "Error", "message": "no bucket of this name"}}
@@ -404,8 +385,23 @@ def test_a_scheduler_that_does_not_exist_is_named(make_sim: Make, gang: str) -> 
     sim.unplaceable = True
     sim.run(100, until=lambda: sim.status.trouble is not None)
     assert sim.status.status == "NotScheduled"
-    assert "no scheduler says why: does one named volcanoo run?" in sim.status.condition("Degraded").message
+    assert "Check that a scheduler named volcanoo runs" in sim.status.condition("Degraded").message
     sim.run(400, until=lambda: sim.status.holds("Failed"))
+
+
+def test_a_warning_about_an_unscheduled_pod_goes_before_doubts_of_the_scheduler(sim: Any) -> None:
+    """A resource claim template that is not there: the scheduler waits for the claim, and reports nothing."""
+    sim.unplaceable = True
+    sim.tick()
+    sim.tick()
+    note = 'resource claim template "eight": resourceclaimtemplate.resource.k8s.io "eight" not found'
+    later = sim.now + c.SCHEDULER_HEARD
+    seen = sim.observe()
+    pods = tuple(replace(pod, warnings=(("FailedResourceClaimCreation", note),)) for pod in seen.pods)
+    trouble = decide(replace(seen, pods=pods), later).status.trouble
+    assert trouble is not None
+    assert trouble.reason == "NotScheduled"
+    assert trouble.message == f"gpt-w0 has no node: FailedResourceClaimCreation: {note}"
 
 
 def test_a_pod_without_a_word_of_its_kubelet_is_not_ended_by_the_garbage_collector(sim: Any) -> None:

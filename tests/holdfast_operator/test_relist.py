@@ -61,6 +61,19 @@ def relisted(cache: Cache, server: Server, pace: Pace = AT_ONCE) -> None:
     Feed(cache, KeyedQueue()).relist(cluster, (), pace=pace)
 
 
+def test_whatever_changed_while_another_led_is_looked_at_by_the_next_leader() -> None:
+    """A standby works on nothing, so its queue holds each job once, however often it changed."""
+    cache, queue = Cache(), KeyedQueue()
+    standby = Feed(cache, queue)
+    for change in range(3):
+        for number in range(500):
+            body = job(version=change * 500 + number + 1)
+            body["metadata"] |= {"name": f"gpt-{number}", "uid": f"uid-{number}"}
+            standby.job("MODIFIED" if change else None, body)
+    assert queue.depth() == 500
+    assert {queue.get() for _ in range(500)} == {f"ml/gpt-{number}" for number in range(500)}
+
+
 def test_a_rest_is_taken_between_pages_and_not_after_the_last() -> None:
     server = Server(pods=[pod(number) for number in range(5)], jobs=[job()])
     cache = Cache()

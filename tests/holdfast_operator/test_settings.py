@@ -43,11 +43,20 @@ def test_lists_may_be_separated_by_commas_or_spaces() -> None:
     assert settings.watch_namespaces == ("ml", "team-a")
 
 
+def test_without_a_memory_limit_there_is_none() -> None:
+    assert from_environment(LEAST).memory_bytes is None
+    assert from_environment({**LEAST, "HOLDFAST_MEMORY_BYTES": "536870912"}).memory_bytes == 512 << 20
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
         ({"HOLDFAST_SIDECAR_IMAGE": ""}, "HOLDFAST_SIDECAR_IMAGE"),
         ({"HOLDFAST_HTTP_PORT": "http"}, "HOLDFAST_HTTP_PORT"),
+        ({"HOLDFAST_SIDECAR_RUN_AS_USER": "0"}, "HOLDFAST_SIDECAR_RUN_AS_USER"),
+        ({"HOLDFAST_SIDECAR_RUN_AS_USER": "root"}, "HOLDFAST_SIDECAR_RUN_AS_USER"),
+        ({"HOLDFAST_SIDECAR_RESOURCES": "{"}, "HOLDFAST_SIDECAR_RESOURCES"),
+        ({"HOLDFAST_SIDECAR_RESOURCES": "[]"}, "HOLDFAST_SIDECAR_RESOURCES"),
     ],
 )
 def test_what_is_wrong_is_named(change: dict[str, str], named: str) -> None:
@@ -61,5 +70,6 @@ def test_without_its_settings_the_operator_says_in_a_line_what_is_missing(
     monkeypatch.setenv("HOLDFAST_NAMESPACE", "holdfast-system")
     monkeypatch.delenv("HOLDFAST_SIDECAR_IMAGE", raising=False)
     monkeypatch.setattr(process.logs, "set_up", lambda _level: None)
+    monkeypatch.setattr(process.sys, "setrecursionlimit", lambda _levels: None)  # of this process, that is
     assert process.main() == os.EX_CONFIG
     assert caplog.messages == ["HOLDFAST_SIDECAR_IMAGE is not set"]

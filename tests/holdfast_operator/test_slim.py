@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import copy
+import json
+import subprocess
+import sys
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast_operator.api import parse_job
+from holdfast_operator.observe import rival_of
 from holdfast_operator.occupancy import usage_of
 from holdfast_operator.seen import parse_node, parse_pod
 from holdfast_operator.shared import Parts
-from holdfast_operator.slim import slim, slim_pod
+from holdfast_operator.slim import SPEC_BYTES, SPEC_DEPTH, slim, slim_job, slim_pod
 
 
 def more(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -50,6 +56,89 @@ def test_what_pods_have_in_common_is_in_memory_once(trained: Any) -> None:
     assert one != other
     assert one["spec"]["containers"] is other["spec"]["containers"]
     assert one["metadata"]["ownerReferences"] is other["metadata"]["ownerReferences"]
+
+
+def test_of_annotations_only_our_own_are_kept_of_a_node_and_none_of_a_job() -> None:
+    own = {"holdfast.dev/remediation": "{}"}
+    notes = {"kubectl.kubernetes.io/last-applied-configuration": "x" * 4096, **own}
+    body = {"metadata": {"name": "a", "annotations": notes}, "spec": {"replicas": 1}}
+    assert slim(body) == {"metadata": {"name": "a", "annotations": own}, "spec": {"replicas": 1}}
+    assert slim_job(body) == {"metadata": {"name": "a"}, "spec": {"replicas": 1}}
+    assert notes.keys() != own.keys(), "the given object was changed"
+
+
+def test_a_slim_job_reads_like_the_whole_one(trained: Any) -> None:
+    whole = copy.deepcopy(trained.body)
+    whole["metadata"] |= {
+        "managedFields": FIELDS,
+        "labels": {"a": "b"},
+        "finalizers": ["x"],
+        "annotations": {"c": "d"},
+    }
+    kept = slim_job(whole)
+    assert (parse_job(kept), rival_of(kept)) == (parse_job(whole), rival_of(whole))
+    assert kept["metadata"].keys() <= trained.body["metadata"].keys()
+    assert slim_job(kept) == kept
+
+
+@pytest.mark.parametrize(
+    "values",
+    [["x" * SPEC_BYTES], [{}] * (SPEC_BYTES // 64), [{str(n): str(n)} for n in range(SPEC_BYTES // 256)]],
+    ids=["one text", "empty objects", "many texts"],
+)
+def test_of_a_job_that_is_too_large_nothing_is_kept_but_why(sim: Any, values: list[Any]) -> None:
+    sim.body["spec"]["workers"]["template"]["spec"]["containers"][0]["args"] = values
+    kept = slim_job(sim.body)
+    assert "spec" not in kept
+    assert len(repr(kept)) < 1024
+    assert slim_job(kept) == kept
+    assert rival_of(kept) is None
+    job = parse_job(kept)
+    assert job.spec is None
+    assert job.unreadable.startswith("its spec takes more than 128 KiB of the operator's memory: move large values")
+
+
+def test_a_job_that_is_too_large_says_so_and_nothing_is_made_for_it(sim: Any) -> None:
+    sim.body["spec"]["workers"]["template"]["spec"]["containers"][0]["args"] = ["x" * SPEC_BYTES]
+    sim.body = slim_job(sim.body)
+    sim.settle()
+    degraded = sim.status.condition("Degraded")
+    assert (degraded.status, degraded.reason) == (True, "Unreadable")
+    assert "128 KiB of the operator's memory" in degraded.message
+    assert [reason for reason, _ in sim.events] == ["Unreadable"]
+    assert sim.created_names == []
+
+
+@pytest.mark.parametrize(("levels", "read"), [(SPEC_DEPTH - 10, True), (SPEC_DEPTH, False), (300, False)])
+def test_a_job_that_is_nested_deeper_than_any_pod_is_not_read(sim: Any, levels: int, read: bool) -> None:
+    sim.body["spec"]["workers"]["template"]["spec"]["containers"][0]["args"] = json.loads("[" * levels + "]" * levels)
+    job = parse_job(slim_job(sim.body))
+    assert (job.spec is not None) is read
+    assert read or job.unreadable == "its spec is nested deeper than 64 levels"
+
+
+# As in an operator's process: each of its threads decodes what tenants nested as deep as the API server takes it.
+NESTED = """
+import json, threading
+from holdfast_operator.process import main
+from holdfast_operator.slim import slim_job
+
+def decode():
+    for opened, closed in (("[", "]"), ('{"a":', "}")):
+        body = '{"metadata":{"name":"a"},"spec":' + opened * 9990 + "1" + closed * 9990 + "}"
+        print(slim_job(json.loads(body))["unread"])
+
+main()
+decode()
+thread = threading.Thread(target=decode)
+thread.start()
+thread.join()
+"""
+
+
+def test_a_job_as_deep_as_the_api_server_takes_it_ends_no_list_and_no_watch() -> None:
+    done = subprocess.run([sys.executable, "-c", NESTED], env={}, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "its spec is nested deeper than 64 levels\n" * 4, done.stderr[-2000:]
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(), more))

@@ -21,6 +21,7 @@ from kubernetes import client
 from holdfast_testbed.api_faults import ApiProxy, Mode, api_faults
 from holdfast_testbed.constants import OPERATOR_NAMESPACE
 
+JOBS = 40
 LEASE_SECONDS = 15  # with less, a machine that stands still for a moment changes the leader
 # The operator as it is, but for its time of day: that of the machine and the seconds in a file.
 WITH_A_CLOCK = """
@@ -160,6 +161,23 @@ def test_a_standby_goes_on_where_a_killed_leader_was_and_nothing_is_doubled(stag
     assert (found["restartCount"], found["membership"]["generation"]) == (1, 2)
     operator.standby.start()
     assert operator.standby.metric("holdfast_leader") == 0
+
+
+def test_jobs_that_change_while_the_leader_is_lost_are_all_gone_over_by_the_next(stage: Any, operator: Pair) -> None:
+    names = [f"many-{number}" for number in range(JOBS)]
+    for name in names:
+        stage.apply({**stage.job(name), "spec": {**stage.job(name)["spec"], "suspend": True}})
+    stage.wait(lambda: all(stage.status(name).get("observedGeneration") == 1 for name in names), "each is known")
+
+    operator.leader.kill()
+    changed = {"spec": {"workers": {"replicas": 2}}}
+    for name in names:
+        group = ("holdfast.dev", "v1alpha1", stage.namespace, "faulttolerantjobs", name)
+        stage.custom.patch_namespaced_custom_object(*group, changed)
+    stage.wait(operator.changed, "the standby leads")
+    stage.wait(lambda: all(stage.status(name).get("observedGeneration") == 2 for name in names), "each is gone over")
+    assert all(stage.condition("Suspended", name)["status"] == "True" for name in names)
+    operator.standby.start()
 
 
 def test_a_leader_that_slept_begins_anew_when_it_wakes_and_the_next_has_all(stage: Any, operator: Pair) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
+from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 from odd_resources import SPECS
 
@@ -24,6 +29,98 @@ def drawn() -> list[dict[str, Any]]:
 
     draw()
     return found
+
+
+def test_a_misspelt_field_of_the_template_is_named(stage: Any) -> None:
+    """The API server would drop it, and the pod would run without its node selector or its GPUs."""
+    job = stage.job("typo")
+    pod = job["spec"]["workers"]["template"]["spec"]
+    pod["nodeSelecter"] = {"accelerator": "h100"}
+    pod["containers"][0]["resource"] = {"limits": {"nvidia.com/gpu": 8}}
+    stage.apply(job)
+    stage.wait(lambda: stage.status("typo").get("status") == "TemplateInvalid", "the template is refused")
+    message = next(c["message"] for c in stage.status("typo")["conditions"] if c["type"] == "Degraded")
+    assert 'unknown field "spec.nodeSelecter"' in message
+    assert 'unknown field "spec.containers[0].resource"' in message
+    assert stage.core.list_namespaced_pod(stage.namespace).items == []
+
+
+def degraded(stage: Any, name: str, reason: str) -> str:
+    """The message, once the job is so."""
+    stage.wait(lambda: stage.condition("Degraded", name)["reason"] == reason, f"{name} is {reason}")
+    return str(stage.condition("Degraded", name)["message"])
+
+
+def refused(stage: Any) -> bool:
+    """Whether the policy refuses a pod like ours; nothing is created."""
+    init = {"name": "sidecar", "image": "x", "securityContext": {"runAsUser": 65532}}
+    spec = {"containers": [{"name": "trainer", "image": "x"}], "initContainers": [init]}
+    try:
+        stage.core.create_namespaced_pod(
+            stage.namespace, {"metadata": {"name": "probe"}, "spec": spec}, dry_run="All"
+        )
+    except ApiException as error:
+        return "denied request" in str(error.body)
+    return False
+
+
+@pytest.fixture
+def decodes_deep() -> Iterator[None]:
+    """This process reads such jobs as well, until they are gone."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(12_000)
+    yield
+    sys.setrecursionlimit(before)
+
+
+@pytest.fixture
+def refusing_policy(stage: Any) -> Iterator[None]:
+    """As a platform's own: it refuses a user that Holdfast sets for its sidecar."""
+    api, name = client.AdmissionregistrationV1Api(stage.api), f"refuses-{stage.namespace}"
+    rules = [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}]
+    here = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": stage.namespace}}}
+    no_user = "!object.spec.initContainers.exists(c, has(c.securityContext.runAsUser))"
+    policy = {"matchConstraints": {"resourceRules": rules}, "validations": [{"expression": no_user}]}
+    binding = {"policyName": name, "validationActions": ["Deny"], "matchResources": here}
+    api.create_validating_admission_policy({"metadata": {"name": name}, "spec": policy})
+    api.create_validating_admission_policy_binding({"metadata": {"name": name}, "spec": binding})
+    stage.wait(lambda: refused(stage), "the policy is in force")
+    yield
+    api.delete_validating_admission_policy_binding(name)
+    api.delete_validating_admission_policy(name)
+
+
+@pytest.mark.usefixtures("refusing_policy")
+def test_a_pod_that_a_policy_refuses_is_not_said_to_have_a_wrong_template(stage: Any) -> None:
+    stage.apply(stage.job("refused"))
+    assert f"'refuses-{stage.namespace}'" in degraded(stage, "refused", "AdmissionDenied")
+
+
+def post(stage: Any, job: str) -> None:
+    """As it stands: the client's own encoder has a limit of depth."""
+    url = f"{stage.api.configuration.host}/apis/holdfast.dev/v1alpha1/namespaces/{stage.namespace}/faulttolerantjobs"
+    headers = {"Content-Type": "application/json"}
+    answer = stage.api.rest_client.pool_manager.request("POST", url, body=job.encode(), headers=headers)
+    assert answer.status == 201, answer.data
+
+
+@pytest.mark.usefixtures("decodes_deep")
+def test_a_job_that_is_too_deep_or_too_large_to_be_read_is_named_and_holds_up_nobody(stage: Any) -> None:
+    """The API server takes values that are nested up to 10,000 deep, and objects of 1.5 MiB."""
+    stage.nodes(2)
+    large = stage.job("large")
+    large["spec"]["workers"]["template"]["spec"]["containers"][0]["args"] = ["x" * 1_000_000]
+    stage.apply(large)
+    deep = stage.job("deep")
+    deep["spec"]["workers"]["template"]["spec"]["containers"][0]["args"] = "ARGUMENTS"
+    post(stage, json.dumps(deep).replace('"ARGUMENTS"', "[" * 1100 + "]" * 1100))
+    assert "deeper than 64 levels" in degraded(stage, "deep", "Unreadable")
+    assert "more than 128 KiB" in degraded(stage, "large", "Unreadable")
+    stage.operator.restart()
+    stage.run(replicas=2)
+    assert {
+        pod.metadata.labels["holdfast.dev/job-name"] for pod in stage.core.list_namespaced_pod(stage.namespace).items
+    } == {"gpt"}
 
 
 def test_whatever_the_api_server_takes_is_answered_and_holds_up_nobody(stage: Any) -> None:

@@ -401,6 +401,30 @@ def test_a_foreign_pod_of_the_same_name_is_not_touched(stage: Any) -> None:
     stage.core.delete_namespaced_pod("gpt-w0", stage.namespace, grace_period_seconds=0)
 
 
+def test_relabelled_pods_train_on_and_get_their_labels_back(stage: Any, cluster: Any) -> None:
+    """A watch by labels reports their end, and they train: nobody may be asked for in their place."""
+    stage.nodes(3)
+    player = stage.run(replicas=2)
+    uids = [stage.uid(name) for name in ("gpt-w0", "gpt-w1")]
+    taken = {"app.kubernetes.io/managed-by": None, "holdfast.dev/job-name": None}
+    changes = {"gpt-w0": {"labels": taken}, "gpt-w1": {"ownerReferences": None}}
+    for name, change in changes.items():
+        stage.core.patch_namespaced_pod(name, stage.namespace, {"metadata": change})
+    stage.wait(lambda: all(is_ours(stage, name) for name in changes), "labels and owner are put back")
+    assert [stage.uid(name) for name in changes] == uids
+    assert {pod.metadata.name for pod in stage.pods()} == set(changes)
+    describe = ("describe", "ftj", "gpt", "-n", stage.namespace)
+    stage.wait(lambda: "PodRelabelled" in cluster.kubectl(*describe), "the event is written")
+    assert [world[:2] for world in player.worlds] == [(1, 1)]
+    assert incidents(stage) == []
+
+
+def is_ours(stage: Any, name: str) -> bool:
+    meta = stage.core.read_namespaced_pod(name, stage.namespace).metadata
+    labels = {"app.kubernetes.io/managed-by": "holdfast", "holdfast.dev/job-name": "gpt"}
+    return bool(meta.owner_references) and labels.items() <= meta.labels.items()
+
+
 def test_two_gangs_that_need_two_thirds_each_start_one_after_the_other(stage: Any) -> None:
     stage.nodes(3, cpu="2500m")  # two workers with their sidecars on each
     for name in ("one", "two"):

@@ -134,6 +134,7 @@ def tell(operator: Any, admin: Any) -> Callable[..., int]:
     """Alertmanager's part."""
     secret = client.CoreV1Api(admin).read_namespaced_secret("holdfast-ca", SYSTEM)
     trust = ssl.create_default_context(cadata=ca_of(secret.data))
+    began: dict[tuple[str, str], datetime] = {}
 
     def post(node: str, status: str = "firing", token: str = TOKEN, name: str = "Hot") -> int:
         connection = http.client.HTTPSConnection("127.0.0.1", operator.agents_port, timeout=60, context=trust)
@@ -141,7 +142,7 @@ def tell(operator: Any, admin: Any) -> Callable[..., int]:
             "status": status,
             "labels": {"alertname": name, "node": node},
             "annotations": {"summary": "too hot"},
-            "startsAt": datetime(2026, 1, 1, tzinfo=UTC).isoformat(),
+            "startsAt": began.setdefault((node, name), datetime.now(UTC)).isoformat(),
         }
         body = json.dumps({"version": "4", "alerts": [alert]})
         try:

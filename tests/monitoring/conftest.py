@@ -107,6 +107,7 @@ def make_operator() -> OperatorMetrics:
     metrics.queue_depth(lambda: 0)
     metrics.polls_held(3)
     metrics.ca_expires(time.time() + 86_400)
+    metrics.listed(time.time())
     for job, ready in (("gpt", 3), ("bert", 0)):
         metrics.set_job("ml", job, workers=3, ready=ready, step=412)
         metrics.set_budgets("ml", job, {"Application": (1, 3)})
@@ -192,7 +193,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
             found.append(_pod(worker_pod(pod), "holdfast-sidecar", _serve(sidecar.metrics.render, stack)))
         gpus = (Path(__file__).parent / "dcgm.txt").read_bytes()
         dcgm = {"targets": [_serve(lambda: gpus, stack)], "labels": {"namespace": "gpu-operator"}}
-        scraped = [*_as_documented(found), {"job_name": "dcgm", "static_configs": [dcgm]}]
+        scraped = [*_as_documented(found), {"job_name": "dcgm-exporter", "static_configs": [dcgm]}]
         yield Fleet(scrape_configs=scraped, operator=operator, sidecars=[*sidecars.values()])
 
 

@@ -23,6 +23,7 @@ from holdfast_operator.actions import (
     LiftGate,
     Plan,
     Publish,
+    RestorePod,
 )
 from holdfast_operator.api import Job, format_time, rendezvous_service
 from holdfast_operator.cluster import Cluster
@@ -83,6 +84,8 @@ class Actor:
                 logger.info("%s is no longer as it was seen: %s", _named(action), error)
             except RejectedError as error:
                 logger.warning("%s", error)
+                if isinstance(action, RestorePod | LabelPod):
+                    continue  # a pod whose labels an admission controller keeps is no reason to create no others
                 refusal = Refusal(reason=error.reason, message=str(error))
                 stopped.add(CreatePod)
             except ClusterError as error:
@@ -109,6 +112,8 @@ class Actor:
                 self._cluster.lift_gate(job.namespace, action.name, action.uid, dict(action.node_labels))
             case LabelPod():
                 self._cluster.label_pod(job.namespace, action.name, action.uid, {c.LABEL_INDEX: action.index})
+            case RestorePod():
+                self._cluster.restore_pod(job.namespace, action.name, action.uid, action.marks)
             case DeletePod():
                 logger.info("deleting pod %s: %s", action.name, action.why)
                 self._cluster.delete_pod(job.namespace, action.name, action.uid)

@@ -44,6 +44,15 @@ class LabelPod:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RestorePod:
+    """Put back the labels and the owner by which a worker's pod is listed."""
+
+    name: str
+    uid: str
+    marks: Manifest = field(hash=False)
+
+
+@dataclass(frozen=True, kw_only=True)
 class DeletePod:
     """Gracefully, and only this very pod."""
 
@@ -68,7 +77,7 @@ class DeleteJob:
     why: str
 
 
-Action = ApplyChildren | CreatePod | LiftGate | LabelPod | DeletePod | DeleteJob | Publish
+Action = ApplyChildren | CreatePod | LiftGate | LabelPod | RestorePod | DeletePod | DeleteJob | Publish
 
 
 @dataclass(frozen=True, kw_only=True)

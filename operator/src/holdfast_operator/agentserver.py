@@ -15,8 +15,8 @@ from asyncio import sslproto
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 from aiohttp import web
 from aiohttp.web_protocol import ERROR, RequestHandler
@@ -25,6 +25,7 @@ from holdfast_operator.constants import PROTOCOL_VERSION
 from holdfast_operator.errors import AgentRequestError, AuthenticationUnavailableError, TooManyRequestsError
 from holdfast_operator.rates import Rate, Rates
 from holdfast_operator.remediation.inbox import Inbox
+from holdfast_operator.turns import Turns
 from holdfast_operator.webhook import AgentHub, PodIdentity
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,11 @@ _unheard.disabled = True
 
 # A connection's read buffer. The standard 256 KiB, zeroed and so resident, would make held polls cost 0.3 MiB each.
 _TLS_BUFFER_BYTES = 16 * 1024
+# Of one connection, whatever it does: TLS, HTTP and buffers.
+CONNECTION_BYTES = 50 * 1024
+# Of the process's memory limit. 512 MiB are 100 for the interpreter, a quarter for jobs and about as much for lists.
+_CONNECTIONS_SHARE = 3 / 8
+_FEWEST_CONNECTIONS = 500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +58,9 @@ class Limits:
     token_bytes: int = 8000
     connections: int = 20_000
     connections_per_peer: int = 2_000
+    unproved: int = 1_000
+    """Connections on which no token was accepted yet, also in their TLS handshake: a further one ends the oldest."""
+    unproved_of_a_peer: int = 64
     hold_seconds: float = 30.0
     first_request_seconds: float = 10.0
     idle_seconds: float = 75.0
@@ -65,6 +74,21 @@ class Limits:
     renewals: int = 12
     of_a_pod: Rate = field(default_factory=lambda: Rate(a_second=10.0, at_once=50))
     """Of its reports, and of its polls. A sidecar needs one a second, and some more when much happens."""
+    bytes_of_a_pod: Rate = field(default_factory=lambda: Rate(a_second=256 * 1024.0, at_once=1024 * 1024))
+    """Of its reports: the largest once a second."""
+    report_bytes_at_once: int = 16 * 1024
+    """Larger reports are read in a thread, in turns: the event loop serves everybody meanwhile."""
+
+    @classmethod
+    def within(cls, memory_bytes: int | None) -> Limits:
+        """The limits of a process with so much memory (None: not limited), most of which is for other things."""
+        most = cls()
+        if memory_bytes is None:
+            return most
+        share = int(memory_bytes * _CONNECTIONS_SHARE) // CONNECTION_BYTES
+        connections = min(most.connections, max(share, _FEWEST_CONNECTIONS))
+        unproved = min(most.unproved, connections // 4)
+        return replace(most, connections=connections, unproved=unproved)
 
     @property
     def request_seconds(self) -> float:
@@ -149,22 +173,46 @@ class AgentServer:
 
     async def _serve(self) -> None:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
-        sslproto.SSLProtocol.max_size = _TLS_BUFFER_BYTES
-        with ThreadPoolExecutor(self._limits.authentications, thread_name_prefix="token-review") as threads:
-            self._site = site = _Site(self._hub, self._limits, self._observer, threads, self._alerts)
+        with (
+            ThreadPoolExecutor(self._limits.authentications, thread_name_prefix="token-review") as threads,
+            ThreadPoolExecutor(1, thread_name_prefix="large-reports") as reader,
+        ):
+            self._site = site = _Site(
+                self._hub, self._limits, self._observer, threads=threads, reader=reader, alerts=self._alerts
+            )
             listener = await self._loop.create_server(
-                site.guard,
-                self._host,
-                self._port,
-                ssl=self._context,
-                ssl_handshake_timeout=self._limits.handshake_seconds,
-                backlog=1024,
+                lambda: _Tls(site.guard, self._context, self._limits), self._host, self._port, backlog=1024
             )
             self.port = listener.sockets[0].getsockname()[1]
             self._listening.set()
             await self._stopping.wait()
             listener.close()
             await site.guard.shutdown(1.0)
+
+
+class _Tls(sslproto.SSLProtocol):
+    """One connection, counted from its start: asyncio's own servers report it after its TLS handshake only."""
+
+    max_size = _TLS_BUFFER_BYTES
+
+    def __init__(self, guard: _Guard, context: ssl.SSLContext, limits: Limits) -> None:
+        self._guard, self._handler = guard, guard()
+        super().__init__(
+            asyncio.get_running_loop(),
+            self._handler,
+            context,
+            None,  # type: ignore[arg-type]
+            server_side=True,
+            ssl_handshake_timeout=limits.handshake_seconds,  # type: ignore[arg-type]
+        )
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if self._guard.admit(self._handler, cast(asyncio.Transport, transport)):
+            super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        self._guard.forget(self._handler)
 
 
 class _Guard(web.Server):
@@ -187,35 +235,85 @@ class _Guard(web.Server):
         self._limits = limits
         self._clock = loop
         self._deadlines: dict[RequestHandler, asyncio.TimerHandle] = {}
+        self._open: dict[RequestHandler, asyncio.Transport] = {}
         self._peer_of: dict[RequestHandler, str] = {}
         self._peers: Counter[str] = Counter()
+        self._unproved: dict[RequestHandler, None] = {}  # the oldest first
+        self._unproved_of: dict[str, dict[RequestHandler, None]] = {}
+        self._proved: set[RequestHandler] = set()
+
+    def admit(self, handler: RequestHandler, transport: asyncio.Transport) -> bool:
+        """Count a connection that begins. False: it was cut off, since there are too many."""
+        peer = self._peer_of[handler] = _peer(transport)
+        self._peers[peer] += 1
+        self._make_room(peer)
+        if len(self._open) >= self._limits.connections or self._peers[peer] > self._limits.connections_per_peer:
+            transport.abort()
+            return False
+        self._open[handler] = transport
+        self._unproved[handler] = None
+        self._unproved_of.setdefault(peer, {})[handler] = None
+        return True
 
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
-        peer = self._peer_of[handler] = _peer(transport)
-        self._peers[peer] += 1
-        if len(self._deadlines) >= self._limits.connections or self._peers[peer] > self._limits.connections_per_peer:
-            transport.abort()
-            return
         self.allow(handler, self._limits.first_request_seconds)
 
-    def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
+    def _make_room(self, peer: str) -> None:
+        of_peer = self._unproved_of.get(peer, {})
+        if len(of_peer) >= self._limits.unproved_of_a_peer:
+            self._cut_off(next(iter(of_peer)))
+        full = len(self._open) >= self._limits.connections
+        if self._unproved and (full or len(self._unproved) >= self._limits.unproved):
+            self._cut_off(next(iter(self._unproved)))
+
+    def _cut_off(self, handler: RequestHandler) -> None:
+        self.spare(handler)
         deadline = self._deadlines.pop(handler, None)
         if deadline is not None:
             deadline.cancel()
+        self._open.pop(handler).abort()
+
+    def spare(self, handler: RequestHandler) -> None:
+        """A token was shown on it and is looked at: it is not cut off for others meanwhile."""
+        self._unproved.pop(handler, None)
+        peer = self._peer_of.get(handler, "")
+        of_peer = self._unproved_of.get(peer)
+        if of_peer is not None:
+            of_peer.pop(handler, None)
+            if not of_peer:
+                del self._unproved_of[peer]
+
+    def prove(self, handler: RequestHandler) -> None:
+        """A token was accepted on it: it may be kept."""
+        self.spare(handler)
+        if handler in self._peer_of:
+            self._proved.add(handler)
+
+    def proved(self, handler: RequestHandler) -> bool:
+        """Whether a token was accepted on it."""
+        return handler in self._proved
+
+    def forget(self, handler: RequestHandler) -> None:
+        """The connection is gone, whatever it had come to."""
+        deadline = self._deadlines.pop(handler, None)
+        if deadline is not None:
+            deadline.cancel()
+        self.spare(handler)
+        self._proved.discard(handler)
+        self._open.pop(handler, None)
         peer = self._peer_of.pop(handler, None)
         if peer is not None:
             self._peers[peer] -= 1
             if self._peers[peer] <= 0:
                 del self._peers[peer]
-        super().connection_lost(handler, exc)
 
     def allow(self, handler: RequestHandler, seconds: float) -> None:
         """From now on the connection has this long before it is cut."""
         before = self._deadlines.pop(handler, None)
         if before is not None:
             before.cancel()
-        if handler.transport is not None:
+        if handler.transport is not None and handler in self._open:
             self._deadlines[handler] = self._clock.call_later(seconds, handler.transport.abort)
 
 
@@ -244,7 +342,14 @@ class _Site:
     """The routes. Runs in the server's loop only."""
 
     def __init__(
-        self, hub: AgentHub, limits: Limits, observer: Observer, threads: ThreadPoolExecutor, alerts: Inbox | None
+        self,
+        hub: AgentHub,
+        limits: Limits,
+        observer: Observer,
+        *,
+        threads: ThreadPoolExecutor,
+        reader: ThreadPoolExecutor,
+        alerts: Inbox | None,
     ) -> None:
         self._hub = hub
         self._alerts = alerts
@@ -252,9 +357,12 @@ class _Site:
         self._limits = limits
         self._observer = observer
         self._threads = threads
+        self._reader = reader
+        self._turns_to_read = Turns()
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[str, dict[str, asyncio.Future[bool]]] = {}
         self._rates = Rates(limits.of_a_pod)
+        self._bytes = Rates(limits.bytes_of_a_pod)
         self._bodies: Counter[str] = Counter()  # that are being read, by pod
         self.held = 0
         self.reviews: dict[str, _Review] = {}
@@ -278,6 +386,9 @@ class _Site:
         except Exception:
             logger.exception("an agent's request could not be served")
             response = _json(500, {"error": "the operator failed to serve this request"})
+        if response.status == 401 or not self.guard.proved(request.protocol):
+            # Strangers keep no connection.
+            response.force_close()
         self.guard.allow(request.protocol, self._limits.idle_seconds)
         self.count(route, response.status)
         return response
@@ -303,6 +414,7 @@ class _Site:
             identity = await self._identity(request)
         except AuthenticationUnavailableError:
             return _json(503, {"leader": None})
+        self.guard.prove(request.protocol)
         # Before anything of the body is read.
         seconds = self._rates.take(f"{request.method} {identity.pod_uid}", self._loop.time())
         if seconds:
@@ -318,6 +430,7 @@ class _Site:
             raise AgentRequestError(404, "no token is set for alerts here")
         if not inbox.allowed(self._token(request)):
             raise AgentRequestError(401, "the token is not valid here")
+        self.guard.prove(request.protocol)
         async with self._alert_bodies:
             raw = await self._body(request, self._limits.alerts_bytes)
             carried_out = await self._loop.run_in_executor(self._threads, inbox.receive, raw)
@@ -344,8 +457,10 @@ class _Site:
                 # What is known serves meanwhile; one that fails is asked for again with the next request.
                 self._start_review(token, self._renewals)
             return known
+        review = self.reviews.get(token) or self._first_review(token, request.remote or "")
+        self.guard.spare(request.protocol)
         # Who goes away ends no question that others wait for as well.
-        identity = await asyncio.shield(self.reviews.get(token) or self._first_review(token, request.remote or ""))
+        identity = await asyncio.shield(review)
         if identity is None:
             raise AgentRequestError(401, "the token is not valid here")
         return identity
@@ -385,6 +500,9 @@ class _Site:
 
     async def _report(self, request: web.BaseRequest, identity: PodIdentity) -> web.Response:
         uid = identity.pod_uid
+        announced = request.content_length
+        if announced is not None:
+            self._charge(uid, min(announced, self._limits.body_bytes))
         if self._bodies[uid] >= self._limits.bodies_of_a_pod:
             raise TooManyRequestsError(1)
         self._bodies[uid] += 1
@@ -394,9 +512,23 @@ class _Site:
             self._bodies[uid] -= 1
             if not self._bodies[uid]:
                 del self._bodies[uid]
-        revision = self._hub.record(identity, raw)
+        if announced is None:
+            self._charge(uid, len(raw))
+        revision = await self._record(identity, raw)
         peers = self._hub.peers_of(identity.pod_uid)
         return _json(200, {"revision": revision, **({} if peers is None else {"peers": peers})})
+
+    def _charge(self, pod_uid: str, size: int) -> None:
+        seconds = self._bytes.take(pod_uid, self._loop.time(), float(size))
+        if seconds:
+            raise TooManyRequestsError(seconds)
+
+    async def _record(self, identity: PodIdentity, raw: bytes) -> int:
+        if len(raw) <= self._limits.report_bytes_at_once:
+            return self._hub.record(identity, raw)
+        job = self._hub.job_of(identity.pod_uid) or ""
+        async with self._turns_to_read.of(identity.namespace, job):
+            return await self._loop.run_in_executor(self._reader, self._hub.record, identity, raw)
 
     async def _body(self, request: web.BaseRequest, most: int) -> bytes:
         if (request.content_length or 0) > most:

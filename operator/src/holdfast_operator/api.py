@@ -260,9 +260,9 @@ def parse_job(body: Json) -> Job:
     """A resource; never raises on a spec that cannot be read: ``unreadable`` then says why."""
     meta = body.get("metadata") or {}
     spec: JobSpec | None = None
-    unreadable = ""
+    unreadable = str(body.get("unread") or "")  # of ``slim_job``
     try:
-        spec = parse_spec(body.get("spec"))
+        spec = None if body.get("unread") else parse_spec(body.get("spec"))
     except UnreadableError as error:
         unreadable = str(error)
     raw_status = body.get("status")

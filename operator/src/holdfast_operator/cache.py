@@ -108,10 +108,11 @@ class Cache:
     # Pods
 
     def put_pod(self, body: Json) -> str | None:
-        """Keep a pod of ours; returns its job's key."""
+        """Keep a pod of ours; returns its job's key. One that names no owner any more is ours no more by this cache,
+        and the pass over its job reads it directly."""
         owner, uid = owner_of(body), str(body["metadata"]["uid"])
         if owner is None:
-            return None
+            return self._drop_disowned(uid)
         with self._lock:
             if self._is_gone(body):
                 return _key_of(body, owner)
@@ -124,7 +125,7 @@ class Cache:
         """The pod is gone; its last state is kept for a while. Returns its job's key."""
         owner, uid = owner_of(body), str(body["metadata"]["uid"])
         if owner is None:
-            return None
+            return self._drop_disowned(uid)
         with self._lock:
             known = self._pods[owner["uid"]].pop(uid, body)
             self._occupancy.drop(uid)
@@ -136,6 +137,11 @@ class Cache:
             if not self._pods[owner["uid"]]:
                 del self._pods[owner["uid"]]
         return _key_of(body, owner)
+
+    def _drop_disowned(self, uid: str) -> str | None:
+        with self._lock:
+            known = next((pods[uid] for pods in self._pods.values() if uid in pods), None)
+        return self.drop_pod(known) if known is not None else None
 
     def kept_pod(self, body: Json) -> Json | None:
         """The pod as it is kept, if this is the same version of it."""
@@ -171,15 +177,22 @@ class Cache:
         name = str(body["metadata"]["name"])
         with self._lock:
             before = self._nodes.get(name)
+            if self._is_gone(body):
+                return False
             after = _newer(before, body)
             self._nodes[name] = after
             self._node_changes += after is not before
         return before is None or _essence(before) != _essence(after)
 
     def drop_node(self, body: Json) -> None:
-        """The node is gone."""
+        """The node is gone; another one of the same name is not."""
+        name = str(body["metadata"]["name"])
         with self._lock:
-            self._node_changes += self._nodes.pop(str(body["metadata"]["name"]), None) is not None
+            known = self._nodes.get(name)
+            if known is not None and _uid(known) == _uid(body):
+                del self._nodes[name]
+                self._node_changes += 1
+            self._bury(body)
 
     def node_changes(self) -> int:
         """Rises whenever anything of any node changes."""

@@ -10,7 +10,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -21,13 +21,15 @@ from urllib3.exceptions import HTTPError
 from holdfast_operator import constants as c
 from holdfast_operator.cache import Listing, version
 from holdfast_operator.errors import BlockedError, ClusterError, ConflictError, NotFoundError, RejectedError
-from holdfast_operator.slim import slim, slim_pod
+from holdfast_operator.slim import slim, slim_job, slim_pod
 
 JsonObject = dict[str, Any]
 Keep = Callable[[JsonObject], Mapping[str, Any]]
 
 REQUEST_SECONDS = (5.0, 30.0)
 PAGE = 500
+# A page is held whole while it is read. A job may be of over a megabyte, and 30 times that as objects.
+JOBS_PAGE = 5
 JSON = "application/json"
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
@@ -77,10 +79,11 @@ class Cluster:
     def job(self, namespace: str, name: str) -> JsonObject | None:
         """One job, or None."""
         found = self._get(f"{_JOBS}/namespaces/{namespace}/{c.PLURAL}/{name}")
-        return None if found is None else slim(found)
+        return None if found is None else slim_job(found)
 
-    def jobs(self, namespace: str = "", *, keep: Keep = slim, pace: Pace = AT_ONCE) -> Listing:
+    def jobs(self, namespace: str = "", *, keep: Keep = slim_job, pace: Pace = AT_ONCE) -> Listing:
         """All jobs of a namespace, or of all. ``keep``: what is kept of each, as soon as its page has come."""
+        pace = replace(pace, page=min(pace.page, JOBS_PAGE))
         return self._list(f"{_JOBS}{_in(namespace)}/{c.PLURAL}", keep=keep, pace=pace)
 
     def pods(
@@ -88,6 +91,11 @@ class Cluster:
     ) -> Listing:
         """Pods by label; the rest as for jobs."""
         return self._list(f"/api/v1{_in(namespace)}/pods", {"labelSelector": selector}, keep=keep, pace=pace)
+
+    def pod(self, namespace: str, name: str) -> JsonObject | None:
+        """One pod, whoever labelled it, or None."""
+        found = self._get(f"/api/v1/namespaces/{namespace}/pods/{name}")
+        return None if found is None else slim_pod(found)
 
     def nodes(self) -> Listing:
         """All nodes."""
@@ -127,19 +135,27 @@ class Cluster:
             "status": patch,
         }
         path = f"{_JOBS}/namespaces/{job['namespace']}/{c.PLURAL}/{job['name']}/status"
-        return slim(self._call("PATCH", path, {"fieldManager": c.FIELD_MANAGER}, body, MERGE))
+        return slim_job(self._call("PATCH", path, {"fieldManager": c.FIELD_MANAGER}, body, MERGE))
 
     def apply(self, manifest: JsonObject) -> JsonObject:
-        """Server-side apply of a job's child that is no pod, with our own field manager; returns what it came to."""
+        """Create a job's child that is no pod, or apply it to exactly the object that was found and is the job's.
+
+        Raises ``ConflictError`` if another object has come in its place meanwhile, which stays as it is.
+        """
         meta = manifest["metadata"]
         api, plural = _CHILDREN[manifest["kind"]]
-        path = f"{api}/namespaces/{meta['namespace']}/{plural}/{meta['name']}"
+        every = f"{api}/namespaces/{meta['namespace']}/{plural}"
+        path = f"{every}/{meta['name']}"
         found = self._get(path)
-        if found is not None and not _same_owner(found, manifest):
+        if found is None:
+            with _naming(f"{manifest['kind']} {meta['name']}"):
+                return self._call("POST", every, {"fieldManager": c.FIELD_MANAGER}, manifest, JSON)
+        if not _same_owner(found, manifest):
             told = "an object of this name exists and belongs to somebody else: delete it, or rename the job"
             raise RejectedError(f"{manifest['kind']} {meta['name']}", "NameTaken", told)
         with _naming(f"{manifest['kind']} {meta['name']}"):
-            return self._call("PATCH", path, {"fieldManager": c.FIELD_MANAGER, "force": "true"}, manifest, APPLY)
+            exactly = {**manifest, "metadata": {**meta, "uid": found["metadata"]["uid"]}}
+            return self._call("PATCH", path, {"fieldManager": c.FIELD_MANAGER, "force": "true"}, exactly, APPLY)
 
     def create_pod(self, manifest: JsonObject) -> JsonObject | None:
         """Create a pod; None if one of this name, ours, exists already."""
@@ -147,7 +163,9 @@ class Cluster:
         path = f"/api/v1/namespaces/{meta['namespace']}/pods"
         try:
             with _naming(f"pod {meta['name']}"):
-                return self._call("POST", path, {"fieldManager": c.FIELD_MANAGER}, manifest, JSON)
+                # Strict: a misspelt field of the template would be dropped, and the pod run without it.
+                query = {"fieldManager": c.FIELD_MANAGER, "fieldValidation": "Strict"}
+                return self._call("POST", path, query, manifest, JSON)
         except ConflictError:
             found = self._get(f"{path}/{meta['name']}")
             if found is not None and not _same_owner(found, manifest):
@@ -165,6 +183,10 @@ class Cluster:
     def label_pod(self, namespace: str, name: str, uid: str, labels: Mapping[str, str]) -> None:
         """Set labels on a pod."""
         self._patch_pod(namespace, name, {"metadata": {"uid": uid, "labels": dict(labels)}})
+
+    def restore_pod(self, namespace: str, name: str, uid: str, marks: Mapping[str, Any]) -> None:
+        """Merge labels and owner references into exactly this pod."""
+        self._patch_pod(namespace, name, {"metadata": {"uid": uid, **marks}})
 
     def delete_pod(self, namespace: str, name: str, uid: str) -> None:
         """Ask for the end of exactly this pod. That it is gone already is fine."""
@@ -296,7 +318,9 @@ def _reason(status: int, message: str) -> str:
         return "PodSecurityViolation"
     if "is being terminated" in message:
         return "NamespaceTerminating"
-    return "TemplateInvalid" if status == 422 else "Rejected"
+    if "denied request" in message or "denied the request" in message:  # a policy's words, and a webhook's
+        return "AdmissionDenied"
+    return "TemplateInvalid" if status in (400, 422) else "Rejected"
 
 
 class _naming:  # noqa: N801 - reads as a statement

@@ -62,6 +62,7 @@ SHM_DIR = "/dev/shm"  # noqa: S108 - a mount point inside pods
 TOKEN_AUDIENCE = "holdfast"  # noqa: S105 - an audience
 TOKEN_SECONDS = 3600
 SIDECAR_UID = 65532
+SIDECAR_RESOURCES = '{"limits":{"memory":"96Mi"},"requests":{"cpu":"10m","memory":"48Mi"}}'
 
 PORT_STORE = 29400
 PORT_CONTROL = 29401
@@ -87,6 +88,8 @@ EXIT_START_ERROR = 128
 EXIT_SIGKILL = 137
 EXIT_UNSEEN = 255
 
+# The kubelet's reason of a pod that it evicted.
+EVICTED = "Evicted"
 TAINT_NOT_READY = "node.kubernetes.io/not-ready"
 TAINT_UNREACHABLE = "node.kubernetes.io/unreachable"
 TAINT_OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
@@ -128,8 +131,9 @@ GANG_BACKOFF_INITIAL = timedelta(seconds=10)
 GANG_BACKOFF_MAX = timedelta(minutes=5)
 # Launchers that live on report a failure themselves; the operator counts it alone only after this.
 INCIDENT_GRACE = timedelta(seconds=10)
-# A template problem is shown at once and re-tried this often.
+# What cannot start is shown at once and tried again after this, then after as long as it has not started by then.
 TEMPLATE_RETRY = timedelta(seconds=20)
+TEMPLATE_RETRY_MAX = timedelta(minutes=5)
 # Children are applied anew after this long, or up to twice as long.
 APPLY_AGAIN = timedelta(minutes=3)
 APPLY_FOR_EACH_JOB = timedelta(seconds=1.5)
@@ -148,8 +152,20 @@ SCHEDULER_HEARD = timedelta(seconds=30)
 START_GRACE = timedelta(seconds=30)
 # An absent pod whose node was alive this long past its grace period was ended by its kubelet.
 GONE_MARGIN = timedelta(seconds=30)
+# A kubelet renews its Lease every 10 s. After a longer gap it may not know yet which pods were deleted: its watch
+# comes back by a backoff of up to half a minute, and each try may take as long.
+LEASE_GAP = timedelta(seconds=40)
+AFTER_GAP = timedelta(seconds=60)
+# A pod that outlived the deadline of its deletion: a kubelet notices a hung container runtime after 3 minutes only.
+AFTER_HANG = timedelta(seconds=200)
+# How often a Lease is read while a proof waits for it.
+LEASE_READ = timedelta(seconds=10)
+# An agent reports every 5 s at least, so a pod that reported within this time runs.
+REPORTS_NOW = timedelta(seconds=10)
 AVOID_DEAD = timedelta(minutes=10)
 AVOID_NOTICED = timedelta(hours=1)
+# A cloud advises to leave a node. It may never take it, and may advise the same of every node.
+ADVISED = "RebalanceRecommended"
 # A node that a rule calls bad is not used again by the job before this, or before it was booted anew.
 AVOID_REPLACED = timedelta(hours=24)
 # A node that failed a preflight: it may be mended at any time.
@@ -158,6 +174,10 @@ AVOID_UNFIT = timedelta(hours=1)
 PREFLIGHT_MARGIN = timedelta(seconds=30)
 # So many nodes left, and workers still do not reach each other: more would not help.
 UNREACHED_NODES = 3
+# A kubelet that refused a pod: a device plugin, say, may not have been there yet.
+AVOID_REFUSED = timedelta(minutes=10)
+# So many nodes avoided for it, and no kubelet takes a pod of the job: it is not the nodes' fault.
+REFUSING_NODES = 3
 # A failure weighs half as much against its node after this.
 OFFENCE_HALVES = timedelta(hours=6)
 OFFENCES_KEPT = 16
@@ -172,6 +192,8 @@ TALLIES_KEPT = 32
 TALLIED_TIMES = 20
 # Launchers end by themselves once the job is complete.
 COMPLETE_GRACE = timedelta(seconds=60)
+# The kubelet ends the sidecar after the trainer; a container of the template's own may never end.
+SIDE_CONTAINER_GRACE = timedelta(seconds=60)
 DEFAULT_WINDOW_SECONDS = 21600
 # How often a job that may grow looks for room.
 GROWTH_POLL = timedelta(seconds=30)
@@ -288,6 +310,7 @@ RETENTION_RULES = {"hours": "keepHours", "daily": "keepDaily", "weekly": "keepWe
 # Writes, parts or connections of a tier at once.
 MOST_IN_FLIGHT = 64
 BEST_MIN, BEST_MAX = "Min", "Max"
+SHARED_TIER = "shared"
 MEMORY_TIER = "memory"
 LOCAL_TIER = "local"
 AVOID_NODE = "AvoidNode"

@@ -7,6 +7,7 @@ OperatorError
 ├── RotationError               a certificate or key Secret of ours cannot be read
 ├── UnreadableError             a resource that this version does not understand
 ├── SettingsError               the operator's own environment is wrong
+├── WatchEndedError             a watch ended and does not begin again
 ├── CloudError                  a cloud did not take a machine away
 └── ClusterError                the API server refused or could not answer
     ├── BlockedError            a disruption budget, or the API server's own limit: ask again later
@@ -44,6 +45,10 @@ class AuthenticationUnavailableError(OperatorError):
 
 class RotationError(OperatorError):
     """A Secret of ours (CA, operator key) is there but cannot be used."""
+
+
+class WatchEndedError(OperatorError):
+    """A watch ended and does not begin again: the process must."""
 
 
 class UnreadableError(OperatorError):

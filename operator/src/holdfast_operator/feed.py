@@ -10,7 +10,7 @@ from typing import Any
 from holdfast_operator.cache import Cache, Listing
 from holdfast_operator.cluster import AT_ONCE, Cluster, Pace
 from holdfast_operator.queue import KeyedQueue
-from holdfast_operator.slim import slim, slim_pod
+from holdfast_operator.slim import slim, slim_job, slim_pod
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class Feed:
 
     def job(self, kind: str | None, body: Json) -> None:
         """A job was seen."""
-        body = slim(body)
+        body = slim_job(body)
         self._queue.add(self._cache.drop_job(body) if kind == DELETED else self._cache.put_job(body))
 
     def pod(self, kind: str | None, body: Json) -> None:
@@ -57,9 +57,9 @@ class Feed:
 
     def relist(self, cluster: Cluster, namespaces: tuple[str, ...], *, pace: Pace = AT_ONCE) -> None:
         """Take everything anew; what vanished unseen is pruned. A failed list changes nothing."""
-        nodes = cluster.nodes()
         jobs = _joined([cluster.jobs(namespace, keep=self._keep_job, pace=pace) for namespace in namespaces or ("",)])
         pods = _joined([cluster.pods(namespace, keep=self._keep_pod, pace=pace) for namespace in namespaces or ("",)])
+        nodes = cluster.nodes()  # last: the others may take a minute, and placement reads nodes
         for key in self._cache.replace(jobs, pods, nodes):
             self._queue.add(key)
 
@@ -68,7 +68,7 @@ class Feed:
         return self._cache.kept_pod(body) or slim_pod(body)
 
     def _keep_job(self, body: Json) -> Json:
-        return self._cache.kept_job(body) or slim(body)
+        return self._cache.kept_job(body) or slim_job(body)
 
 
 def _joined(listings: list[Listing]) -> Listing:

@@ -13,10 +13,15 @@ from typing import Any
 import kopf
 
 from holdfast_operator import constants as c
-from holdfast_operator.cluster import PAGE
+from holdfast_operator.cluster import JOBS_PAGE, PAGE
+from holdfast_operator.errors import WatchEndedError
 from holdfast_operator.feed import Feed
 
 _IDLE_SECONDS = 0.1
+_WATCH_CHECK_SECONDS = 10.0
+# Names of kopf's own tasks.
+_WATCHER = "watcher for "
+_RUNS = "stop-flag checker"
 
 
 def registry(feed: Feed) -> kopf.OperatorRegistry:
@@ -58,7 +63,7 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.watching.client_timeout = 330
     settings.watching.connect_timeout = 5
     # Else the first list comes at once: of ten thousand pods a hundred megabytes, and ten times as much once read.
-    settings.watching.chunk_size = PAGE
+    settings.watching.chunk_size = _Page(PAGE)
     # An object's worker holds the object as it came until it ends.
     settings.queueing.idle_timeout = _IDLE_SECONDS
     settings.watching.label_selectors["", "v1", "pods"] = c.POD_SELECTOR
@@ -82,6 +87,15 @@ class _NoMemory(kopf.DiffBaseStorage):
         return None
 
 
+class _Page(int):
+    """How many objects are in a page. kopf has one setting for all kinds, and a job may be large."""
+
+    def __str__(self) -> str:
+        task = asyncio.current_task()
+        jobs = task is not None and task.get_name().startswith(f"{_WATCHER}{c.PLURAL}.")
+        return str(JOBS_PAGE if jobs else int(self))
+
+
 class _Patience:
     """Pauses without an end: a watch outlives an API server that is away. Iterated anew for each request."""
 
@@ -101,6 +115,7 @@ def serve(feed: Feed, namespaces: tuple[str, ...], ended: threading.Event) -> No
 async def _watch(feed: Feed, namespaces: tuple[str, ...], ended: threading.Event) -> None:
     stop, ready = asyncio.Event(), asyncio.Event()
     early = asyncio.create_task(_hear_early(ended, ready, stop))
+    watches = asyncio.create_task(_end_with_a_watch(ready, stop))
     try:
         await kopf.operator(
             registry=registry(feed),
@@ -112,6 +127,28 @@ async def _watch(feed: Feed, namespaces: tuple[str, ...], ended: threading.Event
         )
     finally:
         early.cancel()
+        watches.cancel()
+    if watches.done() and not watches.cancelled():
+        watches.result()
+
+
+async def _end_with_a_watch(ready: asyncio.Event, stop: asyncio.Event) -> None:
+    """Stop everything when a watch has ended: kopf drops one that was cancelled or returned, and goes on without it.
+
+    Full lists would still find each change, minutes later.
+    """
+    await ready.wait()
+    before: set[str] = set()
+    while True:
+        tasks = {task.get_name() for task in asyncio.all_tasks() if not task.done()}
+        if _RUNS not in tasks:  # it was told to end
+            return
+        there = {name for name in tasks if name.startswith(_WATCHER)}
+        if before - there:
+            stop.set()
+            raise WatchEndedError(f"the {', '.join(sorted(before - there))} ended")
+        before = there
+        await asyncio.sleep(_WATCH_CHECK_SECONDS)
 
 
 async def _hear_early(ended: threading.Event, ready: asyncio.Event, stop: asyncio.Event) -> None:

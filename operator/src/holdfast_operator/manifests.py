@@ -55,6 +55,18 @@ def labels(job: Job) -> dict[str, str]:
     }
 
 
+def worker_marks(job: Job, incarnation: int) -> Manifest:
+    """The metadata by which a worker's pod is listed."""
+    return {
+        "labels": {
+            **labels(job),
+            c.LABEL_APP_COMPONENT: c.COMPONENT_WORKER,
+            c.LABEL_INCARNATION: str(incarnation),
+        },
+        "ownerReferences": [owner_reference(job)],
+    }
+
+
 def service(job: Job) -> Manifest:
     """Headless: gives each pod a name, also before it is ready."""
     return {
@@ -170,6 +182,7 @@ def digest(*values: Any) -> str:
 def pod(job: Job, spec: JobSpec, worker: Worker, platform: Platform, rendezvous_ip: str = "") -> Manifest:
     """One worker's pod."""
     template_meta: Mapping[str, Any] = spec.template.get("metadata") or {}
+    marks = worker_marks(job, worker.incarnation)
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -179,15 +192,13 @@ def pod(job: Job, spec: JobSpec, worker: Worker, platform: Platform, rendezvous_
             "labels": {
                 **(template_meta.get("labels") or {}),
                 **({c.LABEL_QUEUE: spec.scheduling.queue} if spec.scheduling.queue else {}),
-                **labels(job),
-                c.LABEL_APP_COMPONENT: c.COMPONENT_WORKER,
-                c.LABEL_INCARNATION: str(worker.incarnation),
+                **marks["labels"],
             },
             "annotations": {
                 "kubectl.kubernetes.io/default-container": trainer_container(spec.pod_spec),
                 **(template_meta.get("annotations") or {}),
             },
-            "ownerReferences": [owner_reference(job)],
+            "ownerReferences": marks["ownerReferences"],
         },
         "spec": _pod_spec(job, spec, worker, platform, rendezvous_ip),
     }
@@ -228,6 +239,7 @@ def _pod_spec(job: Job, spec: JobSpec, worker: Worker, platform: Platform, rende
         spare=worker.spare,
         domain=worker.domain,
         avoid=worker.avoid,
+        last_resort=worker.last_resort,
     )
 
 
@@ -330,14 +342,14 @@ def _sidecar(spec: JobSpec, platform: Platform) -> Manifest:
         "restartPolicy": "Always",
         "env": env,
         "ports": [{"name": "holdfast", "containerPort": c.PORT_SIDECAR, "protocol": "TCP"}],
-        "resources": {"requests": {"cpu": "10m", "memory": "48Mi"}, "limits": {"memory": "96Mi"}},
+        "resources": json.loads(platform.sidecar_resources),
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
             "readOnlyRootFilesystem": True,
             "runAsNonRoot": True,
-            # Said here too: a pod-level runAsUser of 0 would keep the sidecar from starting.
-            "runAsUser": c.SIDECAR_UID,
+            # A runAsUser of 0 at pod level would keep the sidecar from starting.
+            **({} if platform.sidecar_user is None else {"runAsUser": platform.sidecar_user}),
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "volumeMounts": [
@@ -567,15 +579,22 @@ def _hang(hang: HangSpec) -> Manifest:
 
 
 def membership_document(
-    job: Job, spec: JobSpec, membership: Membership, restarts: Mapping[str, int], job_key: str
+    job: Job,
+    spec: JobSpec,
+    membership: Membership,
+    restarts: Mapping[str, int],
+    job_key: str,
+    *,
+    durable_step: int | None,
 ) -> Manifest:
-    """``membership.json``."""
+    """``membership.json``; ``durable_step`` is that of the newest checkpoint outside of the pods and their nodes."""
     published = membership.to_json()
     return {
         "version": c.PROTOCOL_VERSION,
         "job": {"namespace": job.namespace, "name": job.name, "uid": job.uid, "runId": run_id(job)},
         **published,
         "restarts": dict(restarts),
+        "durableStep": durable_step,
         "settings": settings(spec),
         "jobKey": job_key,
     }

@@ -81,6 +81,10 @@ class Metrics:
         )
         self._polls = self._gauge("agent_polls_held", "Long polls that are held now.")
         self._bundle_expiry = self._gauge("ca_expiry_seconds", "Unix time at which the CA in use expires.")
+        self._full_list = self._gauge(
+            "full_list_time_seconds",
+            "Unix time of the last complete list of jobs, pods and nodes; 0 before the first.",
+        )
         self._workers = self._gauge("job_workers", "Workers that the job asks for.", ["namespace", "job"])
         self._ready = self._gauge("job_workers_ready", "Workers that train now.", ["namespace", "job"])
         self._step = self._gauge("job_committed_step", "Newest committed step.", ["namespace", "job"])
@@ -175,6 +179,10 @@ class Metrics:
     def polls_held(self, held: int) -> None:
         """Long polls held now."""
         self._polls.set(held)
+
+    def listed(self, timestamp: float) -> None:
+        """Jobs, pods and nodes were listed completely."""
+        self._full_list.set(timestamp)
 
     def ca_expires(self, timestamp: float) -> None:
         """When the CA in use expires."""

@@ -16,7 +16,7 @@ from typing import Any
 from zlib import crc32
 
 from holdfast_operator import constants as c
-from holdfast_operator.api import Job, parse_job, parse_scheduling, parse_time
+from holdfast_operator.api import Job, parse_job, parse_scheduling, parse_time, pod_name
 from holdfast_operator.cache import Cache, job_key, owner_of
 from holdfast_operator.cluster import Cluster
 from holdfast_operator.errors import UnreadableError
@@ -32,14 +32,16 @@ from holdfast_operator.seen import (
     Platform,
     PodView,
     Refusal,
+    Renewals,
     Report,
     Rival,
     Standing,
     parse_node,
     parse_pod,
+    read_renewal,
 )
 from holdfast_operator.standin import spoken_for
-from holdfast_operator.status import Phase, Status
+from holdfast_operator.status import Phase, Status, Worker
 from holdfast_operator.webhook import AgentHub
 
 logger = logging.getLogger(__name__)
@@ -86,6 +88,7 @@ class Observer:
         self._graves: Memo[Json, PodView] = Memo(partial(parse_pod, absent=True))
         self._views: Memo[Json, NodeView] = Memo(parse_node)
         self._node_views: tuple[int, Mapping[str, NodeView]] = (-1, {})
+        self._renewals: dict[str, Renewals] = {}
         self._waiting: Memo[Json, Rival | None] = Memo(rival_of)
         self._lines = Lines(self._known)
         self._events = PodEvents(cluster.pod_events)
@@ -94,6 +97,8 @@ class Observer:
         """Keep nothing of objects that are gone."""
         for memo in (self._jobs, self._pods, self._graves, self._views, self._waiting):
             memo.clear()
+        known = {str(body["metadata"]["name"]) for body in self._cache.nodes()}
+        self._renewals = {name: row for name, row in self._renewals.copy().items() if name in known}
         self._events.forget()
 
     def begin(self, at: datetime) -> None:
@@ -121,9 +126,33 @@ class Observer:
             self._cache.put_pod(pod)
         for pod in replace(listing, items=pods).absent(self._cache.pods_of(uid)):
             self._cache.drop_pod(pod)
-        return self._observed(body, pods, memory, now)
+        job, status = self._jobs(key, body)
+        graves = {_uid(grave): self._graves(_uid(grave), grave) for grave in self._cache.tombstones_of(uid)}
+        pods += self._unlisted(job, unlisted(status, {_uid(pod) for pod in pods}, graves), now)
+        return self._observed(body, pods, memory, now, at_once=True)
 
-    def _observed(self, body: Json, pods: Iterable[Json], memory: Memory, now: datetime) -> Observed:
+    def _unlisted(self, job: Job, workers: Iterable[Worker], now: datetime) -> list[Json]:
+        """Pods of these workers that exist all the same: somebody changed what they are listed by.
+
+        A UID that is gone by a direct read never comes back, so each is asked for once.
+        """
+        found: list[Json] = []
+        for worker in workers:
+            name = pod_name(job.name, worker.incarnation)
+            pod = self._cluster.pod(job.namespace, name)
+            if pod is not None and _uid(pod) == worker.pod_uid:
+                self._cache.put_pod(pod)
+                found.append(pod)
+                continue
+            report = self._report(worker.pod_uid)
+            if report is not None and report.fresh(now):
+                logger.warning("pod %s is gone from the API server, and reported a moment ago", name)
+        return found
+
+    def _observed(
+        self, body: Json, pods: Iterable[Json], memory: Memory, now: datetime, *, at_once: bool = False
+    ) -> Observed:
+        """``at_once``: nodes whose kubelet is to prove an end are read again."""
         job, status = self._jobs(job_key(body), body)
         views = [self._pods(_uid(pod), pod) for pod in _in_namespace(job, pods)]
         known = {view.uid for view in views}
@@ -142,7 +171,7 @@ class Observer:
             nonce=self._nonce(),
             started_at=self._started_at,
             pods=tuple(sorted(self._with_events(job, views, now), key=lambda view: view.name)),
-            nodes=self._nodes(status, views, reports, now),
+            nodes=self._nodes(status, views, reports, now, at_once=at_once),
             reports=reports,
             line=self._lines.of(job.key, now) if _gang_waits(status) or _may_grow(job) else None,
             usage=self._cache.usage(),
@@ -180,7 +209,7 @@ class Observer:
     # Nodes
 
     def _nodes(
-        self, status: Status, pods: Iterable[PodView], reports: Iterable[Report], now: datetime
+        self, status: Status, pods: Iterable[PodView], reports: Iterable[Report], now: datetime, *, at_once: bool
     ) -> tuple[NodeView, ...]:
         """All nodes; those of workers are asked for anew where their life is in doubt."""
         views = self._all_nodes()
@@ -190,12 +219,31 @@ class Observer:
             if found is not None:
                 self._cache.put_node(found)
                 views = self._all_nodes()
-        anew = {}
-        for name in _doubtful(status, views, tuple(reports), now) & views.keys():
-            body = self._cache.node(name)
+        anew: dict[str, NodeView | None] = {}
+        awaited = {worker.node for worker in status.in_phase(Phase.LOST, Phase.LEAVING) if worker.absent_since}
+        for name in doubtful(status, views, tuple(reports), now) & views.keys():
+            anew[name] = self._node_anew(name, now, read=at_once and name in awaited)
+        seen = (anew.get(name, view) for name, view in views.items())
+        return tuple(view for view in seen if view is not None)
+
+    def _node_anew(self, name: str, now: datetime, *, read: bool) -> NodeView | None:
+        """A node with its Lease; None if it is gone. A deleted node's Lease goes with it: without one, it is read."""
+        lease, body = self._cluster.lease(name), self._cache.node(name)
+        if read or lease is None:
+            known, body = body, self._cluster.node(name)
             if body is not None:
-                anew[name] = parse_node(body, self._cluster.lease(name))
-        return tuple(anew.get(name, view) for name, view in views.items())
+                self._cache.put_node(body)
+            elif known is not None:
+                self._cache.drop_node(known)
+        if body is None:
+            return None
+        view = parse_node(body, lease)
+        row = read_renewal(self._renewals.get(name), view.lease_renewed, ready=view.ready, now=now)
+        if row is None:
+            self._renewals.pop(name, None)
+            return view
+        self._renewals[name] = row
+        return replace(view, renewals=row)
 
     def _all_nodes(self) -> Mapping[str, NodeView]:
         """By name, in its order; made anew when one has changed."""
@@ -254,9 +302,10 @@ def _uid(body: Json) -> str:
 
 
 def _hangs_back(view: PodView, now: datetime) -> bool:
-    """It has a node, and has had the time to start there."""
+    """It has a node and has had the time to start there, or no scheduler has reported about it in that time."""
     young = view.created is None or now - view.created < EVENTS_AFTER
-    return view.bound and view.phase == "Pending" and not (young or view.absent)
+    explained = view.unschedulable or view.gated or view.held_by
+    return view.phase == "Pending" and not (young or view.absent) and (view.bound or not explained)
 
 
 def _gang_waits(status: Status) -> bool:
@@ -267,7 +316,24 @@ def _may_grow(job: Job) -> bool:
     return job.spec is not None and job.spec.max_replicas > job.spec.replicas
 
 
-def _doubtful(status: Status, nodes: Mapping[str, NodeView], reports: tuple[Report, ...], now: datetime) -> set[str]:
+def unlisted(status: Status, listed: set[str], graves: Mapping[str, PodView]) -> list[Worker]:
+    """Workers whose pod is listed no more, and nothing shows yet that its object is gone.
+
+    A pod that ended needs no such proof. One that never ran and that we deleted is gone whoever labelled it.
+    """
+    return [
+        worker
+        for worker in status.workers
+        if worker.known
+        and worker.phase is not Phase.ENDED
+        and worker.absent_since is None
+        and worker.pod_uid not in listed
+        and not (worker.ordered and not worker.node)
+        and not (worker.pod_uid in graves and graves[worker.pod_uid].terminal)
+    ]
+
+
+def doubtful(status: Status, nodes: Mapping[str, NodeView], reports: tuple[Report, ...], now: datetime) -> set[str]:
     """Nodes of workers that are not ready, whose pods are silent, lost to their peers, or gone without a proof."""
     lost = {uid for report in reports if report.fresh(now) for uid in report.lost_members}
     heard = {report.pod_uid for report in reports if report.fresh(now)}

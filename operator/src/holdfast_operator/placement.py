@@ -27,6 +27,7 @@ def placed(
     spare: bool = False,
     domain: str = "",
     avoid: tuple[str, ...] = (),
+    last_resort: tuple[str, ...] = (),
 ) -> Manifest:
     """The pod spec of one worker with all that limits its place; the given one stays as it is."""
     result = dict(pod_spec)
@@ -34,6 +35,8 @@ def placed(
     expressions = _off_spot() if on_demand else []
     if expressions or avoid:
         affinity["nodeAffinity"] = _required(affinity.get("nodeAffinity") or {}, expressions, avoid)
+    if last_resort:
+        affinity["nodeAffinity"] = _more(affinity.get("nodeAffinity") or {}, _PREFERRED, _rather_not(last_resort))
     if scheduling.on_demand and not on_demand:
         affinity["nodeAffinity"] = _preferring_spot(affinity.get("nodeAffinity") or {})
     if scheduling.exclusive_nodes:
@@ -67,6 +70,12 @@ def _required(node_affinity: Json, expressions: list[Manifest], avoid: tuple[str
         for term in required.get("nodeSelectorTerms") or [{}]
     ]
     return {**node_affinity, _REQUIRED: required}
+
+
+def _rather_not(nodes: tuple[str, ...]) -> list[Manifest]:
+    """More than any other preference: these nodes may go soon."""
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+    return [{"weight": 100, "preference": {"matchFields": fields}}]
 
 
 def _preferring_spot(node_affinity: Json) -> Manifest:

@@ -11,6 +11,7 @@ served by threads of their own.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import random
@@ -28,7 +29,7 @@ from urllib3.exceptions import HTTPError
 
 from holdfast_operator import __version__, logs
 from holdfast_operator.act import Actor
-from holdfast_operator.agentserver import AgentServer
+from holdfast_operator.agentserver import AgentServer, Limits
 from holdfast_operator.agentserver import Observer as AgentObserver
 from holdfast_operator.cache import Cache
 from holdfast_operator.clock import SteadyClock
@@ -165,6 +166,7 @@ def _agents(settings: Settings, hub: AgentHub, tls: TlsKeeper, nodes: Keeper, me
         tls.context,
         host=settings.host or None,
         port=settings.agents_port,
+        limits=Limits.within(settings.memory_bytes),
         observer=AgentObserver(answered=metrics.agent_request, polls=metrics.polls_held),
         alerts=nodes.inbox,
     )
@@ -176,6 +178,8 @@ def _platform(settings: Settings, tls: TlsKeeper) -> Platform:
         agents_url=settings.agents_url,
         ca_bundle=tls.bundle,
         sidecar_pull_policy=settings.sidecar_pull_policy,
+        sidecar_user=settings.sidecar_user,
+        sidecar_resources=settings.sidecar_resources,
         metadata_url=settings.metadata_url,
         dcgm_url=settings.dcgm_url,
         image_pull_secrets=settings.image_pull_secrets,
@@ -251,6 +255,7 @@ class Process:
         except ClusterError as error:
             logger.warning("the first full list failed, it is tried again: %s", error)
             return False
+        self._parts.metrics.listed(self._parts.now().timestamp())
         return True
 
     def _lead(self) -> None:
@@ -324,6 +329,7 @@ class Process:
             try:
                 parts.reconciler.refresh()
                 parts.feed.relist(parts.cluster, parts.settings.watch_namespaces, pace=AT_LEISURE)
+                parts.metrics.listed(parts.now().timestamp())
                 parts.metrics.ca_expires(parts.tls.authority_expires.timestamp())
             except OperatorError as error:
                 logger.warning("the full list failed, what is known stays: %s", error)
@@ -364,8 +370,24 @@ def _refused(error: Exception) -> bool:
     return isinstance(error, RejectedError) or (isinstance(error, ApiException) and error.status not in _AWAY)
 
 
+# The API server takes values that are nested 10,000 deep, and one job that cannot be decoded would end every list and
+# watch. A level takes less than 200 bytes of a thread's stack.
+_JSON_DEPTH = 12_000
+_MOST_NESTED = 10_000
+
+
+def _decodes_deep() -> bool:
+    """Whether this Python decodes whatever the API server admits: 3.12 has a limit of its own, some 5,000 levels."""
+    try:
+        json.loads("[" * _MOST_NESTED + "]" * _MOST_NESTED)
+    except RecursionError:
+        return False
+    return True
+
+
 def main() -> int:
     """Run until a signal ends it (0) or watching is no longer possible (1); wrong settings end it at once (78)."""
+    sys.setrecursionlimit(_JSON_DEPTH)
     try:
         settings = from_environment()
     except SettingsError as error:
@@ -376,6 +398,8 @@ def main() -> int:
     # Its INFO is a line for each event that a handler took.
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)
     logger.info("holdfast operator %s starts", __version__)
+    if not _decodes_deep():
+        logger.warning("one job that is nested deep ends all watches under this Python: use 3.11, or 3.13 and later")
     terms = Terms(lease_seconds=settings.lease_seconds)
     lease = ClusterLease(Cluster(api_client(retries=False), seconds=terms.call_seconds), settings.namespace)
     ended = threading.Event()

@@ -1,4 +1,4 @@
-"""How often one pod may ask: so many requests at once, and so many a second after that. Pure but for a lock.
+"""How much one pod may ask: so many requests or bytes at once, and so many a second after that. Pure but for a lock.
 
 Invariant: what one pod asks for costs no other pod anything of its own; memory is bounded by ``keys``.
 """
@@ -28,13 +28,13 @@ class Rates:
         self._lock = threading.Lock()
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def take(self, key: str, now: float) -> int:
+    def take(self, key: str, now: float, amount: float = 1.0) -> int:
         """0: granted. Else the whole seconds after which it would be; a refusal costs nothing of the bucket."""
         with self._lock:
             left, since = self._buckets.pop(key, (float(self._rate.at_once), now))
             left = min(float(self._rate.at_once), left + max(0.0, now - since) * self._rate.a_second)
-            granted = left >= 1.0
-            self._buckets[key] = (left - 1.0 if granted else left, now)
+            granted = left >= amount
+            self._buckets[key] = (left - amount if granted else left, now)
             if len(self._buckets) > self._keys:
                 self._buckets.popitem(last=False)
-        return 0 if granted else max(1, math.ceil((1.0 - left) / self._rate.a_second))
+        return 0 if granted else max(1, math.ceil((amount - left) / self._rate.a_second))

@@ -26,7 +26,7 @@ from holdfast_operator.webhook import AgentHub
 
 logger = logging.getLogger(__name__)
 
-# What of a status launchers tell, and what was applied: nobody acts on it.
+# What of a status launchers tell, and what was applied: nothing is done because of it alone.
 _TOLD = ("progress", "last_checkpoint", "goodput", "applied")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Mapping
@@ -29,6 +30,8 @@ class Settings:
     host: str = ""
     log_level: str = "INFO"
     sidecar_pull_policy: str = "IfNotPresent"
+    sidecar_user: int | None = c.SIDECAR_UID
+    sidecar_resources: str = c.SIDECAR_RESOURCES
     image_pull_secrets: tuple[str, ...] = ()
     network_policies: bool = True
     disruption_budgets: bool = True
@@ -39,6 +42,7 @@ class Settings:
     lease_seconds: int = c.LEASE_SECONDS
     workers: int = 8
     relist_seconds: float = 180.0
+    memory_bytes: int | None = None  # the container's limit
     kubeconfig: str = ""
     remediation: Rules = field(default_factory=Rules)
 
@@ -64,6 +68,8 @@ def from_environment(environment: Mapping[str, str] | None = None) -> Settings:
         host=env.get("HOLDFAST_HOST", ""),
         log_level=env.get("HOLDFAST_LOG_LEVEL", "INFO").upper(),
         sidecar_pull_policy=env.get("HOLDFAST_SIDECAR_PULL_POLICY", "IfNotPresent"),
+        sidecar_user=_user(env, "HOLDFAST_SIDECAR_RUN_AS_USER"),
+        sidecar_resources=_object(env, "HOLDFAST_SIDECAR_RESOURCES", c.SIDECAR_RESOURCES),
         image_pull_secrets=_words(env, "HOLDFAST_IMAGE_PULL_SECRETS"),
         network_policies=_boolean(env, "HOLDFAST_NETWORK_POLICIES", default=True),
         disruption_budgets=_boolean(env, "HOLDFAST_DISRUPTION_BUDGETS", default=True),
@@ -74,6 +80,7 @@ def from_environment(environment: Mapping[str, str] | None = None) -> Settings:
         own_url=f"https://{_in_url(address)}:{port}" if address else "",
         lease_seconds=_integer(env, "HOLDFAST_LEASE_SECONDS", c.LEASE_SECONDS),
         workers=_integer(env, "HOLDFAST_WORKERS", 8),
+        memory_bytes=_integer(env, "HOLDFAST_MEMORY_BYTES", 0) or None,
         relist_seconds=float(_integer(env, "HOLDFAST_RELIST_SECONDS", 180)),
         kubeconfig=env.get("KUBECONFIG", ""),
         remediation=parse_rules(env.get("HOLDFAST_NODE_REMEDIATION", ""), env.get("HOLDFAST_ALERTS_TOKEN_FILE", "")),
@@ -99,6 +106,28 @@ def _integer(env: Mapping[str, str], name: str, default: int) -> int:
     if not value.isdigit():
         raise SettingsError(f"{name} must be a whole number, not {value!r}")
     return int(value)
+
+
+def _user(env: Mapping[str, str], name: str) -> int | None:
+    """The user ID; None where the variable is set and empty."""
+    value = env.get(name, str(c.SIDECAR_UID))
+    if not value:
+        return None
+    if not value.isdigit() or int(value) == 0:
+        raise SettingsError(f"invalid value {value!r} for {name}: expected a user ID above 0, or nothing")
+    return int(value)
+
+
+def _object(env: Mapping[str, str], name: str, default: str) -> str:
+    """A JSON object, as text."""
+    value = env.get(name) or default
+    try:
+        parsed = json.loads(value)
+    except ValueError:
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise SettingsError(f"invalid value {value!r} for {name}: expected a JSON object")
+    return value
 
 
 def _boolean(env: Mapping[str, str], name: str, *, default: bool) -> bool:

@@ -5,9 +5,12 @@ Of that, what many objects have in common is kept once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from sys import getsizeof
 from typing import Any
 
+from holdfast_operator.constants import GROUP
 from holdfast_operator.shared import Parts, compact
 
 Json = Mapping[str, Any]
@@ -21,6 +24,19 @@ _META = (
     "deletionTimestamp",
     "labels",
 )
+_JOB_META = (
+    "name",
+    "namespace",
+    "uid",
+    "resourceVersion",
+    "generation",
+    "creationTimestamp",
+    "deletionTimestamp",
+)
+# Of a job's spec as objects in memory: ten times what the largest example takes, and a thousand jobs of this size are
+# a quarter of the chart's memory limit.
+SPEC_BYTES = 128 * 1024
+SPEC_DEPTH = 64
 _SPEC = ("overhead", "schedulingGates", "terminationGracePeriodSeconds")
 # Admission writes these into every pod; what is read where they are absent is not kept.
 _ORDINARY = {"priority": 0, "preemptionPolicy": "PreemptLowerPriority"}
@@ -28,6 +44,7 @@ _CONTAINER = ("name", "resources", "restartPolicy")
 _STATUS = ("phase", "reason", "message", "podIP", "nominatedNodeName")
 _CONDITION = ("type", "status", "reason", "message")
 _CONTAINER_STATUS = ("name", "state")
+_OWN = f"{GROUP}/"
 # Of all pods of this process.
 _parts = Parts()
 
@@ -60,9 +77,43 @@ def _apart(spec: Json) -> dict[str, Any]:
     return {"affinity": {"podAntiAffinity": found}} if found else {}
 
 
+def slim_job(body: Json) -> dict[str, Any]:
+    """A job, as far as anything here reads it. In place of a spec that is too large it has ``unread``: why.
+
+    Tenants must not decide how much memory is taken here, nor how deep the stack gets that reads their values.
+    """
+    unread = body.get("unread") or _unread(body.get("spec"))
+    read = {"unread": unread} if unread else _only(body, ("spec",))
+    kept: dict[str, Any] = compact({**_only(body, ("status",)), **read})
+    return {"metadata": compact(_only(body["metadata"], _JOB_META)), **kept}
+
+
+def _unread(spec: Any) -> str:
+    """Why a spec is not read; empty if it is. Level by level: values may be nested deeper than calls may be."""
+    size, depth, level = 0, 0, [spec]
+    while level:
+        size, depth = size + sum(map(getsizeof, level)), depth + 1
+        if depth > SPEC_DEPTH:
+            return f"its spec is nested deeper than {SPEC_DEPTH} levels"
+        if size > SPEC_BYTES:
+            most = f"its spec takes more than {SPEC_BYTES // 1024} KiB of the operator's memory"
+            return f"{most}: move large values of the template into a ConfigMap, a Secret or the image"
+        level = [inner for value in level for inner in _inner(value)]
+    return ""
+
+
+def _inner(value: Any) -> Iterable[Any]:
+    if type(value) is dict:
+        return chain(value.keys(), value.values())
+    return value if type(value) is list else ()
+
+
 def slim(body: Json) -> dict[str, Any]:
-    """Any other object, without the record of who wrote what and a node's list of images."""
-    kept = {**body, "metadata": _without(body.get("metadata") or {}, "managedFields")}
+    """Any other object, without others' annotations, the record of who wrote what and a node's list of images."""
+    meta = _without(body.get("metadata") or {}, "managedFields")
+    if meta.get("annotations"):
+        meta["annotations"] = {key: value for key, value in meta["annotations"].items() if key.startswith(_OWN)}
+    kept = {**body, "metadata": meta}
     if isinstance(body.get("status"), Mapping) and "images" in body["status"]:
         kept["status"] = _without(body["status"], "images")
     slimmed: dict[str, Any] = compact(kept)

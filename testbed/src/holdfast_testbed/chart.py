@@ -36,7 +36,8 @@ def account(namespace: str = OPERATOR_NAMESPACE) -> str:
 
 def rights(*values: str, namespace: str = OPERATOR_NAMESPACE) -> list[Manifest]:
     """Exactly what a release with these values lets its service account do."""
-    return [document for document in render(*values, namespace=namespace) if document["kind"] in _OF_RIGHTS]
+    made = render(*values, "rbac.aggregate=false", namespace=namespace)
+    return [document for document in made if document["kind"] in _OF_RIGHTS]
 
 
 def grant(cluster: Cluster, granted: Sequence[Manifest], namespace: str = OPERATOR_NAMESPACE) -> Path:

@@ -14,7 +14,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -27,12 +27,13 @@ _SILENT_SECONDS: Final = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One request; numbers count from 1."""
+    """One request; numbers count from 1, names of headers are in lower case."""
 
     number: int
     method: str
     target: str
     nbytes: int
+    headers: Mapping[str, str] = field(repr=False)
 
     @property
     def is_part(self) -> bool:
@@ -131,7 +132,8 @@ def _request(lines: list[str], number: int) -> tuple[Request, bool]:
     method, path, _ = lines[0].split(" ", 2)
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
     nbytes = int(headers.get("content-length", 0))
-    return Request(number=number, method=method, target=path, nbytes=nbytes), "expect" in headers
+    request = Request(number=number, method=method, target=path, nbytes=nbytes, headers=headers)
+    return request, "expect" in headers
 
 
 def _play(

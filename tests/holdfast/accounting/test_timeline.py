@@ -196,7 +196,7 @@ def test_without_matplotlib_a_picture_says_what_to_install(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(UsageError, match=r"pip install 'holdfast\[plot\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'holdfast-trainer\[plot\]'"):
         timeline_view.draw(timeline_view.read(run.path), tmp_path / "picture.png")
 
 

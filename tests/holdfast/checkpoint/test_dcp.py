@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan
+from torch.testing._internal.two_tensor import TwoTensor
 
 from holdfast import checkpoint
 from holdfast.checkpoint import dcp as ours
@@ -44,6 +46,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory, together: Callable[..., list
     commands = [[sys.executable, "-W", "ignore", str(SCRIPT), str(rank), str(folder)] for rank in range(3)]
     told = together(commands, [os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}] * 3)
     assert "the same at two, three and one" in told[0]
+    (folder / "told.txt").write_text("".join(told))
     return folder
 
 
@@ -60,6 +63,33 @@ def test_any_number_of_ranks_loads_a_commit_that_is_like_any_other_and_holds_no_
     assert (columns.shape, [chunk.start for chunk in columns.chunks]) == ((5, 8), [(0, 0), (0, 4)])
     files = {path.name for path in (saved / str(loaded.name)).iterdir()}
     assert files == {"MANIFEST.json", "rank-0.safetensors", "rank-1.safetensors"}
+
+
+def test_a_save_with_cached_plans_writes_its_own_numbers_from_every_rank(saved: Path) -> None:
+    columns = torch.arange(40.0).reshape(5, 8)
+    names = ("rows", "own0", "own1", "shared")
+    for step in range(1, 6):
+        into: dict[str, Any] = {name: torch.zeros(5, 8) for name in names} | {"step": 0}
+        dcp.load(into, storage_reader=StorageReader(saved / "cached", step=step), no_dist=True)
+        expected = [columns * step, columns + step, columns + step, columns - step]
+        assert all(torch.equal(into[name], one) for name, one in zip(names, expected, strict=True))
+        assert into["step"] == step
+    assert {path.name for path in (saved / "cached").glob("step-*")} == {f"step-{step}.g0.a1" for step in range(1, 6)}
+
+
+def test_ranks_that_find_different_checkpoints_load_none(saved: Path) -> None:
+    said = (saved / "told.txt").read_text()
+    assert "rank 0 found step-2.g0.a1, and rank 1 step-1.g0.a1. Nothing was loaded." in said
+    assert said.count("a rank of a world of 3 looked for the newest checkpoint") == 3
+    assert (said.count("untouched"), said.count("loaded\n")) == (6, 0)
+
+
+def test_a_save_without_collectives_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="Leave use_collectives out"):
+        dcp.save(
+            state(1.0), storage_writer=StorageWriter(tmp_path / "new", step=1), no_dist=True, use_collectives=False
+        )
+    assert list(tmp_path.iterdir()) == []
 
 
 def state(value: float = 0.0) -> dict[str, Any]:
@@ -154,6 +184,33 @@ def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path, name: str, said
     assert checkpoint.load(tmp_path) is None
 
 
+def test_the_library_says_how_to_read_what_came_through_dcp(tmp_path: Path) -> None:
+    dcp.save({"model": {"weight": torch.ones(2)}}, storage_writer=StorageWriter(tmp_path, step=1), no_dist=True)
+    with pytest.raises(
+        StateError, match=r"dcp\.load\(state, storage_reader=holdfast\.checkpoint\.dcp\.StorageReader"
+    ):
+        checkpoint.load(tmp_path, model=torch.nn.Linear(2, 1))
+
+
+@pytest.mark.parametrize("tensor", [TwoTensor(torch.ones(2), torch.ones(2)), torch.ones(2, dtype=torch.complex128)])
+def test_a_tensor_that_cannot_be_saved_is_refused_by_key_before_anything_is_written(
+    tmp_path: Path, tensor: torch.Tensor
+) -> None:
+    with pytest.raises((StateError, CheckpointException), match=r"layer\.w is"):
+        dcp.save({"layer": {"w": tensor}}, storage_writer=StorageWriter(tmp_path, step=1), no_dist=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_values_that_are_too_large_for_a_manifest_are_refused_by_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ours, "LARGEST", 5000)
+    values = {"small": {"n": 1}, "loader7": {"state": bytes(4000)}, "w": torch.ones(2)}
+    with pytest.raises((StateError, CheckpointException), match=r"the largest are loader7\.state \(0\.00\d+ MB\)"):
+        dcp.save(values, storage_writer=StorageWriter(tmp_path, step=1), no_dist=True)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_save_that_fails_is_no_commit(tmp_path: Path) -> None:
     writer = StorageWriter(tmp_path, step=1)
     with pytest.raises((StateError, CheckpointException), match="thing"):
@@ -161,6 +218,31 @@ def test_a_save_that_fails_is_no_commit(tmp_path: Path) -> None:
     assert checkpoint.load(tmp_path) is None
     dcp.save(state(1.0), storage_writer=writer, no_dist=True)
     assert [path.name for path in tmp_path.glob("step-*")] == ["step-1.g0.a1"]
+
+
+def test_scalars_of_every_kind_come_back_by_async_save(tmp_path: Path) -> None:
+    values = {"n": torch.tensor(3), "b": torch.tensor(2.0, dtype=torch.bfloat16), "flag": torch.tensor(True)}
+    writer = pickle.loads(pickle.dumps(StorageWriter(tmp_path, step=1)))  # noqa: S301  (as torch hands it to a process)
+    dcp.async_save(values, storage_writer=writer, no_dist=True).result()
+    into = {name: torch.zeros_like(one) for name, one in values.items()}
+    dcp.load(into, storage_reader=StorageReader(tmp_path), no_dist=True)
+    assert all(into[name].dtype == one.dtype and torch.equal(into[name], one) for name, one in values.items())
+
+
+@pytest.mark.parametrize("shape", [(3,), (5,), (2, 2), ()])
+def test_a_tensor_of_another_size_is_refused_and_not_half_filled(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    dcp.save({"w": torch.arange(4.0)}, storage_writer=StorageWriter(tmp_path, step=1), no_dist=True)
+    into = torch.full(shape, 9.0)
+    with pytest.raises((CheckpointError, CheckpointException), match="Size mismatch"):
+        dcp.load({"w": into}, storage_reader=StorageReader(tmp_path), no_dist=True)
+    assert torch.equal(into, torch.full(shape, 9.0))
+
+
+def test_a_tensor_of_another_dtype_is_converted(tmp_path: Path) -> None:
+    dcp.save({"w": torch.arange(4.0)}, storage_writer=StorageWriter(tmp_path, step=1), no_dist=True)
+    into = torch.zeros(4, dtype=torch.float64)
+    dcp.load({"w": into}, storage_reader=StorageReader(tmp_path), no_dist=True)
+    assert torch.equal(into, torch.arange(4.0, dtype=torch.float64))
 
 
 class Looked(MetadataIndex):

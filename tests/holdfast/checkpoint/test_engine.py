@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import shutil
+import signal
+import stat
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +23,7 @@ from holdfast.checkpoint.commit import begin, publish
 from holdfast.checkpoint.engine import NO_RULES, Attempt, Engine, attempt_by_hand
 from holdfast.checkpoint.exchange import Alone
 from holdfast.checkpoint.fencing import Resume
+from holdfast.checkpoint.files import RIGHT
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.retention import Rules
 from holdfast.checkpoint.shard import Piece, TensorSpec
@@ -97,6 +100,18 @@ def test_copies_out_of_reach_do_not_hold_up_who_goes_on_from_memory(
     assert lost_volume.newest() is None
 
 
+def test_a_store_that_answers_only_some_requests_ends_the_restore(
+    lost_volume: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leaves_out(self: FallbackStore, ask: object) -> tuple[()]:
+        self._left_out = True
+        return ()
+
+    monkeypatch.setattr(FallbackStore, "_asked", leaves_out)
+    with pytest.raises(UnavailableError, match="nothing was moved or deleted"):
+        lost_volume.restore()
+
+
 def test_an_attempt_goes_on_from_the_newest_commit_and_its_claim_says_so(tmp_path: Path) -> None:
     Run(tmp_path, 1, 1).commits(10, 20)
     second = Run(tmp_path, 1, 2)
@@ -126,6 +141,30 @@ def test_what_a_zombie_commits_after_its_successor_claimed_is_never_read(tmp_pat
     third = Run(tmp_path, 1, 3)
     assert third.found.step == 10
     assert third.found.pair == Pair(1, 1)
+
+
+@pytest.mark.parametrize("when", ["before the claim", "while the claim is written"])
+def test_a_base_that_a_zombie_deletes_leaves_no_claim_and_the_next_attempt_starts_from_what_it_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    zombie = Run(tmp_path, 1, 1, keep_last=1).commits(10)
+    engine = Engine(tmp_path, keep_last=1, resume=Resume.ALWAYS, on_foreign=lambda claims: None)
+    engine.enter(Attempt(pair=Pair(1, 2), job_uid=JOB, publication="p1", run_id="run"), Alone())
+    found = engine.restore()
+
+    def late(root: Path, claim: Claim, *, again: bool) -> None:
+        zombie.commits(20)
+        write_claim(root, claim, again=again)
+
+    if when == "before the claim":
+        zombie.commits(20)
+    else:
+        monkeypatch.setattr("holdfast.checkpoint.engine.write_claim", late)
+    with pytest.raises(ClaimError, match=r"step-10\.g1\.a1 .* was deleted after this attempt read it"):
+        engine.claim(step=found.step, pair=found.pair)
+    assert [claim.pair for claim in list_claims(tmp_path)] == [Pair(1, 1)]
+    monkeypatch.undo()
+    assert Run(tmp_path, 1, 3).found.step == 20
 
 
 def test_a_zombies_commit_of_a_step_does_not_stop_the_successors(tmp_path: Path) -> None:
@@ -167,6 +206,25 @@ def test_two_processes_cannot_claim_one_attempt(tmp_path: Path) -> None:
         Run(tmp_path, 1, 1)
 
 
+def test_a_claim_that_was_written_and_not_synced_is_ours_at_the_next_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = Run(tmp_path, 1, 1).claim
+    later = replace(claim, pair=Pair(2, 1), publication="p2")
+
+    def fails(folder: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(folder))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(claims_module, "sync_folder", fails)
+        with pytest.raises(ClaimError, match="cannot write"):
+            write_claim(tmp_path, later)
+    write_claim(tmp_path, later, again=True)
+    assert list_claims(tmp_path) == (claim, later)
+    with pytest.raises(ClaimError, match=r"another process has claimed attempt 2\.1"):
+        write_claim(tmp_path, replace(later, publication="p3"), again=True)
+
+
 def test_a_claim_that_was_made_and_not_answered_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a network's file system does it: the request is sent again, and the second one finds the name taken."""
     link = os.link
@@ -178,6 +236,91 @@ def test_a_claim_that_was_made_and_not_answered_is_ours(tmp_path: Path, monkeypa
     monkeypatch.setattr(os, "link", twice)
     claim = Run(tmp_path, 1, 1).claim
     assert list_claims(tmp_path) == (claim,)
+
+
+@pytest.fixture(params=[errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP])
+def no_links(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file share without hard links."""
+
+    def refuses(source: Path, target: Path) -> None:
+        raise OSError(request.param, os.strerror(request.param), str(target))
+
+    monkeypatch.setattr(os, "link", refuses)
+
+
+@pytest.mark.usefixtures("no_links")
+def test_without_hard_links_one_attempt_has_one_claim(tmp_path: Path) -> None:
+    first = Run(tmp_path, 1, 1).commits(10)
+    with pytest.raises(ClaimError, match=r"another process has claimed attempt 1\.1"):
+        write_claim(tmp_path, replace(first.claim, publication="p2"))
+    assert list_claims(tmp_path) == (first.claim,)
+    assert Run(tmp_path, 1, 2).found.step == 10
+    assert sorted(path.name for path in (tmp_path / "claims").iterdir()) == ["1.1.json", "1.2.json"]
+
+
+@pytest.mark.usefixtures("no_links")
+def test_without_hard_links_a_claimant_that_was_killed_leaves_no_claim_and_the_next_attempt_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Run(tmp_path, 1, 1).commits(10)
+    (tmp_path / "claims" / f"1.2.json{RIGHT}").touch()
+    with pytest.raises(ClaimError, match=r"another process has claimed attempt 1\.2"):
+        Run(tmp_path, 1, 2)
+    assert Run(tmp_path, 1, 3).found.step == 10
+    assert sorted(path.name for path in (tmp_path / "claims").iterdir()) == ["1.1.json", "1.3.json"]
+
+
+@pytest.mark.usefixtures("no_links")
+def test_without_hard_links_a_claimant_by_hand_that_was_killed_keeps_no_later_one_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No operator or launcher counts attempts there: the folder alone says which name is free."""
+    attempt = attempt_by_hand(tmp_path, Alone())
+    claim = Claim(pair=attempt.pair, job_uid=attempt.job_uid, publication=attempt.publication, from_step=0)
+    claimant = os.fork()
+    if claimant == 0:
+        monkeypatch.setattr(Path, "rename", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        write_claim(tmp_path, claim)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(claimant, 0)[1]) == -signal.SIGKILL
+    assert list_claims(tmp_path) == ()
+    second = attempt_by_hand(tmp_path, Alone())
+    run = Run(tmp_path, second.pair.generation, second.pair.attempt, job=second.job_uid)
+    assert sorted(path.name for path in (tmp_path / "claims").iterdir()) == [f"{run.pair}.json"]
+
+
+@pytest.mark.usefixtures("no_links")
+def test_without_hard_links_a_name_that_another_host_took_at_the_same_moment_is_not_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = Path.rename
+
+    def overtaken(source: Path, target: Path) -> Path:
+        moved = rename(source, target)
+        if target.name == "1.1.json":
+            target.write_bytes(b"another host's")
+        return moved
+
+    monkeypatch.setattr(Path, "rename", overtaken)
+    with pytest.raises(ClaimError, match=r"another process has claimed attempt 1\.1"):
+        write_claim(tmp_path, Claim(pair=Pair(1, 1), job_uid=JOB, publication="p1", from_step=0))
+
+
+@pytest.mark.parametrize(("number", "saves"), [(errno.EINVAL, True), (errno.ENOSYS, True), (errno.EIO, False)])
+def test_a_volume_that_knows_no_fsync_of_folders_saves_and_one_on_which_it_fails_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, saves: bool
+) -> None:
+    run, fsync = Run(tmp_path, 1, 1), os.fsync
+
+    def refuses(fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(number, os.strerror(number))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", refuses)
+    assert run.engine.save(snapshot(10, run.pair)).committed is saves
+    monkeypatch.undo()
+    assert Run(tmp_path, 1, 2).found.step == (10 if saves else 0)
 
 
 def test_another_jobs_claim_stops_the_attempt_before_it_writes(tmp_path: Path) -> None:
@@ -243,6 +386,31 @@ def test_older_attempts_commits_go_only_when_k_newer_ones_are_verified(tmp_path:
     assert len(commits(tmp_path)) == 4  # 30 was read back whole and 40 written: only two are verified
     second.commits(50)
     assert commits(tmp_path) == {"step-30.g1.a1", "step-40.g1.a2", "step-50.g1.a2"}
+
+
+def test_a_job_that_does_not_resume_deletes_nothing_of_the_job_before_it(tmp_path: Path) -> None:
+    old = {"step-80000.g1.a1", "step-90000.g1.a1"}
+    Run(tmp_path, 1, 1).commits(80_000, 90_000)
+    rules = Rules.parse("hours=24,every=10000")
+    Run(tmp_path, 2, 1, job="job-2", resume=Resume.NEVER, keep_last=1, rules=rules).commits(10, 20)
+    assert commits(tmp_path) >= old
+    Run(tmp_path, 3, 1, job="job-3", keep_last=1).commits(30, 40)
+    assert commits(tmp_path) == {*old, "step-40.g3.a1"}, "of the job that it resumes they are history of its own line"
+
+
+def test_what_a_job_resumed_is_its_own_history(tmp_path: Path) -> None:
+    Run(tmp_path, 1, 1).commits(10, 20)
+    Run(tmp_path, 2, 1, job="job-2", keep_last=1).commits(30)
+    assert commits(tmp_path) == {"step-30.g2.a1"}
+
+
+def test_what_another_job_left_goes_only_when_somebody_says_so(tmp_path: Path) -> None:
+    Run(tmp_path, 1, 1).commits(80_000)
+    Run(tmp_path, 2, 1, job="job-2", resume=Resume.NEVER, keep_last=1).commits(10)
+    assert main(["prune", str(tmp_path), "--keep-last", "1"]) == 0
+    assert commits(tmp_path) == {"step-80000.g1.a1", "step-10.g2.a1"}
+    assert main(["prune", str(tmp_path), "--keep-last", "1", "--others"]) == 0
+    assert commits(tmp_path) == {"step-10.g2.a1"}
 
 
 def test_fenced_commits_go_too(tmp_path: Path) -> None:
@@ -471,9 +639,45 @@ def test_copies_that_stay_away_stop_a_job_that_has_nothing_else(tmp_path: Path, 
     assert commits(tmp_path / "shared") == before
 
 
-def test_copies_that_stay_away_stop_nobody_who_finds_an_older_commit(tmp_path: Path, away: list[int]) -> None:
+def test_copies_that_stay_away_may_hold_what_is_corrupt_here(tmp_path: Path, away: list[int]) -> None:
+    """To continue from 10 would fence the good copy of 20, and retention would delete it. Nothing is moved either."""
     newest = tmp_path / "shared" / "step-20.g1.a1" / "rank-0.json"
     newest.write_bytes(b"?")
+    before = commits(tmp_path / "shared")
+    for _ in range(2):
+        away[0] = 1000
+        with pytest.raises(UnavailableError, match="no network"):
+            entered(tmp_path / "shared", "s3://copies/job").restore()
+        assert commits(tmp_path / "shared") == before
+    away[0] = 0
+    assert entered(tmp_path / "shared", "s3://copies/job").restore().step == 20
+
+
+def test_copies_that_stay_away_stop_nobody_whose_newest_commit_is_good(tmp_path: Path, away: list[int]) -> None:
     away[0] = 1000
-    found = entered(tmp_path / "shared", "s3://copies/job").restore()
-    assert (found.step, [bad.path for bad in found.quarantined]) == (10, ["step-20.g1.a1"])
+    assert entered(tmp_path / "shared", "s3://copies/job").restore().step == 20
+
+
+def test_copies_that_stay_away_may_hold_what_a_volume_had_that_was_rolled_back(
+    tmp_path: Path, away: list[int]
+) -> None:
+    shutil.rmtree(tmp_path / "shared" / "step-20.g1.a1")
+    away[0] = 1000
+    engine = entered(tmp_path / "shared", "s3://copies/job")
+    engine.enter(replace(engine._attempt, durable=20), Alone())
+    with pytest.raises(UnavailableError, match="no network"):
+        engine.restore()
+    engine.enter(replace(engine._attempt, durable=10), Alone())
+    assert engine.restore().step == 10, "nothing newer was there"
+
+
+def test_copies_that_stay_away_may_hold_what_the_last_attempt_continued(tmp_path: Path, away: list[int]) -> None:
+    """It was read from there, and the volume has only older ones."""
+    write_claim(
+        tmp_path / "shared",
+        Claim(pair=Pair(1, 2), job_uid=JOB, publication="p1", from_step=20, from_pair=Pair(1, 1)),
+    )
+    shutil.rmtree(tmp_path / "shared" / "step-20.g1.a1")
+    away[0] = 1000
+    with pytest.raises(UnavailableError, match="no network"):
+        entered(tmp_path / "shared", "s3://copies/job").restore()

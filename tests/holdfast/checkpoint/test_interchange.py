@@ -17,6 +17,7 @@ from holdfast import checkpoint
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoints import progress
 from holdfast.cli import main
+from holdfast.errors import StateError
 
 torch = pytest.importorskip("torch")
 load_file = pytest.importorskip("safetensors.torch").load_file
@@ -96,6 +97,27 @@ def as_dcp(model: Net, path: Path) -> Path:
 
     dcp.save(model.state_dict(), checkpoint_id=path / "dcp", no_dist=True)
     return path / "dcp"
+
+
+def test_names_of_a_wrapper_are_offered_to_be_stripped_and_a_part_of_that_name_is_kept(tmp_path: Path) -> None:
+    inside = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    torch.save({f"module._orig_mod.{name}": one for name, one in inside.state_dict().items()}, tmp_path / "ddp.pt")
+    other = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    assert run("convert", tmp_path / "ddp.pt", tmp_path / "asis") == 0
+    with pytest.raises(StateError, match=r"all names .* begin with 'module\.', .* --strip-prefix module\."):
+        checkpoint.load(tmp_path / "asis", model=other)
+    assert run("convert", tmp_path / "ddp.pt", tmp_path / "ckpt", "--strip-prefix", "module.") == 0
+    checkpoint.load(tmp_path / "ckpt", model=other)
+    assert same(other.state_dict(), inside.state_dict())
+
+
+def test_a_prefix_is_stripped_of_all_names_or_of_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = torch.nn.ModuleDict({"module": torch.nn.Linear(2, 2), "head": torch.nn.Linear(2, 1)})
+    torch.save({"model": own.state_dict(), "step": 3}, tmp_path / "own.pt")
+    words = ("convert", tmp_path / "own.pt", tmp_path / "ckpt", "--split", "--strip-prefix", "module.")
+    assert run(*words) == 2
+    assert "no state dict of which every name begins with it" in capsys.readouterr().err
+    assert not (tmp_path / "ckpt").exists() or not list((tmp_path / "ckpt").glob("step-*"))
 
 
 def test_a_small_file_does_not_fill_the_memory_by_a_tensor_that_lies_over_itself(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -162,6 +163,28 @@ def test_with_copies_the_last_step_survives_the_loss_of_any_one_node(
     for at in made.folders:
         assert read(made.stores(at), CommitName(step=3, pair=FIRST)) == tensors(3)
         assert read(made.stores(at), CommitName(step=2, pair=FIRST)) == tensors(2)
+
+
+@pytest.mark.parametrize("mebibytes", [4, 24], ids=["at once", "in batches"])
+def test_weights_that_are_not_finite_on_one_rank_are_committed_on_none_and_the_commit_before_stays(
+    nodes: Callable[..., Nodes], world: Callable[..., list[Any]], mebibytes: int
+) -> None:
+    made = nodes("ab")
+    spec = TensorSpec(name="w", dtype="F8_E5M2", shape=(mebibytes << 20,))
+
+    def inspected(exchange: Any) -> list[SaveResult]:
+        tier, results = made.tier(exchange), []
+        for step, byte in ((1, b"\x01"), (2, b"\xff" if exchange.rank else b"\x01")):
+            snapshot = replace(snapshot_of(step, exchange.rank), specs=[spec], weights=frozenset({"w"}))
+            results.append(tier.save(replace(snapshot, read=lambda piece, byte=byte: byte * piece.nbytes), TERMS))
+        return results
+
+    for first, second in world(2, inspected):
+        assert first.committed
+        assert (second.committed, second.cause) == (False, "NonFinite")
+        assert second.message.startswith("rank 1: w holds values that are not finite")
+    for at in "ab":
+        assert MemoryStore(made.folders[at]).commits() == (CommitName(step=1, pair=FIRST),)
 
 
 def test_every_rank_seals_the_same_manifest_though_each_counts_failures_by_its_own_clock(
@@ -553,6 +576,29 @@ def test_who_lacks_the_key_reads_nothing(nodes: Callable[..., Nodes]) -> None:
         Peer(made.at["a"], b"x" * 32).ask({"op": "list", "jobs": None})
     assert PeerStore(Peer(made.at["a"], b"x" * 32)).commits() == ()
     assert made.servers["a"].strangers >= 2
+
+
+def test_silent_connections_keep_nobody_from_a_memory(nodes: Callable[..., Nodes]) -> None:
+    made = nodes("a")
+    server = made.servers["a"]
+    with contextlib.ExitStack() as kept:
+        for _ in range(100):
+            kept.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+        assert Peer(made.at["a"], KEY).ask({"op": "list", "jobs": None}) == {"commits": []}
+        assert server.strangers >= 100 - 64
+
+
+@pytest.mark.parametrize(("sent", "strangers"), [(b"", 0), (b"x", 1)])
+def test_a_probe_of_the_port_is_no_stranger_and_a_wrong_byte_is(
+    nodes: Callable[..., Nodes], sent: bytes, strangers: int
+) -> None:
+    server = nodes("a").servers["a"]
+    with socket.create_connection(("127.0.0.1", server.port)) as stranger:
+        stranger.sendall(sent)
+        stranger.shutdown(socket.SHUT_WR)
+        while stranger.recv(4096):
+            pass
+    assert server.strangers == strangers
 
 
 def drip(stranger: socket.socket) -> None:

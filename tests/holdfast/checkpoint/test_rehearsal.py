@@ -70,6 +70,32 @@ def test_a_right_that_lacks_is_the_jobs(ask: Ask, s3: S3Server) -> None:
     assert "rights to list, read, write and delete" in check.message
 
 
+def test_what_the_store_lacks_is_said_with_the_verdict(ask: Ask, s3: S3Server) -> None:
+    def without_conditions(request: Request) -> Answer | None:
+        return Answer(status=501, code="NotImplemented") if "if-none-match" in request.headers else None
+
+    with faults(s3.url) as proxy:
+        proxy.plan = without_conditions
+        check = ask(AWS_ENDPOINT_URL_S3=proxy.url)
+    assert check.result == Result.PASSED
+    assert "lists, takes, gives and deletes; it does not honour If-None-Match" in check.message
+
+
+def test_a_store_that_creates_a_second_object_under_one_name_is_not_fit(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it promised."""
+
+    def create(bucket: S3Bucket, key: str, data: bytes) -> bool:
+        bucket.put(key, data)
+        return True
+
+    monkeypatch.setattr(S3Bucket, "create", create)
+    check = ask()
+    assert (check.result, check.of_the_job) == (Result.FAILED, False)
+    assert "could overwrite each other's checkpoints" in check.message
+
+
 def test_a_store_out_of_reach_may_be_the_nodes_fault(ask: Ask) -> None:
     with socket.socket() as held:  # nobody listens there, and nobody else can
         held.bind(("127.0.0.1", 0))

@@ -17,7 +17,7 @@ from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.stores import s3 as s3_module
 from holdfast.checkpoint.stores.folder import FolderStore
-from holdfast.checkpoint.stores.objects import SHA256SUMS, ObjectStore
+from holdfast.checkpoint.stores.objects import GIVEN_UP, SHA256SUMS, ObjectStore
 from holdfast.checkpoint.stores.open import open_store
 from holdfast.checkpoint.stores.s3 import S3Bucket, S3Settings
 from holdfast.checkpoint.stores.s3_errors import Kind, pause, trouble_of
@@ -365,6 +365,32 @@ def test_of_two_that_write_the_same_one_may_give_up_and_the_other_does_not_publi
 
 
 @pytest.mark.integration
+@pytest.mark.parametrize("published", [True, False], ids=["published before", "published by this writer"])
+def test_a_writer_that_finds_the_commit_given_up_takes_away_its_own_manifest_and_no_other(
+    published: bool, made: Made, s3_settings: S3Settings, s3_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process that sweeps marks the folder before it looks whether there is a manifest."""
+    if published:
+        upload(made, s3_store)
+    create, mark = S3Bucket.create, f"{s3_settings.prefix}/{made.name}/{GIVEN_UP}"
+
+    def marked_meanwhile(bucket: S3Bucket, key: str, data: bytes) -> bool:
+        if key.endswith("MANIFEST.json"):
+            bucket.put(mark, b"")
+        return create(bucket, key, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(S3Bucket, "create", marked_meanwhile)
+        with pytest.raises(CheckpointError, match="given up by another writer: try again"):
+            upload(made, s3_store)
+    assert s3_store.commits() == ((made.name,) if published else ())
+
+    S3Bucket(s3_settings).delete([mark])
+    upload(made, s3_store)
+    assert is_whole(s3_store, made)
+
+
+@pytest.mark.integration
 def test_the_sha256_of_each_file_lies_beside_it(
     made: Made, s3: S3Server, s3_settings: S3Settings, s3_store: ObjectStore
 ) -> None:
@@ -375,6 +401,167 @@ def test_the_sha256_of_each_file_lies_beside_it(
     folder = s3.folder / s3_settings.bucket / s3_settings.prefix / str(made.name)
     sums = dict(reversed(line.split()) for line in (folder / SHA256SUMS).read_text().splitlines())
     assert sums == {file: sha256(data).hexdigest() for file, data in made.bytes.items()}
+
+
+def ignored(header: str, operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a server that does not know the header, or by a proxy before it."""
+    make = s3_module._client
+
+    def without(request: Any, **_: Any) -> None:
+        del request.headers[header]
+
+    def client(settings: S3Settings) -> Any:
+        made = make(settings)
+        made.meta.events.register(f"before-sign.s3.{operation}", without)
+        return made
+
+    monkeypatch.setattr(s3_module, "_client", client)
+
+
+@pytest.mark.integration
+def test_a_server_that_ignores_ranges_is_no_reason_to_call_a_file_damaged(
+    made: Made,
+    proxy: Proxy,
+    through: Callable[..., ObjectStore],
+    s3_store: ObjectStore,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    upload(made, s3_store)
+    ignored("Range", "GetObject", monkeypatch)
+    proxy.plan = lambda request: Answer(status=403, code="AccessDenied") if by_signed_address(request) else None
+    store = through(attempts=2)
+    with pytest.raises(UnavailableError, match="cannot be reached"):
+        whole(store, made.name, "rank-0.safetensors")
+    assert whole(store, made.name, "rank-0.json") == made.bytes["rank-0.json"], "all of an object is no range"
+
+
+NO_CONDITIONS: dict[str, Answer | None] = {
+    "ignored": None,
+    "not implemented": Answer(status=501, code="NotImplemented"),
+    "invalid": Answer(status=400, code="InvalidArgument"),
+}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("answer", NO_CONDITIONS.values(), ids=NO_CONDITIONS.keys())
+def test_on_a_server_without_conditional_creation_the_second_writer_is_refused_all_the_same(
+    *,
+    answer: Answer | None,
+    made: Made,
+    proxy: Proxy,
+    through: Callable[..., ObjectStore],
+    s3_settings: S3Settings,
+    s3_store: ObjectStore,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    if answer is None:
+        ignored("If-None-Match", "PutObject", monkeypatch)
+    else:
+        proxy.plan = lambda request: answer if "if-none-match" in request.headers else None
+    claim = Claim(pair=Pair(1, 1), job_uid="job", publication="p", from_step=0)
+    store = through()
+    for _ in range(2):
+        store.keep_claim(claim)
+        upload(made, store)
+
+    with pytest.raises(ClaimError, match="another job"):
+        through().keep_claim(replace(claim, job_uid="other"))
+    with pytest.raises(CheckpointError, match="somebody else writes"):
+        through().receive(made.name, "another")
+
+    assert is_whole(s3_store, made)
+    assert s3_store.claims() == (claim,)
+    assert [key for key in S3Bucket(s3_settings).keys("") if ".trial-" in key] == []
+    assert sum("it does not honour If-None-Match" in line for line in caplog.messages) == 3, "once for each store"
+    if answer is not None:
+        conditional = [request for request in proxy.seen if "if-none-match" in request.headers]
+        assert len(conditional) <= 2 * 3, "each store tries it once, with either checksum, and no request again"
+
+
+@pytest.mark.integration
+def test_on_a_server_with_conditional_creation_nothing_is_said_and_nothing_left_of_the_trial(
+    s3_settings: S3Settings, s3_store: ObjectStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    bucket = S3Bucket(s3_settings)
+    assert bucket.create("a", b"1")
+    assert bucket.create("a", b"1")
+    assert not bucket.create("a", b"2")
+    assert (bucket.keys(""), bucket.lacks, caplog.messages) == (["a"], (), [])
+
+
+@pytest.mark.integration
+def test_a_trial_that_cannot_be_deleted_hinders_nobody(
+    s3_settings: S3Settings, proxy: Proxy, through: Callable[..., ObjectStore], s3_store: ObjectStore
+) -> None:
+    """An uploader may have no right to delete."""
+    proxy.plan = lambda r: Answer(status=403, code="AccessDenied") if r.method in ("POST", "DELETE") else None
+    claim = Claim(pair=Pair(1, 1), job_uid="job", publication="p", from_step=0)
+    through().keep_claim(claim)
+    assert s3_store.claims() == (claim,)
+
+
+def mentions(request: Request, word: str) -> bool:
+    return any(word in f"{name}: {value}".lower() for name, value in request.headers.items())
+
+
+def is_many_deletions(request: Request) -> bool:
+    return request.method == "POST" and request.target.endswith("?delete")
+
+
+LACKS: dict[str, tuple[Callable[[Request], bool], str]] = {
+    "deletes of many without Content-MD5": (
+        lambda request: is_many_deletions(request) and "content-md5" not in request.headers,
+        "it refuses DeleteObjects",
+    ),
+    "CRC64NVME": (lambda request: mentions(request, "crc64nvme"), "it refuses CRC64NVME"),
+    "types of checksums": (lambda request: "x-amz-checksum-type" in request.headers, "it refuses CRC64NVME"),
+    "lists of uploads": (
+        lambda request: request.method == "GET" and "uploads" in request.target.partition("?")[2],
+        "it refuses ListMultipartUploads",
+    ),
+}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    "answer", [Answer(status=501, code="NotImplemented"), Answer(status=400, code="InvalidArgument")], ids=str
+)
+@pytest.mark.parametrize(("lacking", "says"), LACKS.values(), ids=LACKS.keys())
+def test_what_a_server_refuses_is_said_once_and_done_without(
+    *,
+    lacking: Callable[[Request], bool],
+    says: str,
+    answer: Answer,
+    made: Made,
+    proxy: Proxy,
+    through: Callable[..., ObjectStore],
+    s3_store: ObjectStore,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    proxy.plan = lambda request: answer if lacking(request) else None
+    store = through()
+    later = replace(made.name, step=8)
+    for _ in range(2):
+        upload(made, store)
+        assert is_whole(s3_store, made)
+        store.sweep(later)
+        store.delete(made.name)
+        assert s3_store.commits() == ()
+
+    assert sum(says in line for line in caplog.messages) == 1
+    assert sum(lacking(request) for request in proxy.seen) == 1, "it is not asked for again"
+
+
+@pytest.mark.integration
+def test_a_server_that_refuses_every_checksum_is_named_with_its_own_words(
+    made: Made, proxy: Proxy, through: Callable[..., ObjectStore]
+) -> None:
+    proxy.plan = lambda r: Answer(status=501, code="NotImplemented") if mentions(r, "x-amz-checksum-") else None
+    with pytest.raises(UnavailableError, match=r"refuses the request \(501 NotImplemented: by plan") as refused:
+        upload(made, through())
+    assert refused.value.cause == Kind.REFUSED
+    assert len(proxy.seen) == 2, "once with either checksum"
 
 
 @pytest.mark.integration
@@ -506,13 +693,38 @@ def test_an_s3_url_carries_no_credentials() -> None:
         open_store("s3:///x")
 
 
+@pytest.mark.integration
+def test_an_empty_segment_in_the_middle_of_a_url_is_dropped_and_said(
+    made: Made,
+    s3: S3Server,
+    s3_settings: S3Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A server over a file system lists such a key without it: no commit would ever be found complete."""
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    target = open_store(f"s3://{s3_settings.bucket}/joined//run/")
+    assert isinstance(target, ObjectStore)
+    upload(made, target)
+    assert is_whole(target, made)
+    assert target.url == f"s3://{s3_settings.bucket}/joined/run"
+    assert f"s3://{s3_settings.bucket}/joined/run is used. Move what was written" in caplog.text
+
+
+@pytest.mark.parametrize("prefix", ["a/../b", "..", "a/./b"])
+def test_no_url_leads_out_of_its_prefix(prefix: str) -> None:
+    with pytest.raises(UsageError, match="some servers follow them: leave them out"):
+        open_store(f"s3://bucket/{prefix}")
+
+
 def test_secrets_are_not_shown() -> None:
     assert "hidden" not in repr(S3Settings(bucket="b", credentials={"aws_secret_access_key": "hidden"}))
 
 
 def test_without_boto3_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
-    with pytest.raises(UsageError, match=r"holdfast\[s3\]"):
+    with pytest.raises(UsageError, match=r"holdfast-trainer\[s3\]"):
         open_store("s3://bucket/prefix")
 
 
@@ -531,6 +743,8 @@ class Said(Exception):  # noqa: N818
         (Said(403, "RequestTimeTooSkewed"), Kind.CLOCK),
         (Said(507, ""), Kind.FULL),
         (Said(403, "SomethingNew"), Kind.DENIED),
+        (Said(501, "NotImplemented"), Kind.REFUSED),
+        (Said(501, "SomethingNew"), Kind.REFUSED),
         (Said(599, "SomethingNew"), Kind.SERVER),
         (Said(418, "SomethingNew"), Kind.REFUSED),
         (ConnectionResetError(), Kind.NETWORK),

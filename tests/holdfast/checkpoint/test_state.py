@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import enum
 import json
 import math
@@ -17,14 +18,15 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from torch.testing._internal.two_tensor import TwoTensor
 
 from holdfast import CheckpointError, StateError, UsageError, checkpoint
-from holdfast.checkpoint import files, writer
+from holdfast.checkpoint import commit, files, state, writer
 from holdfast.checkpoint.dcp import StorageReader
 from holdfast.checkpoint.names import CommitName
 from holdfast.checkpoint.reader import Loaded, restore
 from holdfast.checkpoint.rng import apply, capture
-from holdfast.checkpoint.state import _DTYPES, adopt, flatten, flatten_values, unflatten
+from holdfast.checkpoint.state import _DTYPES, adopt, check_savable, flatten, flatten_values, unflatten
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.writer import Snapshot, save
 from holdfast.checkpoints.verifying import verify
@@ -268,6 +270,19 @@ def test_the_folders_that_a_save_makes_have_their_names_for_good(
     assert sorted(synced) == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
 
 
+def test_a_state_that_is_too_large_for_a_manifest_is_refused_by_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = {"loader": Box({"epoch": 1, "seen": list(range(3000))}), "model": torch.nn.Linear(2, 2)}
+    monkeypatch.setattr(state, "LARGEST", 20_000)
+    with pytest.raises(StateError, match=r"the largest are loader\.seen \(0\.0\d+ MB\)"):
+        check_savable(objects)
+    monkeypatch.setattr(commit, "LARGEST", 10_000)
+    with pytest.raises(CheckpointError, match=r"step 1 was not saved.*the largest are loader\.seen"):
+        checkpoint.save(tmp_path, step=1, **objects)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_empty_folder_gives_none(tmp_path: Path) -> None:
     assert checkpoint.load(tmp_path / "none", box=Box()) is None
 
@@ -297,7 +312,11 @@ ENDLESS["self"] = [ENDLESS]
         ({"n": np.array([object()])}, r"box\.n is a NumPy array of dtype object"),
         ({"n": np.zeros(3, dtype=">f4")}, r"box\.n is a NumPy array of dtype >f4"),
         ({"n": np.ma.array([1, 2], mask=[0, 1])}, r"box\.n is a NumPy array with a mask, which would be lost"),
-        ({"n": np.longdouble(1)}, r"box\.n is of type longdouble"),
+        ({"n": np.longdouble(1)}, r"box\.n is of NumPy's type longdouble"),
+        ({"n": np.datetime64("2026-01-01", "ns")}, r"box\.n is of NumPy's type datetime64.*have str\(value\)"),
+        ({"n": np.timedelta64(1, "ns")}, r"box\.n is of NumPy's type timedelta64.*have str\(value\)"),
+        ({"n": np.zeros(1, "M8[ns]")}, r'box\.n is a NumPy array of dtype datetime64.*have array\.view\("int64"\)'),
+        ({"n": np.zeros(1, "c16")}, r'box\.n is a NumPy array of dtype complex128.*have array\.view\("float64"\)'),
         ({"t": "\ud800"}, r"box\.t has '\\ud800', which is no Unicode text"),
         ({"\ud800": torch.zeros(1)}, r"box has '\\ud800', which is no Unicode text"),
         ({"i": 1 << 20_000}, r"box\.i is an integer of 20001 bits"),
@@ -306,13 +325,28 @@ ENDLESS["self"] = [ENDLESS]
         ({"t": torch.empty(3, device="meta")}, r"box\.t is not a dense tensor"),
         ({"t": torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])}, r"box\.t is not a dense tensor"),
         ({"t": torch.nn.UninitializedParameter()}, r"box\.t has no shape yet: run a batch through its module"),
-        ({"t": torch.zeros(3, dtype=torch.complex128)}, r"box\.t is of dtype torch.complex128.*cast it"),
+        ({"t": torch.zeros(3, dtype=torch.complex128)}, r"box\.t is of dtype torch.complex128.*torch\.view_as_real"),
+        (
+            {"t": torch.ones(2).to(torch.float8_e8m0fnu)},
+            r"box\.t is of dtype torch.float8_e8m0.*view\(torch\.uint8\)",
+        ),
+        ({"t": TwoTensor(torch.ones(2), torch.ones(2))}, r"box\.t is a TwoTensor, which .* has no memory of its own"),
     ],
 )
 def test_what_cannot_be_saved_is_named_with_the_mend(state: Any, named: str) -> None:
     with pytest.raises(StateError, match=named) as raised:
         flatten({"box": Box(state)})
     assert "state_dict()" in str(raised.value)
+
+
+def test_a_state_instead_of_its_object_is_refused(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(StateError, match=r"'model' is of type OrderedDict, .*give the object itself"):
+        checkpoint.save(tmp_path / "ckpt", step=1, model=model.state_dict())
+    assert not (tmp_path / "ckpt").exists()
+    checkpoint.save(tmp_path / "ckpt", step=1, model=model)
+    with pytest.raises(StateError, match=r"'model' is of type OrderedDict, .*give the object itself"):
+        checkpoint.load(tmp_path / "ckpt", model=model.state_dict())
 
 
 def test_a_name_that_is_no_text_is_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -380,8 +414,26 @@ class Cursor(NamedTuple):
     place: int
 
 
+def test_two_wrapper_tensors_are_never_taken_for_one(tmp_path: Path) -> None:
+    """They have no memory of their own, so the second one would count as tied to the first, and be lost."""
+    model = torch.nn.ParameterDict({name: TwoTensor(torch.randn(2), torch.randn(2)) for name in "ab"})
+    with pytest.raises(StateError, match=r"model\.a is a TwoTensor"):
+        check_savable({"model": model})  # as job.manage() asks
+    with pytest.raises(StateError, match=r"model\.a is a TwoTensor"):
+        checkpoint.save(tmp_path, step=1, model=model)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_counter_comes_back_as_one(tmp_path: Path) -> None:
+    counts = Counter({5: 2, "late": 1})
+    checkpoint.save(tmp_path, step=1, box=Box({"counts": counts}))
+    box = Box()
+    checkpoint.load(tmp_path, box=box)
+    assert (type(box.state["counts"]), box.state["counts"]) == (Counter, counts)
+
+
 def test_what_is_a_kind_of_tuple_or_dict_comes_back_as_a_plain_one(tmp_path: Path) -> None:
-    state = {"cursor": Cursor(1, 2), "shape": torch.Size([3, 4]), "counts": Counter("aab")}
+    state = {"cursor": Cursor(1, 2), "shape": torch.Size([3, 4]), "counts": OrderedDict(a=2, b=1)}
     checkpoint.save(tmp_path, step=1, box=Box(state))
     box = Box()
     checkpoint.load(tmp_path, box=box)
@@ -436,3 +488,49 @@ def test_all_random_generators_go_on_as_they_were() -> None:
     draw()
     apply(saved)
     assert draw() == expected
+
+
+# What a script sets with torch.set_default_device
+
+
+MAKERS = {"empty", "zeros", "ones", "full", "tensor", "arange", "as_tensor", "asarray", "rand", "randn", "randint"}
+
+
+def test_a_save_and_a_load_take_no_memory_of_the_default_device(tmp_path: Path) -> None:
+    def trained(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(seed)
+        model = torch.nn.Linear(3, 2)
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        return model, optimizer
+
+    (model, optimizer), (other, its) = trained(1), trained(2)
+    torch.set_default_device("meta")  # has no numbers: what is made there by mistake cannot be read
+    try:
+        checkpoint.save(tmp_path, step=1, model=model, optimizer=optimizer)
+        checkpoint.load(tmp_path, model=other, optimizer=its)
+    finally:
+        torch.set_default_device(None)
+    assert torch.equal(other.weight, model.weight)
+    assert all(
+        torch.equal(its.state[one]["exp_avg"], optimizer.state[two]["exp_avg"])
+        for one, two in zip(other.parameters(), model.parameters(), strict=True)
+    )
+
+
+def test_what_the_library_makes_for_itself_names_its_device() -> None:
+    source = Path(checkpoint.__file__).parents[1]
+    found = [
+        f"{path.relative_to(source)}:{call.lineno}"
+        for path in source.rglob("*.py")
+        if "torch." in path.read_text()
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr in MAKERS
+        and isinstance(call.func.value, ast.Name)
+        and call.func.value.id == "torch"
+        and "device" not in {word.arg for word in call.keywords}
+    ]
+    assert found == []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -13,9 +15,11 @@ from uuid import uuid4
 
 import pytest
 
+from holdfast.checkpoint.aging import Ages
 from holdfast.checkpoint.claims import write_claim
 from holdfast.checkpoint.engine import Attempt, Engine
 from holdfast.checkpoint.exchange import Alone
+from holdfast.checkpoint.failures import FailureCause
 from holdfast.checkpoint.fencing import Resume
 from holdfast.checkpoint.names import UPLOADING, CommitName
 from holdfast.checkpoint.pace import Pace
@@ -26,6 +30,7 @@ from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.objects import ObjectIncoming
 from holdfast.checkpoint.stores.open import open_store
 from holdfast.checkpoint.upload import (
+    FENCED_SECONDS,
     End,
     Queue,
     Target,
@@ -38,6 +43,7 @@ from holdfast.checkpoint.upload import (
 from holdfast.checkpoint.uploading import held, on_its_way
 from holdfast.checkpoint.writer import Snapshot
 from holdfast.errors import UnavailableError, UsageError
+from holdfast.launch.upload_host import Host
 from holdfast.worlds import Claim, Pair
 
 SETTINGS = UploadSettings(url="s3://bucket", interval_seconds=60)
@@ -125,6 +131,26 @@ def test_what_it_replaces_goes_only_after_as_many_arrived_as_are_kept(source: Fo
         assert uploads.tidy(name(step)) == ""
         held.append(sorted(found.step for found in target.commits()))
     assert held == [[1], [1, 2], [2, 3]]
+
+
+def test_a_copy_that_a_claim_fences_stays_for_a_day(
+    source: FolderStore, target: Target, tmp_path: Path, commit: Callable[..., Any]
+) -> None:
+    """The claim may stand on an older commit for want of this one, on a volume that was rolled back."""
+    root, again = tmp_path / "shared", Pair(2, 1)
+    uploads, now = uploader(source, target, keep_last=1), 0.0
+    uploads.now = lambda: now
+    for step in (1, 3):
+        assert uploads.upload(name(step)).arrived
+    write_claim(root, Claim(pair=again, job_uid="job-1", publication="p2", from_step=1, from_pair=Pair(1, 1)))
+    held = []
+    for step, now in ((4, 1e6), (5, 1e6 + FENCED_SECONDS - 1), (6, 1e6 + FENCED_SECONDS)):  # noqa: B007
+        commit(root, step, {"w": bytes(8)}, again)
+        newest = CommitName(step=step, pair=again)
+        assert uploads.upload(newest).arrived
+        assert uploads.tidy(newest) == ""
+        held.append(sorted(found.step for found in target.commits()))
+    assert held == [[3, 4], [3, 5], [6]]
 
 
 def test_the_best_by_a_metric_stay_also_if_they_were_measured_later(
@@ -321,6 +347,53 @@ def test_a_commit_that_was_deleted_before_is_no_failure(source: FolderStore, tar
 
     assert outcome.gone
     assert not outcome.cause
+
+
+class Unreadable:
+    """A folder that a network's file system cannot read once, when it is asked for the n-th time."""
+
+    def __init__(self, inner: FolderStore, *, at: int) -> None:
+        self._inner, self._left = inner, at
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(self._inner, attribute)
+
+    def commits(self) -> tuple[CommitName, ...]:
+        self._left -= 1
+        if self._left == 0:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return self._inner.commits()
+
+
+def test_a_folder_that_cannot_be_read_once_is_an_outcome(source: FolderStore, target: Target) -> None:
+    uploads = uploader(Unreadable(source, at=1), target)  # type: ignore[arg-type]
+    assert uploads.upload(name(2)).cause == FailureCause.SOURCE
+    assert uploads.upload(name(2)).arrived
+
+
+def test_an_uploader_goes_on_where_the_folder_cannot_be_read_as_a_commit_is_announced(
+    source: FolderStore, target: Target
+) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        line = theirs.makefile("r", encoding="utf-8")
+        host = Host(line, theirs, uploader(Unreadable(source, at=1), target))  # type: ignore[arg-type]
+        ours.sendall(f"{name(2)}\n".encode())
+        ours.shutdown(socket.SHUT_WR)
+        host.listen()
+        host.work()
+        assert json.loads(ours.recv(1 << 16))["cause"] == ""
+    assert target.commits() == (name(2),)
+
+
+def test_old_copies_in_a_folder_that_cannot_be_read_are_told_and_left(source: FolderStore, tmp_path: Path) -> None:
+    target = open_store(f"file://{tmp_path}/copies")
+    uploads = uploader(source, target, keep_last=1)
+    assert all(uploads.upload(name(step)).arrived for step in (1, 2))
+    uploads.target = Unreadable(target, at=1)  # type: ignore[arg-type,assignment]
+    uploads._ages = Ages(uploads.target)
+    assert "Stale file handle" in uploads.tidy(name(2))
+    assert set(target.commits()) == {name(1), name(2)}
 
 
 def test_a_store_that_cannot_be_used_is_an_outcome_with_its_cause(source: FolderStore) -> None:

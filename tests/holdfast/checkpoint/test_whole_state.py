@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed
 from safetensors.torch import load_file
+from torch.optim.swa_utils import AveragedModel
 
 from holdfast import CheckpointError, StateError, checkpoint
 from holdfast.activity import Meter
@@ -78,12 +79,55 @@ def all_of_them(model: torch.nn.Module) -> torch.nn.Module:
     return ddp(compiled(compiled_within(model)))
 
 
+def recomputed(model: torch.nn.Module) -> torch.nn.Module:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    assert isinstance(model, torch.nn.Sequential)
+    model[2] = checkpoint_wrapper(model[2])
+    return model
+
+
+def compiled_last(model: torch.nn.Module) -> torch.nn.Module:
+    assert isinstance(model, torch.nn.Sequential)
+    model[2] = torch.compile(model[2], backend="eager")
+    return model
+
+
+def compiled_within_recomputed(model: torch.nn.Module) -> torch.nn.Module:
+    return ddp(compiled(recomputed(compiled_last(model))))
+
+
+def recomputed_within_compiled(model: torch.nn.Module) -> torch.nn.Module:
+    return compiled_last(recomputed(model))
+
+
 def bare(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
+def test_averages_of_a_compiled_model_load_into_those_of_a_bare_one(tmp_path: Path) -> None:
+    averages, other = AveragedModel(compiled(net())), AveragedModel(net(seed=9))
+    averages.update_parameters(net(seed=3))
+    checkpoint.save(tmp_path, step=1, ema=averages)
+    checkpoint.load(tmp_path, ema=other)
+    assert int(other.n_averaged) == 1
+    for one, same in zip(averages.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, same)
+
+
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("wrap", [compiled, compiled_within, ddp, all_of_them])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        compiled,
+        compiled_within,
+        ddp,
+        all_of_them,
+        recomputed,
+        compiled_within_recomputed,
+        recomputed_within_compiled,
+    ],
+)
 def test_wrappers_leave_no_word_in_the_names_and_a_commit_loads_with_and_without_them(
     tmp_path: Path, wrap: Wrap
 ) -> None:
@@ -100,6 +144,34 @@ def test_wrappers_leave_no_word_in_the_names_and_a_commit_loads_with_and_without
         assert {name.removeprefix("model/") for name in names} == set(net().state_dict())
         assert same(list(other.state_dict().values()), list(model.state_dict().values()))
         assert same(its.state_dict(), optimizer.state_dict())
+
+
+def test_a_wrapped_model_on_the_meta_device_gets_memory_and_stays_tied(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, step=1, model=torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Flatten(), Tied()))
+    with torch.device("meta"):
+        other = recomputed(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Flatten(), Tied()))
+    checkpoint.load(tmp_path, model=other)
+    assert not any(one.is_meta for one in other.parameters())
+
+
+def normed(model: torch.nn.Module) -> torch.nn.Module:
+    assert isinstance(model, torch.nn.Sequential)
+    torch.nn.utils.parametrizations.weight_norm(model[0])
+    return model
+
+
+def averaged(model: torch.nn.Module) -> torch.nn.Module:
+    return torch.optim.swa_utils.AveragedModel(model)
+
+
+@pytest.mark.parametrize("own", [normed, averaged])
+def test_a_wrapper_inside_of_what_changes_the_names_itself_leaves_no_word(tmp_path: Path, own: Wrap) -> None:
+    model, other = own(compiled_within(net())), own(net(seed=9))
+    checkpoint.save(tmp_path / "wrapped", step=1, model=model)
+    checkpoint.load(tmp_path / "wrapped", model=other)
+    assert same(list(other.state_dict().values()), list(model.state_dict().values()))
+    checkpoint.save(tmp_path / "bare", step=1, model=other)
+    checkpoint.load(tmp_path / "bare", model=own(compiled_within(net(seed=7))))
 
 
 def test_a_part_of_the_scripts_own_may_be_called_like_a_wrapper(tmp_path: Path) -> None:
@@ -187,6 +259,50 @@ def test_everything_that_a_run_has_comes_back_to_the_bit(tmp_path: Path) -> None
     assert any(not torch.equal(master, master.bfloat16().float()) for master in masters)
 
 
+def scheduled() -> dict[str, Any]:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    parts = [
+        torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=3),
+        torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4]),
+    ]
+    return {
+        "model": model,
+        "optimizer": optimizer,
+        "scheduler": torch.optim.lr_scheduler.SequentialLR(optimizer, parts, [3]),
+    }
+
+
+def test_a_schedule_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    """MultiStepLR keeps its milestones in a Counter and asks for its elements only when its turn comes."""
+
+    def rates(objects: dict[str, Any], steps: int) -> list[float]:
+        made = []
+        for _ in range(steps):
+            train(objects["model"], objects["optimizer"], 1)
+            objects["scheduler"].step()
+            made += objects["scheduler"].get_last_lr()
+        return made
+
+    undisturbed, resumed = scheduled(), scheduled()
+    rates(undisturbed, 2)
+    checkpoint.save(tmp_path, step=2, **undisturbed)
+    expected = rates(undisturbed, 6)
+    checkpoint.load(tmp_path, **resumed)
+    assert rates(resumed, 6) == expected
+    assert sorted(set(expected)) == pytest.approx([0.001, 0.01, 0.1])
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, on epochs and on a schedule without a step
+def test_a_schedule_may_be_set_to_an_epoch_after_a_load(tmp_path: Path) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4])
+    checkpoint.save(tmp_path, step=1, scheduler=scheduler)
+    checkpoint.load(tmp_path, scheduler=scheduler)
+    scheduler.step(3)
+    assert scheduler.get_last_lr() == [0.1]
+
+
 def test_what_was_one_tensor_under_two_names_stays_one(tmp_path: Path) -> None:
     shared = torch.randn(3)
     checkpoint.save(tmp_path, step=1, box=Values({"a": shared, "b": [shared], "c": shared.clone()}))
@@ -239,6 +355,21 @@ def test_of_tied_weights_one_name_is_enough(tmp_path: Path, device: str, kept: s
     assert same(dict(other.state_dict()), dict(state))
 
 
+def test_two_saved_tensors_do_not_become_one_tied_tensor(tmp_path: Path) -> None:
+    """One of them would be lost."""
+    apart, live = Tied(), Tied()
+    apart.head.weight = torch.nn.Parameter(torch.ones(7, 3))
+    checkpoint.save(tmp_path, step=1, model=apart)
+    before = state_of({"model": live})
+    with pytest.raises(StateError, match=r"one tensor here, and several .* \(1\): embed\.weight and head\.weight"):
+        checkpoint.load(tmp_path, model=live)
+    assert same(state_of({"model": live}), before)
+    apart.head.weight = torch.nn.Parameter(apart.embed.weight.detach().clone())
+    checkpoint.save(tmp_path, step=2, model=apart)
+    checkpoint.load(tmp_path, model=live)
+    assert torch.equal(live.head.weight, apart.embed.weight)
+
+
 def test_of_weights_that_are_not_tied_each_name_is_needed(tmp_path: Path) -> None:
     model = Tied()
     checkpoint.save(tmp_path, step=1, model=Values({n: v for n, v in model.state_dict().items() if n[0] != "h"}))
@@ -286,7 +417,7 @@ def test_a_whole_commit_loads_into_shards(tmp_path: Path, second_of_two: None) -
     fully_shard(other, mesh=torch.distributed.device_mesh.init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",)))
     its = torch.optim.AdamW(other.parameters())
 
-    checkpoint.load(tmp_path, model=other, optimizer=its)
+    checkpoint.load(tmp_path, step=1, model=other, optimizer=its)
 
     for (name, whole), part in zip(model.named_parameters(), other.parameters(), strict=True):
         rows = whole.chunk(2)[1] if len(whole) > 1 else whole[:0]
@@ -397,9 +528,80 @@ def test_the_state_of_another_kind_of_optimizer_is_refused(
     model = net()
     optimizer = saved(model.parameters(), lr=0.1)
     train(model, optimizer)
-    checkpoint.save(tmp_path, step=1, model=model, optimizer=optimizer)
+    checkpoint.save(tmp_path, step=1, model=model, optimizer=Values(optimizer.state_dict()))  # as a file has it
     with pytest.raises(StateError, match=f"optimizer: of another kind than {lacking}"):
         checkpoint.load(tmp_path, model=model, optimizer=given(model.parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize(
+    ("saved", "given"),
+    [
+        ("AdamW", "Adam"),
+        ("Adam", "AdamW"),
+        ("Adam", "RAdam"),
+        ("NAdam", "Adam"),
+        ("Adamax", "AdamW"),
+        ("Adam", "SGD"),
+    ],
+)
+def test_a_kind_of_optimizer_is_told_by_its_name_where_its_settings_are_alike(
+    tmp_path: Path, saved: str, given: str
+) -> None:
+    """Torch makes an AdamW of an Adam that loads the state of one; of others the next step ends in a KeyError."""
+    model = net()
+    checkpoint.save(tmp_path, step=1, optimizer=getattr(torch.optim, saved)(model.parameters()))
+    other = getattr(torch.optim, given)(model.parameters())
+    before = state_of({"optimizer": other})
+    with pytest.raises(StateError, match=f"of the kind {saved} in the checkpoint, and of the kind {given} here"):
+        checkpoint.load(tmp_path, optimizer=other)
+    assert same(state_of({"optimizer": other}), before)
+
+
+def test_a_kind_of_the_scripts_own_is_that_of_torch_that_it_is_made_of(tmp_path: Path) -> None:
+    class Mine(torch.optim.AdamW):
+        pass
+
+    model = net()
+    optimizer, mine = torch.optim.AdamW(model.parameters()), Mine(model.parameters())
+    train(model, optimizer)
+    checkpoint.save(tmp_path, step=1, optimizer=optimizer)
+    checkpoint.load(tmp_path, optimizer=mine)
+    assert same(mine.state_dict(), optimizer.state_dict())
+
+
+# Settings that the script has changed
+
+
+def test_settings_that_a_checkpoint_replaces_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def made(steps: int, decay: float) -> dict[str, Any]:
+        model = net()
+        optimizer = torch.optim.AdamW(model.parameters(), weight_decay=decay)
+        parts = [
+            torch.optim.lr_scheduler.ConstantLR(optimizer, total_iters=2),
+            torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps),
+        ]
+        scheduler = torch.optim.lr_scheduler.SequentialLR(optimizer, parts, [2])
+        scaler = torch.amp.GradScaler("cpu", growth_interval=steps)
+        return {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
+
+    one = made(6, 0.01)
+    for _ in range(3):
+        train(one["model"], one["optimizer"], 1)
+        one["scheduler"].step()
+    checkpoint.save(tmp_path, step=3, **one)
+    checkpoint.load(tmp_path, **made(6, 0.01))
+    assert "replace" not in caplog.text
+    checkpoint.load(tmp_path, **made(12, 0.5))
+    assert "optimizer: weight_decay is 0.01 in the checkpoint and 0.5 in the script" in caplog.text
+    assert "scheduler[1]: T_max is 6 in the checkpoint and 12 in the script" in caplog.text
+    assert "scaler: growth_interval is 6 in the checkpoint and 12 in the script" in caplog.text
+
+
+def test_a_rate_that_no_scheduler_moves_is_a_setting(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    weight = torch.nn.Parameter(torch.zeros(1))
+    checkpoint.save(tmp_path, step=1, optimizer=torch.optim.SGD([weight], lr=0.1))
+    checkpoint.load(tmp_path, optimizer=torch.optim.SGD([weight], lr=0.2))
+    assert "optimizer: lr is 0.1 in the checkpoint and 0.2 in the script" in caplog.text
 
 
 def test_settings_that_an_earlier_torch_did_not_have_are_filled_in_by_this_one(tmp_path: Path) -> None:
@@ -453,6 +655,10 @@ def test_other_groups_of_parameters_are_refused(tmp_path: Path) -> None:
         checkpoint.load(tmp_path, model=model, optimizer=torch.optim.Adam(groups))
 
 
+def unread(name: str) -> torch.Tensor:
+    raise AssertionError(f"{name} was asked for")
+
+
 class NotMineError(Exception):
     """Of the script's own."""
 
@@ -470,18 +676,18 @@ def test_an_object_that_refuses_its_state_leaves_all_as_they_were(tmp_path: Path
 def test_a_number_that_no_float_holds_is_refused_and_leaves_all_as_they_were(tmp_path: Path) -> None:
     objects = {"a": Values(2), "b": Values(2)}
     with pytest.raises(StateError, match="saved state of 'b' does not fit"):
-        load_into(objects, {"a": 1, "b": {"$float": 10**400}}, lambda name: torch.zeros(()))
+        load_into(objects, {"a": 1, "b": {"$float": 10**400}}, unread, blank=unread)
     assert [thing.state for thing in objects.values()] == [2, 2]
 
 
 @pytest.mark.parametrize("error", [MemoryError(), CheckpointError("gone meanwhile")])
 def test_what_is_no_refusal_keeps_its_name_and_leaves_all_as_they_were(error: Exception) -> None:
-    def unread(name: str) -> torch.Tensor:
+    def gone(name: str) -> torch.Tensor:
         raise error
 
     objects = {"a": Values(2), "b": Values(2)}
     with pytest.raises(type(error)):
-        load_into(objects, {"a": 1, "b": {"$tensor": "b"}}, unread)
+        load_into(objects, {"a": 1, "b": {"$tensor": "b"}}, gone, blank=unread)
     assert [thing.state for thing in objects.values()] == [2, 2]
 
 
@@ -492,7 +698,7 @@ def test_a_factor_that_no_float_holds_is_refused_before_anything_is_changed() ->
 
 def test_a_load_that_is_interrupted_is_no_refusal() -> None:
     with pytest.raises(KeyboardInterrupt):
-        load_into({"a": Values(2, refuses=KeyboardInterrupt())}, {"a": 1}, lambda name: torch.zeros(()))
+        load_into({"a": Values(2, refuses=KeyboardInterrupt())}, {"a": 1}, unread, blank=unread)
 
 
 def test_a_module_that_takes_old_names_still_may(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from holdfast import collectives
 from holdfast.collectives import Group, Over, address_towards
 from holdfast.errors import PeerLostError
 
@@ -80,15 +81,7 @@ def test_an_attempt_that_is_over_is_not_entered() -> None:
 
 def test_a_group_that_was_left_launches_nothing(store: int) -> None:
     over = Over()
-    groups: dict[int, Group] = {}
-    threads = [
-        threading.Thread(target=lambda rank=rank: groups.update({rank: _connect(store, over, rank)}))
-        for rank in (0, 1)
-    ]  # type: ignore[misc]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    groups = _both(store, over)
     groups[0].abandon()
     with pytest.raises(PeerLostError, match="left"):
         groups[0].sum_(torch.ones(1))
@@ -109,6 +102,24 @@ def test_gloo_listens_on_the_way_to_the_store() -> None:
     assert address_towards("127.0.0.1", 29400) == "127.0.0.1"
 
 
+@pytest.mark.parametrize(("interface", "device"), [("", {"hostname": "127.0.0.1"}), ("lo", {"interface": "lo"})])
+def test_ranks_meet_without_a_look_up_of_their_hosts_name(
+    store: int, monkeypatch: pytest.MonkeyPatch, interface: str, device: dict[str, str]
+) -> None:
+    """A host's own name may have no address. Gloo looks it up only where it is given no device."""
+    create, created = collectives.ProcessGroupGloo.create_device, []
+
+    def record(**place: str) -> Any:
+        created.append(place)
+        return create(**place)
+
+    monkeypatch.setattr(collectives.ProcessGroupGloo, "create_device", staticmethod(record))
+    groups = _both(store, Over(), interface=interface)
+    assert created == [device, device]
+    for group in groups.values():
+        group.close()
+
+
 @pytest.fixture
 def store() -> Any:
     from torch.distributed import TCPStore
@@ -118,7 +129,30 @@ def store() -> Any:
     del server
 
 
-def _connect(port: int, over: Over, rank: int = 0, timeout: float = 240.0) -> Group:
+def _both(port: int, over: Over, *, interface: str = "") -> dict[int, Group]:
+    """The groups of two ranks that met, by rank."""
+    groups: dict[int, Group] = {}
+
+    def meet(rank: int) -> None:
+        groups[rank] = _connect(port, over, rank, interface=interface)
+
+    threads = [threading.Thread(target=meet, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return groups
+
+
+def _connect(port: int, over: Over, rank: int = 0, timeout: float = 240.0, interface: str = "") -> Group:
     return Group.connect(
-        host="127.0.0.1", port=port, prefix="1.1", rank=rank, size=2, device=CPU, over=over, timeout=timeout
+        host="127.0.0.1",
+        port=port,
+        prefix="1.1",
+        rank=rank,
+        size=2,
+        device=CPU,
+        over=over,
+        timeout=timeout,
+        interface=interface,
     )

@@ -57,6 +57,7 @@ class Recorder:
     wanted: Requests = field(default_factory=Requests)
     parting: Callable[[], Parting] = Parting
     reached: int = 0
+    durable: int = 0
     trained: Pair | None = None
     books: Books | None = None
     memory: Mapping[str, Any] | None = None

@@ -15,12 +15,14 @@ from holdfast import committer
 from holdfast.cadence import (
     FIRST_SECONDS,
     LEAST_SECONDS,
+    MOST_RETRY_SECONDS,
     MOST_SECONDS,
     Books,
     Cadence,
     Failures,
     higher_order,
     optimum,
+    retry_after,
 )
 from holdfast.checkpoint.exchange import Alone
 from holdfast.checkpoint.reader import restore
@@ -93,6 +95,20 @@ def test_a_choice_is_told_when_it_changes_and_says_what_it_follows_from() -> Non
     cadence.took(stall=0.51, write=2.0)
     assert cadence.choose(DAY).news is False
     assert cadence.choose(DAY / 24).news is True
+
+
+def test_a_commit_that_failed_is_tried_again_at_once_and_then_ever_less_often() -> None:
+    assert [retry_after(failed) for failed in range(1, 9)] == [
+        0,
+        1,
+        2,
+        4,
+        8,
+        16,
+        MOST_RETRY_SECONDS,
+        MOST_RETRY_SECONDS,
+    ]
+    assert retry_after(10**9) == MOST_RETRY_SECONDS
 
 
 def test_one_slow_commit_changes_nothing() -> None:

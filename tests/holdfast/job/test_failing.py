@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,6 +17,7 @@ from holdfast import failing
 from holdfast.checkpoint.exchange import Alone
 from holdfast.checkpoint.reader import restore
 from holdfast.collectives import store_client
+from holdfast.errors import CheckpointError, NonFiniteError, UsageError
 from holdfast.failing import Left
 from holdfast.worlds import Pair
 
@@ -132,6 +134,184 @@ def test_steps_that_were_passed_over_count_and_the_weights_are_those_of_the_last
     found = restore(tmp_path, Alone(), job_uid="me").loaded
     assert found is not None
     assert bytes(found.tensors["model/1.weight"]) == weights[2].detach().numpy().tobytes()
+
+
+def poison(script: Script) -> None:
+    """Of a weight, past torch's count of writes, one number."""
+    script.model[1].weight.data[0, 1] = torch.nan
+
+
+def test_weights_that_are_not_finite_end_the_script_at_once_and_are_never_committed(
+    solo: Make, tmp_path: Path
+) -> None:
+    run = solo(tmp_path, interval="2", pair=Pair(1, 1))
+    script = Script(run.job)
+    script.make(2)
+    poison(script)
+    with pytest.raises(NonFiniteError, match=r"^model\.1\.weight holds values that are not finite"):
+        script.make(1)
+    script.fail(bad_batch)
+    assert run.job.committed_step == 3
+    assert committed(run) == [2]
+    assert names(tmp_path) == {"step-2.g1.a1"}
+
+
+@pytest.mark.parametrize("full_every", [1, 4], ids=["full", "delta"])
+def test_a_save_of_weights_that_are_not_finite_fails_by_name_and_replaces_nothing(
+    solo: Make, tmp_path: Path, full_every: int
+) -> None:
+    run = solo(tmp_path, keep_last=1, pair=Pair(1, 1), full_every=full_every)
+    script = Script(run.job)
+    script.make(2)
+    assert run.job.save()
+    script.make(1)
+    poison(script)
+    assert not run.job.save()
+    (told,) = (body for body in run.launcher.of("checkpoint") if body["result"] == "Failed")
+    assert told["cause"] == "NonFinite"
+    assert told["message"].startswith("rank 0: model/1.weight holds values that are not finite")
+    assert names(tmp_path) == {"step-2.g1.a1"}
+    with torch.no_grad():
+        script.model[1].weight[0, 1] = 0.0
+    assert run.job.save()
+
+
+def test_a_job_whose_weights_are_not_finite_on_purpose_is_told_to_freeze_them(solo: Make, tmp_path: Path) -> None:
+    run = solo(tmp_path, pair=Pair(1, 1))
+    script = Script(run.job)
+    script.make(1)
+    poison(script)
+    assert [run.job.save(), run.job.save()] == [False, False]
+    with pytest.raises(CheckpointError, match=r"3 checkpoints in a row.*freeze the parameters"):
+        run.job.save()
+    script.model[1].weight.data.zero_()
+    assert run.job.save(), "whoever mends the weights after all may save again"
+
+
+def test_an_outage_of_the_storage_is_no_weight_that_is_not_finite(solo: Make, tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    run = solo(root, pair=Pair(1, 1))
+    script = Script(run.job)
+    script.make(1)
+    root.rename(tmp_path / "away")
+    root.write_text("a file in its place")
+    assert [run.job.save(), run.job.save()] == [False, False]
+    root.unlink()
+    poison(script)
+    assert [run.job.save(), run.job.save()] == [False, False], "of three in a row only two are for the weights"
+
+
+def test_a_state_that_cannot_be_read_is_not_committed_and_the_launcher_hears_of_the_end(
+    solo: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after an error of the GPU."""
+    run = solo(tmp_path, pair=Pair(1, 1))
+    script = Script(run.job)
+    script.make(2)
+
+    def lost(*_: object) -> bool:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(torch, "equal", lost)
+    script.fail(bad_batch)
+    assert committed(run) == []
+    assert "step 2 is not committed: the state cannot be read" in caplog.text
+
+
+def test_numbers_that_are_not_finite_may_be_saved_where_they_are_no_weights(solo: Make, tmp_path: Path) -> None:
+    run = solo(tmp_path, pair=Pair(1, 1))
+    script = Script(run.job)
+    script.model.register_buffer("mask", torch.full((3,), -torch.inf))
+    script.average.values[1] = torch.inf
+    script.make(1)
+    assert run.job.save()
+
+
+def by_copy(weight: torch.nn.Parameter, value: torch.Tensor) -> None:
+    with torch.no_grad():
+        weight.copy_(value)
+
+
+def past_the_count(weight: torch.nn.Parameter, value: torch.Tensor) -> None:
+    weight.data.copy_(value)
+
+
+def by_memory(weight: torch.nn.Parameter, value: torch.Tensor) -> None:
+    weight.data = value.clone()
+
+
+Swap = Callable[[torch.nn.Parameter, torch.Tensor], None]
+swaps = pytest.mark.parametrize("swap", [by_copy, past_the_count, by_memory])
+
+
+@contextmanager
+def averaged(script: Script, swap: Swap) -> Iterator[None]:
+    """As libraries for averages do it for an evaluation."""
+    before = [parameter.detach().clone() for parameter in script.model.parameters()]
+    for parameter in script.model.parameters():
+        swap(parameter, 0.9 * parameter.detach())
+    yield
+    for parameter, value in zip(script.model.parameters(), before, strict=True):
+        swap(parameter, value)
+
+
+@swaps
+def test_a_state_in_which_averaged_weights_stand_is_not_committed(
+    solo: Make, tmp_path: Path, swap: Swap, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = solo(tmp_path, interval="2", pair=Pair(1, 1))
+    script = Script(run.job)
+    script.make(3)
+
+    def evaluate() -> None:
+        with run.job.phase("evaluation"), averaged(script, swap):
+            bad_batch()
+
+    script.fail(evaluate)
+    assert committed(run) == [2]
+    assert "step 3 is not committed: the script changed the weights" in caplog.text
+
+
+@swaps
+def test_averaged_weights_that_were_taken_back_cost_no_commit(solo: Make, tmp_path: Path, swap: Swap) -> None:
+    run = solo(tmp_path, pair=Pair(1, 1))
+    script = Script(run.job)
+    script.make(3)
+    with run.job.phase("evaluation"), averaged(script, swap):
+        pass
+    script.fail(bad_batch)
+    assert committed(run) == [3]
+
+
+def test_a_save_while_averaged_weights_stand_in_the_model_is_refused_in_an_evaluation(
+    solo: Make, tmp_path: Path
+) -> None:
+    run = solo(tmp_path, pair=Pair(1, 1))
+    script = Script(run.job)
+    script.make(3)
+    with run.job.phase("evaluation"):
+        with averaged(script, past_the_count), pytest.raises(UsageError, match="not hold the weights of step 3"):
+            run.job.save(metrics={"val_loss": 1.0})
+        assert names(tmp_path) == set()
+        assert run.job.save(metrics={"val_loss": 1.0})
+
+
+def test_a_save_of_weights_that_the_script_changed_elsewhere_is_made_and_told(
+    solo: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may clip them after each step, and is the one that asks for the save."""
+    run = solo(tmp_path, pair=Pair(1, 1))
+    script = Script(run.job)
+    script.model.load_state_dict(script.model.state_dict())
+    by_copy(script.model[1].weight, torch.tensor([[0.5, 0.25]]))
+    assert run.job.save(), "where training begins is for the script to say"
+    script.make(1)
+    assert run.job.save()
+    assert "outside of the optimizer" not in caplog.text
+    script.make(1)
+    by_copy(script.model[1].weight, script.model[1].weight.clamp(-0.01, 0.01))
+    assert run.job.save()
+    assert "the checkpoint of step 2 holds weights that the script changed after that step" in caplog.text
 
 
 class Tears(torch.optim.SGD):

@@ -84,6 +84,23 @@ def test_a_newcomer_gets_its_state_from_memory_and_ranks_may_change(launcher: An
     assert launcher.of(3, "claim") == [], "the attempt goes on under the generation's claim"
 
 
+def test_a_newcomer_with_another_model_is_refused_and_costs_the_survivors_no_step(
+    launcher: Any, tmp_path: Path
+) -> None:
+    launcher.start(3, tmp_path / "tier", *SLOWLY, "--wider-in-slot", "3")
+    trains(launcher, 0, 1, 2, beyond=5)
+    kill(launcher, 0)
+    left(launcher, 1, 2)
+    launcher.form(2, [3, 1, 2])
+    launcher.wait("the newcomer to be refused", lambda: bool(launcher.of(3, "exception")))
+    assert "where rank 0 has model.inner.weight (shape (17, 5)" in launcher.of(3, "exception")[0]["message"]
+    assert launcher.processes.pop(3).wait() == 1
+    left(launcher, 1, 2, attempt=2)
+    launcher.form(3, [4, 1, 2])
+    assert_whole(launcher, 1, 2, 4)
+    assert [message["source"] for message in launcher.of(4, "restored")] == ["memory"]
+
+
 def test_an_attempt_below_one_that_trained_elsewhere_claims_anew(launcher: Any, tmp_path: Path) -> None:
     launcher.start(3, tmp_path / "tier", *SLOWLY)
     trains(launcher, 0, 1, 2, beyond=5)
@@ -160,6 +177,25 @@ def test_a_new_generation_claims_before_its_first_step(launcher: Any, tmp_path: 
     (claim,) = launcher.of(1, "claim")
     assert claim["claim"]["fromStep"] in (reached, reached + 1)
     assert claim["claim"]["fromPair"] == {"generation": 1, "attempt": 1}
+
+
+def test_a_new_generation_waits_for_its_storage_with_the_state_in_memory(launcher: Any, tmp_path: Path) -> None:
+    root, away = tmp_path / "tier", tmp_path / "away"
+    launcher.start(2, root, *SLOWLY)
+    trains(launcher, 0, 1, beyond=5)
+    launcher.leave(1, 0, 1)
+    left(launcher, 0, 1)
+    root.rename(away)
+    root.write_text("a file in its place")
+    launcher.form(1, [1, 0], generation=2)
+    waiting = "Training waits with its state in memory"
+    launcher.wait("a failed try", lambda: any(waiting in text for text in launcher.output()))
+    root.unlink()
+    away.rename(root)
+    assert_whole(launcher, 0, 1)
+    (claim,) = launcher.of(1, "claim")
+    assert claim["claim"]["fromPair"] == {"generation": 1, "attempt": 1}
+    assert (root / "claims" / "2.1.json").exists()
 
 
 def test_one_that_is_told_to_leave_says_so_at_once_though_its_script_sleeps(launcher: Any, tmp_path: Path) -> None:

@@ -6,14 +6,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from holdfast import CheckpointError, DataError, NonFiniteError, StateError, UsageError
+from holdfast import DataError, NonFiniteError, StateError, UsageError, committer
 from holdfast.checkpoint.claims import write_claim
 from holdfast.elastic import Elasticity
 from holdfast.rank_agent import Requests
@@ -72,6 +73,78 @@ def test_a_run_that_was_cut_goes_on_to_the_bit(solo: Make, tmp_path: Path) -> No
     assert again.launcher.of("restored")[0]["step"] == 8
     assert again.job.audit().ok
     assert again.job.audit().seen.count == 100
+
+
+def test_settings_of_the_script_that_a_checkpoint_replaces_are_named(
+    solo: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(solo(tmp_path, interval="1").job, 20, stop_at=2)
+    assert "settings" not in caplog.text
+    longer = parts()
+    longer["scheduler"].T_max = 40
+    solo(tmp_path).job.manage(**longer)
+    assert "scheduler: T_max is 20 in the checkpoint and 40 in the script" in caplog.text
+
+
+class Tokens:
+    """A count of the script's own."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.seen = state["seen"]
+
+
+def test_a_run_that_is_cut_again_and_again_has_the_rates_and_counts_of_an_undisturbed_one(
+    solo: Make, tmp_path: Path
+) -> None:
+    """MultiStepLR keeps its milestones in a Counter, and looks at it when its turn comes."""
+
+    def made(folder: Path, stop_at: int) -> list[tuple[int, float, float, int]]:
+        job = solo(folder, interval="1").job
+        one, tokens = parts(), Tokens()
+        warmup = torch.optim.lr_scheduler.LinearLR(one["optimizer"], 0.1, total_iters=3)
+        steps = torch.optim.lr_scheduler.MultiStepLR(one["optimizer"], [4, 8])
+        one["scheduler"] = torch.optim.lr_scheduler.SequentialLR(one["optimizer"], [warmup, steps], [3])
+        job.manage(**one, tokens=tokens)
+        seen = []
+        for batch in job.batches(Numbers(), global_batch_size=5, micro_batch_size=5, max_steps=20, seed=3):
+            tokens.seen += len(batch)
+            result = job.step((one["model"](batch) - 1).square().mean())
+            seen.append((result.step, result.loss, one["optimizer"].param_groups[0]["lr"], tokens.seen))
+            if result.step == stop_at:
+                break
+        return seen
+
+    undisturbed = made(tmp_path / "whole", 20)
+    assert [one[0] for one in undisturbed] == list(range(1, 21))
+    cut = [line for stop in (5, 9, 14, 20) for line in made(tmp_path / "cut", stop)]
+    assert {line[0]: line for line in cut} == {line[0]: line for line in undisturbed}
+
+
+def test_averaged_weights_that_the_optimizer_updates_are_as_in_an_undisturbed_run(solo: Make, tmp_path: Path) -> None:
+    """The docs say so: after `job.step` the checkpoint of the step is made already, and lacks one update."""
+
+    def made(folder: Path, stop_at: int) -> dict[str, Any]:
+        one = parts()
+        ema = AveragedModel(one["model"], multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        one["optimizer"].register_step_post_hook(lambda *_: ema.update_parameters(one["model"]))
+        job = solo(folder, interval="1").job
+        job.manage(**one, ema=ema)
+        for batch in job.batches(Numbers(), global_batch_size=5, micro_batch_size=5, max_steps=20, seed=3):
+            if job.step((one["model"](batch) - 1).square().mean()).step == stop_at:
+                break
+        return {name: value.clone() for name, value in ema.state_dict().items()}
+
+    undisturbed = made(tmp_path / "whole", 10)
+    assert int(undisturbed["n_averaged"]) == 10
+    for stop in (3, 5, 10):
+        cut = made(tmp_path / "cut", stop)
+    assert all(torch.equal(cut[name], value) for name, value in undisturbed.items())
 
 
 def test_the_last_step_is_durable_before_done_is_said(solo: Make, tmp_path: Path) -> None:
@@ -142,27 +215,84 @@ def spoil(root: Path) -> None:
     root.write_text("")
 
 
-def test_failed_saves_are_told_and_training_goes_on_until_the_third_in_a_row(solo: Make, tmp_path: Path) -> None:
+def steps(job: Any, made: dict[str, Any], most: int) -> Iterator[int]:
+    """Each step, once it is made."""
+    for batch in job.batches(Numbers(), global_batch_size=4, micro_batch_size=4, max_steps=most):
+        yield job.step(made["model"](batch).square().mean()).step
+
+
+def mend(root: Path) -> None:
+    """The folder is back."""
+    root.unlink()
+    root.with_name("away").rename(root)
+
+
+def outcomes(run: Any) -> list[tuple[int, str]]:
+    return [(body["step"], body["result"]) for body in run.launcher.of("checkpoint")]
+
+
+def test_an_outage_of_the_storage_is_told_and_costs_a_healthy_run_nothing(
+    solo: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(committer, "retry_after", lambda failed: 0.0)
     root = tmp_path / "tier"
     run = solo(root, interval="2")
     made = parts()
     run.job.manage(**made)
-    steps = 0
-    with pytest.raises(CheckpointError, match=r"3 checkpoints in a row.*make room in the checkpoint folder"):  # noqa: PT012
-        for batch in run.job.batches(Numbers(), global_batch_size=4, micro_batch_size=4, max_steps=50):
-            steps = run.job.step(made["model"](batch).square().mean()).step
-            if steps == 3:
-                told_of(run, "interval")
-                spoil(root)
-    told = run.launcher.of("checkpoint")
-    assert [(body["step"], body["result"]) for body in told] == [
-        (2, "Committed"),
-        (4, "Failed"),
-        (6, "Failed"),
-        (8, "Failed"),
-    ]
-    assert told[1]["message"]
-    assert [body.get("cause") for body in told] == [None, "Gone", "Gone", "Gone"]
+    for step in steps(run.job, made, 20):
+        if step in (3, 11):
+            run.job._committer.settle()
+            (spoil if step == 3 else mend)(root)
+    assert outcomes(run)[0] == (2, "Committed")
+    assert outcomes(run)[-1] == (20, "Committed")
+    failed = [body for body in run.launcher.of("checkpoint") if body["result"] == "Failed"]
+    assert len(failed) > 3
+    assert all(body["cause"] == "Gone" and body["message"] and 4 <= body["step"] <= 11 for body in failed)
+    assert (12, "Committed") in outcomes(run), "the first one that can be written is, interval or not"
+    assert run.launcher.of("done") == [{"step": 20}]
+
+
+def test_a_commit_that_failed_is_tried_again_before_the_next_one_is_due(solo: Make, tmp_path: Path) -> None:
+    root = tmp_path / "tier"
+    run = solo(root, interval="1000")
+    made = parts()
+    run.job.manage(**made)
+    for step in steps(run.job, made, 5):
+        if step == 2:
+            spoil(root)
+            assert not run.job.save()
+            mend(root)
+    assert outcomes(run) == [(2, "Failed"), (3, "Committed"), (5, "Committed")]
+
+
+def at_the_fifth_failure(monkeypatch: pytest.MonkeyPatch, then: Callable[[], float]) -> None:
+    """`then` says after how many seconds it is tried again; the first ones are at once."""
+    monkeypatch.setattr(committer, "retry_after", lambda failed: then() if failed == 5 else 0.0)
+
+
+def test_the_last_step_waits_for_its_storage(solo: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = solo(tmp_path / "tier")
+    made = parts()
+    run.job.manage(**made)
+    spoil(tmp_path / "tier")
+    at_the_fifth_failure(monkeypatch, lambda: mend(tmp_path / "tier") or 0.0)
+    assert list(steps(run.job, made, 2)) == [1, 2]
+    assert outcomes(run) == [(2, "Failed")] * 5 + [(2, "Committed")]
+    assert run.launcher.of("done") == [{"step": 2}]
+
+
+def test_the_end_of_the_attempt_ends_the_wait_for_storage(
+    solo: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = solo(tmp_path / "tier")
+    made = parts()
+    run.job.manage(**made)
+    spoil(tmp_path / "tier")
+    at_the_fifth_failure(monkeypatch, lambda: run.launcher.lose_peers("a peer is lost") or 3600.0)
+    with pytest.raises(BaseException) as ended:  # noqa: PT011  (the recorder's own)
+        list(steps(run.job, made, 2))
+    assert type(ended.value).__name__ == "TheEnd"
+    assert (run.job.committed_step, run.launcher.of("done")) == (2, [])
 
 
 def test_a_request_that_a_failed_save_did_not_answer_is_answered_later(solo: Make, tmp_path: Path) -> None:
@@ -177,10 +307,33 @@ def test_a_request_that_a_failed_save_did_not_answer_is_answered_later(solo: Mak
             run.launcher.wanted = Requests(checkpoint=("touch",))
         if result.step == 2:
             told_of(run, "touch")
-            root.unlink()
-            root.with_name("away").rename(root)
+            mend(root)
     told = [(body["step"], body["result"]) for body in run.launcher.of("checkpoint") if "touch" in body["ids"]]
     assert told == [(2, "Failed"), (3, "Committed")]
+
+
+def test_a_new_request_does_not_wait_for_the_next_try_of_a_failed_commit(
+    solo: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(committer, "retry_after", lambda failed: 3600.0)
+    root = tmp_path / "tier"
+    run = solo(root)
+    made = parts()
+    run.job.manage(**made)
+    for step in steps(run.job, made, 20):
+        if step == 1:
+            spoil(root)
+            run.launcher.wanted = Requests(checkpoint=("first",))
+        if step == 2:
+            told_of(run, "first")
+        if step == 10:
+            mend(root)
+            run.launcher.wanted = Requests(checkpoint=("first", "second"))
+        if step == 11:
+            told_of(run, "second")
+            break
+    told = [(body["step"], body["result"], body["ids"]) for body in run.launcher.of("checkpoint")]
+    assert told == [(2, "Failed", ["first"]), (11, "Committed", ["first", "second"])]
 
 
 def test_a_step_that_is_not_finite_is_not_applied(solo: Make) -> None:
@@ -202,7 +355,7 @@ def test_ten_steps_in_a_row_that_are_not_finite_end_the_script(solo: Make) -> No
     run = solo(None)
     made = parts()
     run.job.manage(**made)
-    with pytest.raises(NonFiniteError, match="lower the learning rate"):  # noqa: PT012  (the loop raises)
+    with pytest.raises(NonFiniteError, match=r"lower the learning rate.*holdfast checkpoints rewind FOLDER --step N"):  # noqa: PT012  (the loop raises)
         for batch in run.job.batches(Numbers(), global_batch_size=4, micro_batch_size=4, max_steps=30):
             run.job.step(made["model"](batch).square().mean() * float("inf"))
     assert run.job.committed_step == 10
@@ -296,6 +449,17 @@ def test_a_step_without_its_batch_is_refused(solo: Make) -> None:
     job.step(made["model"](batch).mean())
     with pytest.raises(UsageError, match="without a batch"):
         job.step(made["model"](batch).mean())
+
+
+@pytest.mark.parametrize("most", [3, 4, 6])
+def test_a_run_that_is_resumed_at_or_past_its_end_is_done_at_once_and_says_so(
+    solo: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture, most: int
+) -> None:
+    train(solo(tmp_path).job, 4)
+    again = solo(tmp_path)
+    assert [step for step, _ in train(again.job, most)] == list(range(5, most + 1))
+    assert again.launcher.of("done") == [{"step": max(4, most)}]
+    assert ("step 4 is past max_steps 3" in caplog.text) == (most == 3)
 
 
 def test_another_dataset_or_seed_than_was_saved_is_refused(solo: Make, tmp_path: Path) -> None:

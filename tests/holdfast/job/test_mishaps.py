@@ -15,7 +15,7 @@ from holdfast import UsageError
 from holdfast.checkpoint.claims import list_claims
 from holdfast.checkpoint.engine import Engine
 from holdfast.collectives import Group, Over
-from holdfast.errors import PeerLostError
+from holdfast.errors import NonFiniteError, PeerLostError
 from holdfast.lineage import Lineage
 from holdfast.place import Place
 from holdfast.worlds import Pair
@@ -127,6 +127,54 @@ def test_no_scaler_applies_a_step_that_is_not_finite(solo: Make, enabled: bool) 
         result = run.job.step(loss(made, batch) * factor)
         outcomes.append((result.reason, torch.equal(before, made["model"].weight)))
     assert outcomes == [("Committed", False), ("NonFinite", True), ("Committed", False)]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_ten_steps_whose_loss_is_not_finite_end_the_script_with_a_scaler_too(solo: Make, enabled: bool) -> None:
+    run, made = solo(None), parts(scaler=torch.amp.GradScaler("cpu", enabled=enabled))
+    run.job.manage(**made)
+    reasons = [run.job.step(loss(made, torch.ones(3, 2)) * torch.nan).reason for _ in range(9)]
+    assert reasons == ["NonFinite"] * 9
+    with pytest.raises(NonFiniteError, match="10 steps in a row"):
+        run.job.step(loss(made, torch.ones(3, 2)) * torch.nan)
+    assert run.job.committed_step == 10
+
+
+class Narrow(torch.autograd.Function):
+    """The identity, whose gradient overflows above a limit, as it does in half precision."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, limit: float) -> torch.Tensor:
+        ctx.limit = limit
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        return gradient.where(gradient <= ctx.limit, torch.inf), None
+
+
+def narrow(made: dict[str, Any], limit: float) -> torch.Tensor:
+    found: torch.Tensor = Narrow.apply(made["model"].bias.sum(), limit)  # type: ignore[no-untyped-call]
+    return found
+
+
+def test_gradients_that_overflow_under_a_large_scale_end_nothing_while_the_scale_falls(solo: Make) -> None:
+    made = parts(scaler=torch.amp.GradScaler("cpu", init_scale=2.0**24))
+    run = solo(None)
+    run.job.manage(**made)
+    reasons = [run.job.step(narrow(made, 4.0)).reason for _ in range(23)]
+    assert reasons == ["NonFinite"] * 22 + ["Committed"]
+    assert made["scaler"].get_scale() == 4.0
+
+
+def test_gradients_that_overflow_under_any_scale_end_the_script(solo: Make) -> None:
+    made = parts(scaler=torch.amp.GradScaler("cpu", init_scale=4.0))
+    run = solo(None)
+    run.job.manage(**made)
+    reasons = [run.job.step(narrow(made, 0.0)).reason for _ in range(11)]
+    assert reasons == ["NonFinite"] * 11, "two steps halve the scale to 1; only those after them count"
+    with pytest.raises(NonFiniteError, match="10 steps in a row"):
+        run.job.step(narrow(made, 0.0))
 
 
 def test_a_step_that_is_applied_from_a_doubt_tells_its_loss(solo: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,6 +95,9 @@ def test_steps_go_on_while_the_disk_writes_and_the_request_is_answered_when_it_i
     steps.make()
     assert run.job._lineage.saved_step == 1
     assert run.launcher.wanted.checkpoint == ()
+    steps.make(2)
+    run.job._committer.settle()
+    assert told(run) == [(1, "Committed", ("touch",))], "one request, one commit"
 
 
 def test_a_commit_that_is_held_to_a_bandwidth_is_let_go_when_somebody_asks_for_another(

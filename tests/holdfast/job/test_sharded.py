@@ -116,6 +116,18 @@ def test_a_rank_that_is_replaced_leaves_the_bits_of_an_undisturbed_run(
     assert {message["source"] for slot in world for message in sharded.of(slot, "restored")[-1:]} == {"memory"}
 
 
+def test_one_shard_that_is_not_finite_ends_all_ranks_at_once_and_is_not_committed(
+    sharded: Any, tmp_path: Path
+) -> None:
+    sharded.start(2, tmp_path / "tier", "--steps", str(STEPS), "--faults", "poison:0:3")
+    assert sharded.finish() == [1, 1], sharded.output()
+    said = {slot: sharded.of(slot, "exception")[0] for slot in (0, 1)}
+    assert [(one["name"], one["step"]) for one in said.values()] == [("NonFiniteError", 5)] * 2
+    assert said[0]["message"].startswith("model.0.weight holds values that are not finite")
+    assert said[1]["message"].startswith("a weight of another shard holds")
+    assert list((tmp_path / "tier").glob("step-*")) == []
+
+
 def test_a_replica_trains_as_a_whole_model_does_and_its_commit_loads_into_one(
     sharded: Any, tmp_path: Path, solo: Any, net: Any
 ) -> None:

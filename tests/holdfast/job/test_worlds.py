@@ -63,6 +63,17 @@ def test_state_that_differs_between_ranks_is_told_once_by_name(launcher: Any, tm
     assert ("'reader' is managed, and its state on rank 1 is not that of rank 0" in launcher.output()[0]) == own
 
 
+def test_ranks_with_different_models_are_refused_before_anything_is_averaged(launcher: Any, tmp_path: Path) -> None:
+    launcher.start(2, tmp_path / "tier", "--wider-in-slot", "1")
+    assert all(launcher.finish()), "torch's own abort would be a signal"
+    for slot in (0, 1):
+        (told,) = launcher.of(slot, "exception")
+        assert told["name"] == "UsageError"
+        expected = "rank 0 has model.inner.weight (shape (16, 5), torch.float64), where rank 1 has "
+        assert expected + "model.inner.weight (shape (17, 5), torch.float64)" in told["message"]
+        assert launcher.of(slot, "step") == []
+
+
 def _flat(value: Any) -> list[float]:
     return [value] if isinstance(value, float) else [x for item in value for x in _flat(item)]
 

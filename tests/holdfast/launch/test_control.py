@@ -266,6 +266,62 @@ def test_who_does_not_hold_the_key_is_turned_away_and_counted(wrong: str) -> Non
     asyncio.run(play())
 
 
+async def _flood(port: int, count: int, opened: list[int]) -> None:
+    """Keep connections open that send nothing; each that is dropped is opened again."""
+
+    async def hold() -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                opened.append(1)
+                await reader.read()
+                writer.close()
+            await asyncio.sleep(0.02)
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(count):
+            tasks.create_task(hold())
+
+
+def test_silent_connections_keep_no_launcher_out() -> None:
+    """More than there are places for them, all from the address of the one that is to be let in."""
+
+    async def play() -> None:
+        heard_a, heard_b = Heard(), Heard()
+        b = await channel("b", heard_b)
+        configure(b, {})
+        opened: list[int] = []
+        flood = asyncio.create_task(_flood(b.port, 80, opened))
+        await until(lambda: len(opened) > 200)
+        a = await channel("a", heard_a)
+        configure(a, {"b": b.port})
+        await until(lambda: heard_a.up)
+        assert heard_b.strangers, "the flood is counted"
+        flood.cancel()
+        await asyncio.gather(flood, return_exceptions=True)
+        await a.close()
+        await b.close()
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(("sent", "strangers"), [(b"", 0), (b"x", 1)])
+def test_a_probe_of_the_port_is_no_stranger_and_a_wrong_byte_is(sent: bytes, strangers: int) -> None:
+    async def play() -> None:
+        heard = Heard()
+        made = await channel("b", heard)
+        configure(made, {})
+        reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+        writer.write(sent)
+        writer.write_eof()
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b"", "it was judged"
+        assert heard.strangers == strangers
+        await made.close()
+
+    asyncio.run(play())
+
+
 @pytest.mark.parametrize(
     "rubbish",
     [

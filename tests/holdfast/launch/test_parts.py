@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -20,9 +21,9 @@ import torch.distributed as dist
 
 from holdfast.constants import MAX_TEXT, Cause
 from holdfast.errors import DocumentError
-from holdfast.launch import process, report, termination
+from holdfast.launch import process, report, store, termination
 from holdfast.launch.agent_socket import AgentSocket
-from holdfast.launch.causes import Place, RankEnd, judge, not_started
+from holdfast.launch.causes import Place, RankEnd, judge, not_started, raised
 from holdfast.launch.files import read_json
 from holdfast.launch.local import Progress
 from holdfast.launch.membership import Membership
@@ -102,7 +103,11 @@ def test_only_torchs_own_communication_tells_of_a_lost_peer(last: str, reason: s
         (("train.py: error: give --data",), "ExitCode", "rank 1 (pid 31) ended with 3: train.py: error: give --data"),
         (('  File "train.py", line 7, in <module>', "Stopped: no data"), "Exception", "Stopped: no data"),
         (("[rank1]: Traceback (most recent call last):", "[rank1]: Stopped"), "Exception", "[rank1]: Stopped"),
-        (("torch.OutOfMemoryError: CUDA out of memory",), "Exception", "torch.OutOfMemoryError: CUDA out of memory"),
+        (
+            ("torch.OutOfMemoryError: CUDA out of memory",),
+            "OutOfMemory",
+            "torch.OutOfMemoryError: CUDA out of memory",
+        ),
     ],
 )
 def test_last_words_that_are_no_tracebacks_tell_of_no_exception(
@@ -111,6 +116,71 @@ def test_last_words_that_are_no_tracebacks_tell_of_no_exception(
     failure = judge(RankEnd(rank=1, pid=31, returncode=3, traceback=lines), PLACE)
     assert failure is not None
     assert (failure.reason, failure.message) == (reason, message)
+
+
+ALLOCATOR = "RuntimeError: [enforce fail at alloc_cpu.cpp:115] err == 0. DefaultCPUAllocator: can't allocate memory"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_memory"),
+    [
+        ("MemoryError", True),
+        ("[rank1]: MemoryError: ", True),
+        ("numpy._core._exceptions._ArrayMemoryError: Unable to allocate 8.00 EiB", True),
+        (ALLOCATOR, True),
+        ("RuntimeError: std::bad_alloc", True),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB", True),
+        ("OutOfMemoryError: HIP out of memory", True),
+        ("ValueError: MemoryError in the data", False),
+        ("KeyError: 'OutOfMemoryError'", False),
+    ],
+)
+def test_an_exception_for_want_of_memory_counts_as_out_of_memory_however_it_was_seen(
+    text: str, is_memory: bool
+) -> None:
+    cause, reason = (Cause.OOM, "OutOfMemory") if is_memory else (Cause.APPLICATION, "Exception")
+    frame = '  File "train.py", line 7, in <module>'
+    printed = judge(RankEnd(rank=1, pid=31, returncode=1, traceback=(frame, text)), PLACE)
+    assert printed is not None
+    for failure in (printed, raised(1, text.removeprefix("[rank1]: "), (frame, text), PLACE)):
+        assert (failure.cause, failure.reason, failure.priority) == (cause, reason, Priority.EXCEPTION)
+
+
+def test_the_cause_is_the_last_tracebacks_exception_and_not_what_a_framework_prints_after_it() -> None:
+    traceback = ["Traceback (most recent call last):", '  File "train.py", line 5, in <module>', "    run()"]
+    error = ["RuntimeError: the device is not there", "its message has two lines"]
+    advice = ["", "Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace."]
+    first = [
+        *traceback,
+        "KeyError: 'lr'",
+        "",
+        "During handling of the above exception, another exception occurred:",
+        "",
+    ]
+    assert termination.error_lines([*traceback, *error, *advice])[-1] == error[0]
+    assert termination.error_lines([*first, *traceback, *error, *advice])[-1] == error[0]
+    ranked = [f"[rank1]: {line}" for line in [*traceback, *error]]
+    assert termination.error_lines([*ranked, *advice])[-1] == f"[rank1]: {error[0]}"
+    assert termination.error_lines(advice) == (advice[-1],)
+    assert termination.error_lines(traceback) == tuple(traceback), "what ended within a traceback"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "mistake"),
+    [
+        ("NameError: name 'x' is not defined", 7, "NameError at train.py:7"),
+        ("[rank1]: holdfast.errors.UsageError: give it all", 9, "UsageError at train.py:9"),
+        ("RuntimeError: CUDA error: device-side assert", 7, ""),
+        ("OSError: [Errno 5] Input/output error", 7, ""),
+        ("requests.exceptions.ConnectionError: reset", 7, ""),
+    ],
+)
+def test_a_mistake_of_the_program_is_known_by_its_type_and_place(text: str, line: int, mistake: str) -> None:
+    lines = ('  File "a.py", line 1, in f', f'  File "train.py", line {line}, in <module>', text)
+    failure = judge(RankEnd(rank=1, pid=31, returncode=1, traceback=lines), PLACE)
+    assert failure is not None
+    assert failure.mistake == mistake
+    assert Failure.from_json(failure.to_json()) == failure
 
 
 def test_what_torch_warns_of_as_a_process_ends_is_not_why_it_does() -> None:
@@ -386,6 +456,46 @@ def test_a_store_outlives_the_proposals_of_others_for_as_long_as_its_attempt_tra
     assert [pair for pair, _ in lost] == [Pair(2, 3)]
 
 
+def test_a_store_is_served_beside_a_file_with_the_name_of_a_standard_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "queue.py").write_text("raise RuntimeError('a file of the user')")
+    monkeypatch.chdir(tmp_path)
+
+    async def play() -> bytes:
+        host = StoreHost(lambda pair, message: pytest.fail(message))
+        master = host.open(Pair(1, 1), "127.0.0.1")
+        patience = timedelta(seconds=DEADLINE)
+        client = await asyncio.to_thread(
+            lambda: dist.TCPStore(master.host, master.port, is_master=False, wait_for_workers=False, timeout=patience)
+        )
+        client.set("said", "here")
+        said: bytes = client.get("said")
+        host.close()
+        return said
+
+    assert asyncio.run(play()) == b"here"
+
+
+def test_a_store_that_never_comes_to_be_ends_the_launcher_and_is_not_tried_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(store, "own_program", lambda *_: [sys.executable, "-c", "import sys; sys.exit('no torch')"])
+
+    async def play() -> tuple[int, str]:
+        lost: list[str] = []
+        broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        host = StoreHost(lambda _, message: lost.append(message), on_broken=broken.set_result)
+        for attempt in range(1, 4):
+            host.open(Pair(1, attempt), "127.0.0.1")
+            await _until(lambda: len(lost) == attempt)  # noqa: B023  (awaited at once)
+        return len(lost), await broken
+
+    times, why = asyncio.run(play())
+    assert times == 3
+    assert why.startswith("the store's process ended with 1 no torch, 3 times in a row")
+
+
 async def _until(condition: Callable[[], bool]) -> None:
     end = asyncio.get_running_loop().time() + DEADLINE
     while not condition():
@@ -404,6 +514,17 @@ def test_a_child_is_heard_to_its_last_line() -> None:
     assert end.returncode == end.exit_code == 7
     assert end.stderr_tail[-2:] == ("99", "end")
     assert len(end.stderr_tail) <= 40
+
+
+def test_a_child_whose_words_find_no_room_is_read_to_its_end() -> None:
+    """A pipe without a reader would end it."""
+    read, write = os.pipe()
+    os.write(write, b"first\nlast\n")
+    os.close(write)
+    tail: deque[str] = deque()
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        process._copy(os.fdopen(read, "rb"), full.fileno(), "w0: ", tail)
+    assert list(tail) == ["first", "last"]
 
 
 def test_a_pause_of_the_launcher_takes_no_time_from_who_copies_last_words() -> None:

@@ -281,29 +281,64 @@ def test_a_script_that_went_bad_fails_as_in_an_interpreter(bench: Bench, source:
     assert warm == zygote == fresh
 
 
-def test_a_kill_takes_the_whole_group(bench: Bench) -> None:
+def test_nothing_that_a_killed_rank_started_is_left_when_it_counts_as_ended(bench: Bench) -> None:
+    """In its group, in a session of its own, and a grandchild whose parent has ended; forked, or another program."""
     argv = bench.script(
         """
-        import heavy, os, pathlib, subprocess, time
-        child = subprocess.Popen(["sleep", "600"])
+        import heavy, os, pathlib, subprocess, sys, time
+        if os.environ["RANK"] == "0": sys.exit()
+        sleep = ["sleep", "600"]
+        pids = [subprocess.Popen(sleep).pid, subprocess.Popen(sleep, start_new_session=True).pid]
+        pids.append(int(subprocess.check_output(["sh", "-c", "setsid sleep 600 > /dev/null & echo $!"])))
+        if (forked := os.fork()) == 0:
+            os.setsid()
+            time.sleep(600)
+        out = pathlib.Path(os.environ["HOLDFAST_OUT"])
+        out.with_suffix(".new").write_text(" ".join(map(str, [*pids, forked])))
+        out.with_suffix(".new").rename(out)
+        time.sleep(600)
+        """
+    )
+
+    async def kill_one(origin: Origin) -> None:
+        child, ended = bench.start(RANK="1")
+        assert child.origin == origin
+        await eventually(bench.out.exists, "the script runs")
+        started = [int(pid) for pid in bench.out.read_text().split()]
+        bench.out.unlink()
+        assert len(started) == 4
+        assert not any(map(gone, started))
+        os.kill(child.pid, signal.SIGKILL)  # not by its launcher
+        await child.reaped.wait()
+        assert [pid for pid in started if not gone(pid)] == []
+        assert (await ended).returncode == -signal.SIGKILL
+
+    async def scenario() -> None:
+        async with bench.over(argv):
+            await kill_one(Origin.FRESH)
+            await bench.warm_up()
+            await kill_one(Origin.WARM)
+            await kill_one(Origin.ZYGOTE)
+
+    run(scenario())
+
+
+def test_what_a_script_detached_outlives_its_normal_end(bench: Bench) -> None:
+    """Such as a tracker that still sends its last records."""
+    argv = bench.script(
+        """
+        import os, pathlib, subprocess
+        child = subprocess.Popen(["sleep", "600"], start_new_session=True)
         pathlib.Path(os.environ["HOLDFAST_OUT"]).write_text(str(child.pid))
-        if os.environ["RANK"] == "0": child.kill()
-        else: time.sleep(600)
         """
     )
 
     async def scenario() -> None:
-        async with bench.over(argv):
-            await bench.warm_up()
-            for origin in (Origin.WARM, Origin.ZYGOTE):
-                bench.out.unlink()
-                child, ended = bench.start(RANK="1")
-                assert child.origin == origin
-                await eventually(lambda: bench.out.exists() and bench.out.read_text(), "the script runs")
-                child.kill()
-                end = await ended
-                assert (end.returncode, end.sent) == (-signal.SIGKILL, {signal.SIGKILL})
-                await eventually(lambda: gone(int(bench.out.read_text())), "its child is gone too")
+        bench.pool = Pool(argv=argv, warm=None)
+        await bench.run(Origin.FRESH)
+        detached = int(bench.out.read_text())
+        assert not gone(detached)
+        os.kill(detached, signal.SIGKILL)
 
     run(scenario())
 

@@ -53,6 +53,9 @@ class Slow:
     def sync(self) -> None:
         self.clock += self._sync
 
+    def use_names(self) -> None:
+        pass
+
     def remove(self) -> None:
         self.removed = True
 
@@ -114,6 +117,30 @@ def test_a_real_folder_passes_and_is_left_as_it_was(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EXDEV, errno.EIO])
+def test_a_volume_that_cannot_rename_a_folder_is_told_before_anything_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuses(source: Path, target: Path) -> None:
+        raise OSError(number, os.strerror(number), str(source))
+
+    monkeypatch.setattr(os, "rename", refuses)
+    check = try_volume(Folder(tmp_path, "gpt-w0"), MODEST, lambda: 0.0)
+    assert (check.result, check.message) == (
+        Result.FAILED,
+        f"the checkpoint volume cannot be written: it cannot rename a folder: {os.strerror(number)}",
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_trial_that_was_killed_left_stops_no_other(tmp_path: Path) -> None:
+    left = tmp_path / ".preflight-gpt-w0.tmp"
+    left.mkdir()
+    (left / "new").touch()
+    assert try_volume(Folder(tmp_path, "gpt-w0"), MODEST, lambda: 0.0).result is Result.PASSED
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
     check = try_volume(Folder(tmp_path / "none", "gpt-w0"), MODEST, lambda: 0.0)
     assert (check.result, "No such file" in check.message) == (Result.FAILED, True)
@@ -133,6 +160,25 @@ def test_what_failed_is_tried_again_until_it_passes(tmp_path: Path) -> None:
 
     Trial(Board(tmp_path), STORAGE, lambda: try_volume(volume, NEEDS, volume.monotonic), sleep=mended).run()
     assert (seen, told(tmp_path)["result"]) == (["Failed"], "Passed")
+
+
+def test_a_check_that_breaks_is_told_and_tried_again(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    def attempt() -> Check:
+        if not seen:
+            raise ZeroDivisionError("odd")
+        return Check(result=Result.PASSED, message="well")
+
+    Trial(Board(tmp_path), STORAGE, attempt, sleep=lambda _: seen.append(told(tmp_path)["message"])).run()
+    assert (seen, told(tmp_path)["result"]) == (["the check itself failed: ZeroDivisionError('odd')"], "Passed")
+
+
+def test_a_result_that_cannot_be_written_is_written_later(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    passed = Check(result=Result.PASSED, message="well")
+    Trial(Board(run_dir), STORAGE, lambda: passed, sleep=lambda _: run_dir.mkdir()).run()
+    assert told(run_dir)["result"] == "Passed"
 
 
 def test_what_is_not_there_is_skipped(tmp_path: Path) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.launch.tallies import Tallies
+from holdfast.launch.tallies import Failing, Tallies
 from holdfast.worlds import Pair
 
 ONE, TWO = Pair(1, 1), Pair(1, 2)
+NOW = 1e9
 
 
 def commit(step: int, tier: str = "shared", **more: Any) -> dict[str, Any]:
@@ -34,10 +35,39 @@ def test_what_another_node_got_of_a_commit_in_memory_is_the_peers() -> None:
 def test_a_commit_that_failed_on_all_ranks_is_one_under_the_cause_that_they_agree_on() -> None:
     tallies = Tallies()
     for step, tier, cause in ((10, "shared", "Full"), (20, "shared", "Full"), (20, "peer", "Network")):
-        told = commit(step, tier, cause=cause)
-        assert [tallies.failed(ONE, told) for _ in range(2)] == [cause, ""]
+        told = commit(step, tier, cause=cause, message="")
+        assert [tallies.failed(ONE, told, NOW) for _ in range(2)] == [cause, ""]
     assert tallies.to_json()["checkpointFailures"] == {"shared": 2, "peer": 1}
     assert tallies.to_json()["checkpointFailureCauses"] == {"shared": {"Full": 2}, "peer": {"Network": 1}}
+
+
+def test_a_tier_fails_from_the_first_commit_that_failed_until_one_is_durable() -> None:
+    tallies = Tallies()
+    for step, cause in ((10, "Full"), (11, "Full"), (12, "ReadOnly")):
+        for _ in range(2):
+            tallies.failed(ONE, commit(step, cause=cause, message=f"step {step}"), NOW + step)
+        message = "step 12" if cause == "ReadOnly" else "step 10"
+        expected = Failing(since=NOW + 10, commits=step - 9, cause=cause, message=message)
+        assert tallies.failing == {"shared": expected}
+    tallies.committed(ONE, commit(12, "memory"))
+    assert "shared" in tallies.failing
+    tallies.committed(ONE, commit(13))
+    assert tallies.failing == {}
+
+
+def test_a_copy_that_another_node_took_ends_the_failing_of_the_peers() -> None:
+    tallies = Tallies()
+    tallies.failed(ONE, commit(10, "peer", cause="Network", message="refused"), NOW)
+    tallies.committed(ONE, commit(11, "memory"))
+    assert set(tallies.failing) == {"peer"}
+    tallies.committed(ONE, commit(12, "memory", copying=0.5))
+    assert tallies.failing == {}
+
+
+def test_a_job_without_a_folder_has_no_tier_that_fails() -> None:
+    tallies = Tallies()
+    tallies.failed(ONE, commit(10, cause="NoFolder", message="there is none"), NOW)
+    assert (tallies.failures["shared"].total(), tallies.failing) == (1, {})
 
 
 def test_a_restore_counts_once_for_each_attempt_by_where_the_state_was() -> None:

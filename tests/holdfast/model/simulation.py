@@ -217,7 +217,14 @@ class Simulation:
         """It goes on where it stopped."""
         self.pods[uid].frozen = False
 
-    def kill_rank(self, uid: str, cause: Cause = Cause.INFRASTRUCTURE, priority: Priority = Priority.KILLED) -> None:
+    def kill_rank(
+        self,
+        uid: str,
+        cause: Cause = Cause.INFRASTRUCTURE,
+        priority: Priority = Priority.KILLED,
+        *,
+        mistake: str = "",
+    ) -> None:
         """A rank process dies; its launcher lives. If it waits for a world, nobody minds."""
         pod = self.pods[uid]
         if pod.training is None:
@@ -227,7 +234,9 @@ class Simulation:
         pair = pod.training.world.pair
         pod.training.alive.discard(uid)
         pod.process = None
-        failure = Failure(cause=cause, reason="RankEnded", message="ended", priority=priority, exit_code=1)
+        failure = Failure(
+            cause=cause, reason="RankEnded", message="ended", priority=priority, exit_code=1, mistake=mistake
+        )
         pod.local.append(events.RankFailed(pair=pair, failure=failure))
 
     def restart(self, uid: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import boto3
 import pytest
+from botocore.exceptions import NoCredentialsError
 from moto import mock_aws
 
 from holdfast_operator.errors import CloudError, SettingsError
@@ -137,6 +138,14 @@ def test_what_aws_answers_stands_in_the_error(lonely: str) -> None:
     client("ec2").modify_instance_attribute(InstanceId=lonely, DisableApiTermination={"Value": True})
     with pytest.raises(CloudError, match="disableApiTermination"):
         aws(outside_groups=True).replace(provider_id(lonely))
+
+
+def test_where_there_are_no_credentials_the_network_policy_is_named(lonely: str) -> None:
+    def unreachable(_service: str, _region: str) -> Any:
+        raise NoCredentialsError
+
+    with pytest.raises(CloudError, match=r"Unable to locate credentials: .*169\.254\.170\.23 .*NetworkPolicy"):
+        Aws(unreachable, outside_groups=False).replace(provider_id(lonely))
 
 
 def test_a_fault_of_ours_is_not_taken_for_aws() -> None:

@@ -528,3 +528,76 @@ def test_the_thread_works_through_what_comes_and_ends_when_told_to(world: World)
     assert world.keeper.alive()
     world.keeper.stop()
     assert not world.keeper.alive()
+
+
+def pod_body(owner: list[Body], **meta: Any) -> Body:
+    return {
+        "metadata": {"name": "p", "namespace": "ml", "uid": "u", "ownerReferences": owner, **meta},
+        "spec": {"nodeName": "n0", "volumes": [{"name": "scratch", "emptyDir": {}}]},
+        "status": {"phase": "Running"},
+    }
+
+
+def owned_by(kind: str, api: str = "apps/v1", **change: Any) -> list[Body]:
+    return [{"kind": kind, "apiVersion": api, "name": "x", "uid": "o", "controller": True, **change}]
+
+
+@pytest.mark.parametrize(
+    ("pod", "ends"),
+    [
+        (pod_body(owned_by("ReplicaSet")), "NodeDrained"),
+        (pod_body(owned_by("Job", "batch/v1")), "NodeDrained"),
+        (pod_body(owned_by("DaemonSet")), "stays"),
+        (pod_body(owned_by("DaemonSet", "apps.kruise.io/v1alpha1")), "stays"),
+        (pod_body(owned_by("Node", "v1"), annotations={"kubernetes.io/config.mirror": "x"}), "stays"),
+        (pod_body([]), "DrainWaits"),
+        (pod_body(owned_by("ReplicaSet", controller=False)), "DrainWaits"),
+    ],
+    ids=["ReplicaSet", "Job", "DaemonSet", "another DaemonSet", "mirror", "bare", "no controller"],
+)
+def test_a_drain_treats_pods_as_kubectl_does(world: World, pod: Body, ends: str) -> None:
+    """As `kubectl drain --ignore-daemonsets --delete-emptydir-data`; each pod that is waited for is named."""
+    world.cluster.pods["p"] = pod
+    world.alert("n0")
+    for _ in range(3):
+        world.run(1)
+    assert ("p" in world.cluster.pods) is (ends != "NodeDrained")
+    assert world.reasons()[-1] == ("DrainWaits" if ends == "DrainWaits" else "NodeDrained")
+    assert ends != "DrainWaits" or "ml/p" in world.cluster.events[-1]["note"]
+
+
+def test_an_overruled_mark_is_counted_apart(world: World) -> None:
+    world.alert("n0")
+    world.run()
+    world.run()
+    assert world.metric('holdfast_nodes_marked{mode="Drain"} 1.0')
+    world.cluster.nodes["n0"]["spec"]["unschedulable"] = False
+    world.cluster.touch("n0")
+    world.run()
+    world.run()
+    assert world.metric('holdfast_nodes_marked{mode="Drain"} 0.0')
+    assert world.metric('holdfast_nodes_marked{mode="Overruled"} 1.0')
+
+
+def test_a_repeated_alert_is_heard(world: World) -> None:
+    """Alertmanager repeats what still fires; only a silenced alert is heard of no more."""
+    world.alert("n0")
+    world.run()
+    for _ in range(14):
+        world.run(60)
+        world.alert("n0")
+    assert "AlertUnheard" not in world.reasons()
+    world.run(13 * 60)
+    assert world.reasons()[-1] == "AlertUnheard"
+
+
+def test_a_machine_that_was_made_anew_is_not_taken_for_the_old_one(world: World) -> None:
+    """Cloud pools give the new machine the old one's name, and Prometheus keeps a series for some minutes."""
+    world.alert("n0")
+    del world.cluster.nodes["n0"]
+    node = FakeCluster("n0").nodes["n0"]
+    node["metadata"] |= {"uid": "another", "creationTimestamp": (START + timedelta(minutes=20)).isoformat()}
+    world.cluster.nodes["n0"] = node
+    world.run(21)
+    assert world.reasons() == ["StaleAlert"]
+    assert not node["spec"].get("unschedulable")

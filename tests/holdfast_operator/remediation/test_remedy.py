@@ -41,8 +41,11 @@ def rules(**change: Any) -> Rules:
     return Rules(**{"mode": Mode.DRAIN, "max_unavailable": MANY, "max_per_hour": 100, "provider": "AWS", **change})
 
 
-def alert(node: str = "n0", mode: Mode = Mode.DRAIN, *, name: str = "Hot", firing: bool = True) -> Alert:
-    return Alert(node=node, fingerprint=f"{name}-{node}", name=name, mode=mode, firing=firing, started=NOW)
+def alert(
+    node: str = "n0", mode: Mode = Mode.DRAIN, *, name: str = "Hot", firing: bool = True, **change: Any
+) -> Alert:
+    facts = {"node": node, "name": name, "mode": mode, "firing": firing, "started": NOW, "heard": NOW, **change}
+    return Alert(fingerprint=f"{name}-{node}", **facts)
 
 
 def machine(name: str = "n0", **change: Any) -> Machine:
@@ -219,7 +222,7 @@ def test_the_oldest_alert_is_served_first() -> None:
 
 
 def test_a_drain_evicts_each_pod_once_and_waits_for_those_that_leave_by_themselves() -> None:
-    pods = [pod("web"), pod("going", deleting=True), pod("worker", patience=2 * MINUTE)]
+    pods = [pod("web"), pod("going", deleted_at=NOW), pod("worker", patience=2 * MINUTE)]
     made = plan(marked(pods=pods), alerts=[alert()])
     assert [action.pod.name for action in made.actions if isinstance(action, Evict)] == ["web"]
     assert reasons(made) == ["NodeDraining"]
@@ -243,7 +246,8 @@ def test_past_the_deadline_with_force_what_is_left_is_deleted_but_for_jobs_that_
 
 @pytest.mark.parametrize("stay", [Stay.OPTED_OUT, Stay.UNMANAGED])
 def test_a_pod_that_must_not_be_evicted_keeps_its_node(stay: Stay) -> None:
-    made = plan(marked(mode=Mode.REPLACE, pods=[pod("w", stay=stay)]), alerts=[alert()], mode=Mode.REPLACE)
+    told = [alert(mode=Mode.REPLACE)]
+    made = plan(marked(mode=Mode.REPLACE, pods=[pod("w", stay=stay)]), alerts=told, mode=Mode.REPLACE)
     assert made.actions == ()
     assert only(made).reason == "DrainWaits"
     assert "ml/w" in only(made).message
@@ -298,7 +302,7 @@ def test_pods_that_were_not_read_are_not_taken_for_gone(begun: datetime | None) 
 
 
 def test_a_dead_nodes_pods_are_not_waited_for() -> None:
-    node = replace(marked(mode=Mode.REPLACE, pods=[pod(deleting=True)]), ready=False)
+    node = replace(marked(mode=Mode.REPLACE, pods=[pod(deleted_at=NOW)]), ready=False)
     made = plan(node, alerts=[alert(mode=Mode.REPLACE)], mode=Mode.REPLACE)
     assert any(isinstance(action, Terminate) for action in made.actions)
 
@@ -352,6 +356,116 @@ def test_a_node_that_somebody_un_cordoned_is_left_alone_while_the_alert_lasts_an
     assert not release.uncordon
 
 
+RESOLVED_LONG_AGO = {"alerts": (), "clear_since": NOW - 20 * MINUTE, "draining_since": None}
+"""Of a mark whose alerts have been resolved for longer than releaseAfterSeconds."""
+
+
+def test_a_gpu_that_needs_a_reset_is_not_given_back_because_its_series_vanished() -> None:
+    """A GPU that fell off the bus is not exported any more, and Alertmanager reports its alert as resolved."""
+    made = plan(machine(boot_id="b1"), alerts=[alert(until_reboot=True)])
+    (action,) = made.actions
+    assert isinstance(action, SetMark)
+    assert (action.mark.until_reboot, action.mark.boot_id) == (True, "b1")
+
+    mark = {**RESOLVED_LONG_AGO, "until_reboot": True, "boot_id": "b1"}
+    made = plan(replace(marked(**mark), boot_id="b1"), alerts=[alert(firing=False)])
+    assert (made.actions, reasons(made)) == ((), ["AlertsResolved"])
+    assert "un-cordoned after a reboot" in only(made).message
+    assert "kubectl uncordon n0" in only(made).message
+
+    (released,) = plan(replace(marked(**mark), boot_id="b2"), alerts=[alert(firing=False)]).actions
+    assert isinstance(released, Release)
+    assert released.uncordon
+
+
+@pytest.mark.parametrize(
+    ("change", "says"), [({"ready": False}, "once it is Ready"), ({"gpus": 7}, "7 of 8 GPUs"), ({"gpus": 8}, "")]
+)
+def test_a_node_that_is_not_well_is_not_given_back(change: dict[str, Any], says: str) -> None:
+    made = plan(replace(marked(gpus=8, **RESOLVED_LONG_AGO), **{"gpus": 8, **change}))
+    assert bool(made.actions) is (not says)
+    assert says in only(made).message
+
+
+def test_an_alert_that_began_before_the_node_was_created_is_about_another_machine() -> None:
+    node = machine(created=NOW + MINUTE)
+    made = plan(node, alerts=[alert()], now=NOW + 2 * MINUTE)
+    assert (made.actions, reasons(made)) == ((), ["StaleAlert"])
+    again = alert(started=NOW + 2 * MINUTE)
+    assert reasons(plan(node, alerts=[again], now=NOW + 2 * MINUTE)) == ["NodeCordoned"]
+
+
+def test_what_an_alert_asked_for_ends_with_the_alert() -> None:
+    """Replace was asked for by an alert that is resolved; the one that lasts asks for a cordon."""
+    node = marked(mode=Mode.REPLACE, alerts=("Dead-n0", "Hot-n0"), pods=[pod()])
+    told = [alert(name="Dead", mode=Mode.REPLACE, firing=False), alert(mode=Mode.CORDON)]
+    made = plan(node, alerts=told, mode=Mode.REPLACE)
+    (action,) = made.actions
+    assert isinstance(action, SetMark)
+    assert (action.mark.mode, action.mark.draining_since, action.mark.alerts) == (Mode.CORDON, None, ("Hot-n0",))
+    assert action.mark.message == "alert Hot"
+
+
+def test_silence_about_an_alert_does_not_lower_the_mode() -> None:
+    """After a restart, what Alertmanager has not repeated yet is not known."""
+    node = marked(mode=Mode.DRAIN, alerts=("Dead-n0", "Hot-n0"))
+    made = plan(node, alerts=[alert(mode=Mode.CORDON)])
+    assert not any(action.mark.mode < Mode.DRAIN for action in made.actions if isinstance(action, SetMark))
+
+
+def test_a_machine_that_the_cloud_is_told_to_replace_is_replaced() -> None:
+    node = marked(mode=Mode.REPLACE, alerts=("Dead-n0", "Hot-n0"), terminating_since=NOW - MINUTE)
+    told = [alert(name="Dead", mode=Mode.REPLACE, firing=False), alert(mode=Mode.CORDON)]
+    assert any(isinstance(action, Terminate) for action in plan(node, alerts=told, mode=Mode.REPLACE).actions)
+
+
+def test_a_mark_of_which_nothing_is_heard_is_told_with_the_way_out() -> None:
+    """An alert that is silenced and ends in silence is never reported as resolved."""
+    late = NOW + timedelta(hours=13)
+    sight = Sight(rules=rules(), alerts=(alert(),), machines=(marked(pods=[pod()]),), listens_since=NOW)
+    made = remedy(sight, late)
+    assert (made.actions, reasons(made)) == ((), ["AlertUnheard"])
+    assert "kubectl uncordon n0" in only(made).message
+    assert reasons(remedy(replace(sight, alerts=(alert(heard=late),)), late)) == ["DrainIncomplete"]
+    assert reasons(remedy(replace(sight, alerts=(), listens_since=late), late)) == ["DrainIncomplete"]
+    lifted = replace(marked(overruled=True), unschedulable=False)
+    assert reasons(remedy(replace(sight, machines=(lifted,)), late)) == ["NodeReleased"]
+
+
+def test_an_alert_that_had_not_ended_is_acted_on_at_once_again() -> None:
+    """Prometheus was away: Alertmanager reported all alerts as resolved, and five nodes were released."""
+    names = [f"n{number}" for number in range(5)]
+    history = [Entry(node=name, started=NOW + MINUTE, ended=NOW + 12 * MINUTE) for name in names]
+    later = NOW + 13 * MINUTE
+    nodes = [machine(name) for name in names]
+    made = plan(*nodes, alerts=[alert(name) for name in names], now=later, history=history, max_per_hour=2)
+    assert reasons(made) == ["NodeCordoned"] * 5
+    anew = plan(*nodes, alerts=[alert(name, started=later) for name in names], now=later, history=history)
+    assert reasons(anew) == ["CoolingDown"] * 5
+
+
+def test_a_mark_that_was_overruled_ends_when_its_node_boots() -> None:
+    """The exporter's gauge keeps its last XID: the alert would last, and hide the next one."""
+    lifted = replace(marked(overruled=True, boot_id="b1"), unschedulable=False, boot_id="b1")
+    assert reasons(plan(lifted, alerts=[alert()])) == ["Overruled"]
+    made = plan(replace(lifted, boot_id="b2"), alerts=[alert()])
+    (release,) = made.actions
+    assert isinstance(release, Release)
+    assert not release.uncordon
+
+
+def test_with_force_a_pod_whose_deletion_hangs_is_not_waited_for() -> None:
+    hangs = pod("hangs", deleted_at=NOW)
+    node = marked(mode=Mode.REPLACE, pods=[hangs])
+    asked = {"alerts": [alert(mode=Mode.REPLACE, heard=NOW + timedelta(hours=1))], "mode": Mode.REPLACE}
+    late = NOW + timedelta(hours=1)
+    assert reasons(plan(node, now=late, **asked)) == ["DrainIncomplete"]
+    forced = plan(node, now=late, force=True, **asked)
+    assert any(isinstance(action, Terminate) for action in forced.actions)
+    opted_out = replace(node, pods=(replace(hangs, stay=Stay.OPTED_OUT),))
+    assert not any(isinstance(action, Terminate) for action in plan(opted_out, now=late, force=True, **asked).actions)
+
+
 def test_a_worse_alert_raises_the_mode_of_a_mark() -> None:
     made = plan(marked(mode=Mode.CORDON), alerts=[alert(name="Dead")])
     (action,) = made.actions
@@ -376,7 +490,8 @@ def machines(draw: st.DrawFn) -> tuple[Machine, ...]:
     made = []
     for name in NAMES:
         kinds = draw(st.lists(st.sampled_from(list(Stay)), max_size=3))
-        pods = [pod(f"{name}-{number}", stay=kind, deleting=draw(st.booleans())) for number, kind in enumerate(kinds)]
+        deleted = st.sampled_from([None, NOW])
+        pods = [pod(f"{name}-{number}", stay=kind, deleted_at=draw(deleted)) for number, kind in enumerate(kinds)]
         changes = {"ready": draw(st.booleans()), "unschedulable": draw(st.booleans())}
         mark = marked(name, draw(MODES.filter(bool)), pods=pods, overruled=draw(st.booleans()))
         times = {
@@ -446,7 +561,10 @@ def test_what_no_plan_ever_does(
         if isinstance(action, Release | Terminate):
             assert action.machine.mark is not None
         if isinstance(action, Terminate):
-            assert action.machine.left == (), "never under a pod, least of all of a job that opted out"
+            assert action.machine.pods is not None
+            assert all(pod.deleting for pod in action.machine.pods), "never under a pod that runs"
+            opted_out = [pod for pod in action.machine.pods if pod.stay is Stay.OPTED_OUT]
+            assert not (opted_out and action.machine.ready), "least of all of a job that opted out"
             assert action.machine.unschedulable
             assert chosen.mode is Mode.REPLACE
     assert all(isinstance(decision.reason, str) and decision.message for decision in made.decisions)
@@ -477,6 +595,9 @@ TIMES = st.none() | MOMENTS
         draining_since=TIMES,
         terminating_since=TIMES,
         overruled=st.booleans(),
+        until_reboot=st.booleans(),
+        boot_id=st.text(max_size=16),
+        gpus=st.integers(0, 16),
     )
 )
 def test_a_mark_is_read_as_it_was_written(mark: Mark) -> None:

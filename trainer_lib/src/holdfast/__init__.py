@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from holdfast import linux
 from holdfast.errors import (
     CheckpointError,
     ClaimError,
@@ -64,6 +65,8 @@ _FROM_JOB = frozenset({"AuditResult", "Job", "StepResult"})
 
 def __getattr__(name: str) -> Any:
     """What needs torch is imported when it is first asked for: the launcher never does."""
+    if name in __all__:
+        linux.require(f"holdfast.{name}")
     if name == "init":
         from holdfast.start import init
 

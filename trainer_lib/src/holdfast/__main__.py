@@ -21,4 +21,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    if not sys.flags.safe_path:
+        sys.path.pop(0)  # the working directory, which `-m` puts there: a user's `queue.py` must not be imported
     sys.exit(main())

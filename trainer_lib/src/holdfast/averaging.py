@@ -118,7 +118,7 @@ class Reducer:
             raise self._error
         self._prepare()
         self._launch_rest()
-        numbers = torch.tensor(ballot, dtype=torch.float64)
+        numbers = torch.tensor(ballot, dtype=torch.float64, device="cpu")
         self._flights.append(self._everyone.launch_max(numbers))
         for bucket, flight in enumerate(self._flights):
             flight.wait()

@@ -25,6 +25,7 @@ LEAST_SECONDS: Final = 10.0
 MOST_SECONDS: Final = 1800.0
 FIRST_SECONDS: Final = 60.0
 """Until a commit has been measured."""
+MOST_RETRY_SECONDS: Final = 30.0
 _REMEMBERED: Final = 5
 _NEWS: Final = 1.1
 _ROUNDS: Final = 60
@@ -52,6 +53,12 @@ def higher_order(stall: float, mtbf: float) -> float:
         return mtbf
     ratio = stall / (2 * mtbf)
     return math.sqrt(2 * stall * mtbf) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - stall
+
+
+def retry_after(failed: int) -> float:
+    """Seconds from the end of the last of so many commits that failed in a row to the next try: at once after the
+    first one, then twice as long each time, up to MOST_RETRY_SECONDS."""
+    return 0.0 if failed <= 1 else min(MOST_RETRY_SECONDS, math.ldexp(1.0, min(failed - 2, 10)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,6 +36,7 @@ def check_managed(objects: Mapping[str, Any], saved: Sequence[torch.Tensor] = ()
     if isinstance(optimizer, torch.optim.Optimizer):
         _check_optimizer(optimizer, _named(modules), saved)
         _check_scheduler(objects.get("scheduler"), optimizer, objects.get("scaler"))
+        _check_averages(modules, optimizer)
 
 
 def _check_kinds(objects: Mapping[str, Any]) -> None:
@@ -100,9 +101,23 @@ def _check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer, scaler: A
     of = getattr(scheduler, "optimizer", None)
     if isinstance(of, torch.optim.Optimizer) and of is not optimizer:
         raise UsageError("the scheduler was made for another optimizer than the one given to job.manage()")
-    missing = [name for name in ("scale", "unscale_", "step", "update") if not hasattr(scaler, name)]
+    missing = [name for name in ("scale", "unscale_", "step", "update", "get_scale") if not hasattr(scaler, name)]
     if scaler is not None and missing:
         raise UsageError(f"scaler is of type {type(scaler).__name__}, without {missing[0]}(): give a GradScaler")
+
+
+def _check_averages(modules: Mapping[str, torch.nn.Module], optimizer: torch.optim.Optimizer) -> None:
+    if getattr(optimizer, "_optimizer_step_post_hooks", None):
+        return
+    for name, module in modules.items():
+        if isinstance(module, torch.optim.swa_utils.AveragedModel):
+            _log.warning(
+                "%s is an AveragedModel, and the optimizer has no step post hook. If the script updates the averages "
+                "after job.step(), each restore loses one update: call optimizer.register_step_post_hook(lambda *_: "
+                "%s.update_parameters(model)) before job.manage() instead",
+                name,
+                name,
+            )
 
 
 def _named(modules: Mapping[str, torch.nn.Module]) -> dict[str, torch.nn.Parameter]:
@@ -132,7 +147,14 @@ def check_batches(dataset: Any, *, global_batch: Any, micro_batch: Any, collate:
             "job.batches needs a map-style dataset, with __len__ and __getitem__; for another one write the loop "
             "yourself, and give its state to job.manage()"
         )
-    if len(dataset) < 1:
+    try:
+        samples = len(dataset)
+    except TypeError as error:  # as a wrapper of a dataset without a length raises it
+        raise UsageError(
+            f"the length of the dataset is not known ({error}): give job.batches one with __len__, or write the loop "
+            "yourself, and give its state to job.manage()"
+        ) from error
+    if samples < 1:
         raise UsageError("job.batches was given an empty dataset: give one with at least one sample")
     check_whole("global_batch_size", global_batch, least=1)
     check_whole("micro_batch_size", micro_batch, least=1)

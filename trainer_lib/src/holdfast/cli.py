@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.metadata
+import platform
 import re
 import secrets
 import sys
@@ -12,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from holdfast import __version__, linux
 from holdfast.chaos.plan import Kind, Plan, make_plan, read_fault, read_kinds, read_rate
-from holdfast.constants import MOST_FULL_EVERY, ExitCode
+from holdfast.constants import MOST_FULL_EVERY, PROTOCOL_VERSION, ExitCode
 from holdfast.environment import Environment, process_environment, read_environment
 from holdfast.errors import HoldfastError, UsageError
 
@@ -56,6 +59,7 @@ class RunOptions:
     memory_tier: str = ""
     memory_interval: int | None = None
     peer_interval: int | None = None
+    nested_launcher: bool = False
 
 
 class _Parser(argparse.ArgumentParser):
@@ -69,7 +73,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; returns its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        if words and words[0] in _OTHER_VERBS:
+        if not words or words[0] in {"-h", "--help", "--version"}:
+            sys.stdout.write(_version() if words == ["--version"] else _parser().format_help())
+            return int(ExitCode.COMPLETE)
+        if words[0] in _LINUX_ONLY and "--help" not in words:
+            linux.require(f"holdfast {words[0]}")
+        if words[0] in _OTHER_VERBS:
             return _OTHER_VERBS[words[0]](words[1:])
         return _run(parse(words), read_environment())
     except UsageError as error:
@@ -78,6 +87,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except HoldfastError as error:
         print(f"holdfast: {error}", file=sys.stderr)
         return int(ExitCode.LAUNCHER_FAULT)
+
+
+def _version() -> str:
+    try:
+        torch = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        torch = "not installed"
+    python = platform.python_version()
+    return f"holdfast {__version__} (protocol {PROTOCOL_VERSION}, torch {torch}, Python {python})\n"
 
 
 def _timeline(words: Sequence[str]) -> int:
@@ -161,6 +179,16 @@ _FAULT_HELP = {
     Kind.SLOW: "the script takes longer: rank=1,step=50,seconds=0.5[,steps=10]",
 }
 _DEMO_HELP = "train with three launchers on this host, break it on purpose, print the story and a table"
+_LINUX_ONLY = frozenset({"run", "demo", "chaos", "checkpoints"})
+_EXIT_CODES = """\
+exit codes of 'holdfast run':
+  0        the job is complete
+  2        the command line or the environment is not valid; nothing was started
+  70       a fault of the launcher or of its host
+  75       this worker left on request (SIGTERM, a notice); the job continues elsewhere
+  128 + n  ended by signal n
+  other    the script's own exit code: the job has failed
+"""
 _OTHER_VERBS: dict[str, Callable[[Sequence[str]], int]] = {
     "demo": _demo,
     "chaos": _chaos,
@@ -212,6 +240,7 @@ def parse(words: Sequence[str]) -> RunOptions:
         memory_tier=known.memory_tier or "",
         memory_interval=known.memory_interval,
         peer_interval=known.peer_interval,
+        nested_launcher=known.allow_nested_launcher,
     )
 
 
@@ -233,7 +262,15 @@ def _refuse_unused(words: Sequence[str]) -> None:
 
 
 def _parser() -> _Parser:
-    top = _Parser(prog="holdfast", description="Fault-tolerant training launcher.", allow_abbrev=False)
+    top = _Parser(
+        prog="holdfast",
+        usage="holdfast COMMAND [options]",
+        description="Fault-tolerant PyTorch training. 'holdfast COMMAND --help' describes a command.",
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    top.add_argument("--version", action="store_true", help="print the versions of Holdfast, its protocol and torch")
     verbs = top.add_subparsers(dest="verb", required=True, metavar="COMMAND")
     verbs.add_parser("demo", help=_DEMO_HELP)
     verbs.add_parser("timeline", help="show what happened in a run, here or as a picture")
@@ -243,6 +280,8 @@ def _parser() -> _Parser:
         "run",
         help="run a training script and keep it running",
         usage="holdfast run [options] -- python train.py [arguments]",
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     _add(
@@ -291,6 +330,12 @@ def _parser() -> _Parser:
     run.add_argument(
         "--prefix-output", "--prefix_output", action="store_true", help="begin each line of a rank with [rank]"
     )
+    run.add_argument(
+        "--allow-nested-launcher",
+        "--allow_nested_launcher",
+        action="store_true",
+        help="start a command that is a launcher itself (torchrun, accelerate, deepspeed, mpirun)",
+    )
     run.add_argument("script", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return top
 
@@ -332,7 +377,7 @@ def _local_processes(word: str) -> int:
     """As torchrun counts: one a GPU, else one a CPU."""
     import os
 
-    cpus = len(os.sched_getaffinity(0))
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if word == "cpu":
         return cpus
     import torch

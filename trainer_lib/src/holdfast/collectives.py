@@ -238,7 +238,7 @@ class Group:
 
     def barrier(self) -> None:
         """Until every rank is here."""
-        self.sum_(torch.zeros(1))
+        self.sum_(torch.zeros(1, device="cpu"))
 
     # Small JSON (`Exchange`)
 
@@ -247,10 +247,10 @@ class Group:
         if self.size == 1:
             return [value]
         data = _pack(value)
-        lengths = torch.zeros(self.size, dtype=torch.int64)
+        lengths = torch.zeros(self.size, dtype=torch.int64, device="cpu")
         lengths[self.rank] = data.numel()
         self.sum_(lengths)
-        padded = torch.zeros(int(lengths.max()), dtype=torch.uint8)
+        padded = torch.zeros(int(lengths.max()), dtype=torch.uint8, device="cpu")
         padded[: data.numel()] = data
         parts = [torch.empty_like(padded) for _ in range(self.size)]
         self.over.check()
@@ -261,11 +261,11 @@ class Group:
         """The value of rank `src`."""
         if self.size == 1:
             return value
-        data = _pack(value) if self.rank == src else torch.empty(0, dtype=torch.uint8)
-        length = torch.tensor([data.numel()], dtype=torch.int64)
+        data = _pack(value) if self.rank == src else torch.empty(0, dtype=torch.uint8, device="cpu")
+        length = torch.tensor([data.numel()], dtype=torch.int64, device="cpu")
         self.broadcast_(length, src)
         if self.rank != src:
-            data = torch.empty(int(length), dtype=torch.uint8)
+            data = torch.empty(int(length), dtype=torch.uint8, device="cpu")
         self.broadcast_(data, src)
         return value if self.rank == src else _unpack(data)
 

@@ -1,4 +1,9 @@
-"""When a commit is due, and what follows from one that failed."""
+"""When a commit is due, and what follows from one that failed.
+
+A commit that fails ends nothing: every rank has its state in memory, and to end the script would throw that away for
+an outage of the storage. Training continues, and the commit is tried again until one succeeds (decision 0137). The
+exception is a state whose weights are not finite: no other try would end better (decision 0140).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.cadence import Cadence, Failures
+from holdfast.cadence import Cadence, Failures, retry_after
 from holdfast.checkpoint.engine import Engine
 from holdfast.checkpoint.failures import FailureCause, cause_of
 from holdfast.checkpoint.saving import Saving
@@ -22,9 +27,16 @@ from holdfast.rank_agent import Agent, Requests
 
 _log = logging.getLogger("holdfast.checkpoint")
 
-FAILED_SAVES: Final = 3
 INTERVAL_ID: Final = "interval"
+_SLICE: Final = 0.05
 _LOCAL_DONE: Final = "step %d is on the local tier: training stood still for %.3f s, rank 0 wrote %.1f MB in %.3f s"
+_FAILED: Final = (
+    "step %d could not be saved (%s, %d in a row): %s. Training continues, and the checkpoint is tried again; if all "
+    "workers are lost before one succeeds, training resumes from step %d: %s"
+)
+_MAKE_ROOM: Final = "make room in the checkpoint folder or make it writable"
+_FREEZE: Final = "freeze the parameters that are meant to hold such values, with requires_grad_(False)"
+_SPOILED_SAVES: Final = 3
 _UNLIKE: Final = (
     "%r is managed, and its state on rank %s is not that of rank 0: a restore, and a rank that takes a lost one's "
     "place, get numbers of one rank and tensors of any. Have its state_dict() say what is true of the whole job, "
@@ -45,7 +57,10 @@ class Committer:
         self._saved_at = self._entered = time.monotonic()
         self._cadence = Cadence()
         self._every = interval.seconds
-        self._failed = 0
+        self._failed = 0  # commits in a row
+        self._retry_at = 0.0
+        self._tried: frozenset[str] = frozenset()  # requests that the last commit, which failed, was to answer
+        self._spoiled = 0  # of them, the last ones that failed since weights are not finite
         self._message = ""
         self._over = Over()
         self._flight: _Flight | None = None
@@ -85,14 +100,13 @@ class Committer:
 
     def overdue(self) -> bool:
         """Whether this rank asks the others for a commit: somebody asked, it is time, says the coordinator, a lost
-        peer broke the last one off, or too many failed, which all must say at the same step.
+        peer broke the last one off, or it failed and is to be tried again.
 
         Not while one is on its way, to the node's disk neither. One that has ended is taken note of here, before each
         step's vote.
         """
-        asked = self._agent.requests().checkpoint
         if not self.has_folder:
-            return bool(asked)
+            return bool(self._agent.requests().checkpoint)
         flight = self._flight
         if (flight is not None and not flight.saving.ended) or self._writes_locally():
             return False
@@ -100,7 +114,9 @@ class Committer:
             self._land(flight)
             if flight.saving.lost:
                 raise PeerLostError(flight.saving.lost)
-        return bool(asked) or self._timed() or self._broken_off or self._failed >= FAILED_SAVES
+        asked = self._agent.requests().checkpoint  # not earlier: the save that has just ended may have answered it
+        again = self._failed > 0 and time.monotonic() >= self._retry_at
+        return again or not self._tried.issuperset(asked) or self._timed() or self._broken_off
 
     def hurry(self) -> None:
         """Somebody waits for a commit: neither the one on its way nor the next is held up by a limit of bandwidth."""
@@ -115,7 +131,7 @@ class Committer:
     def commit(
         self, step: int, snapshot: Callable[[], Snapshot], *, spare: bool = False, onward: bool = False
     ) -> None:
-        """Begin a commit, once the last one has ended; CheckpointError after too many failures in a row.
+        """Begin a commit, once the last one has ended.
 
         `spare`: no older one goes for it. `onward`: another step of this attempt follows, so that it answers nobody
         who wants the attempt's end: whoever hears of a commit then may take the machine away.
@@ -148,9 +164,8 @@ class Committer:
         self._saved_at = time.monotonic()
 
     def settle(self) -> None:
-        """Wait for the commit that is on its way, as all ranks do at the same step; CheckpointError as above.
-
-        PeerLostError if the attempt ends before.
+        """Wait for the commit that is on its way, as all ranks do at the same step; whether it succeeded is in
+        `behind`. PeerLostError if the attempt ends before; CheckpointError if weights stay not finite.
         """
         flight = self._flight
         if flight is not None:
@@ -159,11 +174,20 @@ class Committer:
             self._land(flight)
             if flight.saving.lost:
                 raise PeerLostError(flight.saving.lost)
-        if self._failed >= FAILED_SAVES:
-            raise CheckpointError(
-                f"{FAILED_SAVES} checkpoints in a row could not be written ({self._message}): "
-                "make room in the checkpoint folder or make it writable; training goes on from the last commit"
-            )
+        if self._spoiled >= _SPOILED_SAVES:
+            spoiled, self._spoiled = self._spoiled, 0  # whoever mends the weights after all may save again
+            raise CheckpointError(f"{spoiled} checkpoints in a row could not be written ({self._message}): {_FREEZE}")
+
+    def await_retry(self, most: float) -> bool:
+        """Wait until a commit that failed is to be tried again, for `most` seconds at most; whether it is time.
+
+        PeerLostError if the attempt ends before.
+        """
+        until = min(self._retry_at, time.monotonic() + most)
+        while (left := until - time.monotonic()) > 0:
+            self._over.check()
+            time.sleep(min(left, _SLICE))
+        return time.monotonic() >= self._retry_at
 
     def leave(self) -> None:
         """The attempt is over: what has not ended is given up (see `checkpoint.saving`), and asked for anew."""
@@ -265,11 +289,13 @@ class Committer:
             return  # and is still broken off
         result, self._broken_off = flight.saving.result, False
         if result.committed:
-            self._lineage.saved_step, self._failed = flight.step, 0
+            self._lineage.saved_step = flight.step
+            self._failed, self._spoiled, self._retry_at, self._tried = 0, 0, 0.0, frozenset()
             self._agent.answered(Requests(checkpoint=flight.asked))
             self._cadence.took(stall=flight.waited + result.stalled, write=result.seconds)
             self._choose()
         else:
+            self._tried = frozenset(flight.asked)
             self._count_failed(flight.step, result)
 
     def _tell(
@@ -296,14 +322,13 @@ class Committer:
 
     def _count_failed(self, step: int, result: SaveResult) -> None:
         self._failed += 1
+        self._retry_at = time.monotonic() + retry_after(self._failed)
         self._message = result.message
-        _log.error(
-            "step %d could not be committed (%s, %d in a row): %s; training goes on from what was committed before",
-            step,
-            result.cause,
-            self._failed,
-            result.message,
-        )
+        self._spoiled = self._spoiled + 1 if result.cause == FailureCause.NON_FINITE else 0
+        if self._spoiled >= _SPOILED_SAVES:
+            return  # it ends the script, and says so there
+        mend = _FREEZE if self._spoiled else _MAKE_ROOM
+        _log.error(_FAILED, step, result.cause, self._failed, result.message, self._lineage.saved_step, mend)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,7 +68,12 @@ DEFAULT_LOCAL_INTERVAL: Final = 10  # steps
 # Environment of a rank process, beside what torchrun sets.
 ENV_AGENT_SOCKET: Final = "HOLDFAST_AGENT_SOCKET"
 ENV_SLOT: Final = "HOLDFAST_SLOT"  # names the process in its launcher, before and between its ranks
+# Different for each process that the launcher starts: it finds what that process has started, wherever it went.
+ENV_PROCESS_MARK: Final = "HOLDFAST_PROCESS_MARK"
 ENV_STANDBY: Final = "HOLDFAST_STANDBY"  # 1: the world is told later, over the socket
+# How long a rank process may outlive its script, which has ended: its threads may not.
+ENV_EXIT_SECONDS: Final = "HOLDFAST_EXIT_SECONDS"
+DEFAULT_EXIT_SECONDS: Final = 300.0
 ENV_GENERATION: Final = "HOLDFAST_GENERATION"
 ENV_ATTEMPT: Final = "HOLDFAST_ATTEMPT"
 ENV_PUBLICATION: Final = "HOLDFAST_PUBLICATION"
@@ -121,7 +126,7 @@ EXIT_PEER_LOST: Final = 76
 
 # Makes a rank process write the stacks of all its threads. Users' programs take SIGUSR1 and SIGUSR2, libraries the
 # first real-time signals; it is sent only to who said on its board that it takes it.
-STACKS_SIGNAL: Final = signal.SIGRTMIN + 11
+STACKS_SIGNAL: Final = int(getattr(signal, "SIGRTMIN", 0)) + 11  # only Linux has them
 
 # The tier that all pods of a job see.
 SHARED_TIER: Final = "shared"

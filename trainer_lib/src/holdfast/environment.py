@@ -10,6 +10,7 @@ from pathlib import Path
 
 from holdfast import constants as c
 from holdfast.errors import UsageError
+from holdfast.paths import local_path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,7 @@ class Environment:
     agent_socket: Path | None
     slot: int | None
     standby: bool
+    exit_seconds: float
     generation: int | None
     attempt: int | None
     publication: str
@@ -102,7 +104,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     """Read and check every variable that this package knows."""
     source = os.environ if environ is None else environ
     return Environment(
-        checkpoint_dir=_path(source, c.ENV_CHECKPOINT_DIR),
+        checkpoint_dir=_folder(source, c.ENV_CHECKPOINT_DIR),
         run_dir=_path(source, c.ENV_RUN_DIR),
         pod_uid=source.get(c.ENV_POD_UID, ""),
         pod_name=source.get(c.ENV_POD_NAME, ""),
@@ -137,6 +139,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         agent_socket=_path(source, c.ENV_AGENT_SOCKET),
         slot=_optional_int(source, c.ENV_SLOT),
         standby=bool(source.get(c.ENV_STANDBY)),
+        exit_seconds=_float(source, c.ENV_EXIT_SECONDS, c.DEFAULT_EXIT_SECONDS),
         generation=_optional_int(source, c.ENV_GENERATION),
         attempt=_optional_int(source, c.ENV_ATTEMPT),
         publication=source.get(c.ENV_PUBLICATION, ""),
@@ -182,6 +185,14 @@ def publish(variables: Mapping[str, str]) -> None:
 def _path(source: Mapping[str, str], name: str) -> Path | None:
     value = source.get(name)
     return Path(value) if value else None
+
+
+def _folder(source: Mapping[str, str], name: str) -> Path | None:
+    value = source.get(name)
+    try:
+        return local_path(value) if value else None
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}") from None
 
 
 def _optional_int(source: Mapping[str, str], name: str) -> int | None:

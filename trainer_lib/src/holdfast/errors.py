@@ -15,6 +15,7 @@ HoldfastError
 │   ├── NoneWholeError       ... because there are commits, and none of them is whole
 │   ├── UnknownFormatError   ... because another program or a newer release wrote it
 │   ├── ElsewhereError       ... because the part that is asked for is on another node
+│   ├── NonFiniteWeightsError    ... because weights in it are not finite
 │   ├── NoRoomError          ... because the memory tier is too small for it
 │   ├── UnavailableError     ... because the store cannot be used now: network, credentials, rights, room
 │   └── ClaimError           the right to commit could not be had
@@ -89,6 +90,10 @@ class UnknownFormatError(CheckpointError):
 
 class ElsewhereError(CheckpointError):
     """A part of a commit is on another node, and nothing is known of it here."""
+
+
+class NonFiniteWeightsError(CheckpointError):
+    """A weight is infinite or NaN: a checkpoint of it is not published, and those before it stay."""
 
 
 class NoRoomError(CheckpointError):

@@ -50,6 +50,21 @@ _log = logging.getLogger("holdfast.job")
 Module = TypeVar("Module", bound=torch.nn.Module)
 # Only a bound where nobody else sets one: launchers wait for `checkpoint.deadlineSeconds`.
 _LAST_COMMIT_SECONDS: Final = 60.0
+# Between two tries of a commit that has failed.
+_PAUSE_SECONDS: Final = 1.0
+_CHANGED: Final = (
+    "the checkpoint of step %d holds weights that the script changed after that step, outside of the optimizer, and "
+    "a restart continues from them. Make such changes in optimizer.register_step_post_hook(), as part of the step"
+)
+_CHANGED_IN_EVALUATION: Final = (
+    'job.save() was called in job.phase("evaluation") while the model does not hold the weights of step {step}: '
+    "averaged weights may stand in their place. Put the trained weights back first, or call job.save() before the "
+    "phase"
+)
+_CHANGED_AT_FAILURE: Final = (
+    "step %d is not committed: the script changed the weights after that step, outside of the optimizer. Averaged "
+    "weights may stand in the model. Training resumes from the checkpoint before it"
+)
 _TORCHS = (torch.nn.Module, torch.optim.Optimizer)
 
 
@@ -305,7 +320,7 @@ class Job:
         _, team = self._parts()
         if team.over.is_set() or (self._loader is not None and self._micro is None):
             return self.step(
-                torch.zeros(()), samples=samples
+                torch.zeros((), device="cpu"), samples=samples
             )  # nothing to compute: the others are not in `fn` either
         lost = partial(faults.lost, over=team.over, alone=team.group.size == 1)
         over = ""
@@ -361,7 +376,7 @@ class Job:
     def save(self, *, metrics: Mapping[str, float] | None = None) -> bool:
         """Commit a checkpoint now; every rank must call it at the same step. False if it failed (it was said why).
 
-        What a lost peer broke off, or would have, is made after the next step. `metrics` are what was measured of
+        What failed, or a lost peer broke off, is tried again after the next step. `metrics` are what was measured of
         this state, such as `{"val_loss": 2.1}`, by which `retention="best=val_loss:min"` keeps the best commits.
         """
         self._lineage.measured(metrics or {})
@@ -460,6 +475,8 @@ class Job:
 
     def _loop(self, loader: Loader, start: Position, max_steps: int) -> Iterator[Any]:
         self._looping = True
+        if self.committed_step > max_steps:
+            _log.warning("step %d is past max_steps %d: no step is made", self.committed_step, max_steps)
         while True:
             while self.committed_step < max_steps:
                 yield from self._one_step(loader, start)
@@ -520,6 +537,8 @@ class Job:
         ends = agreed.pause and not needed
         on_disk = self._committer.local_due_at(self.committed_step, busy=agreed.busy)
         if self._committer.due_at(self.committed_step) or agreed.checkpoint or needed:
+            if needed:
+                self._committer.await_retry(_PAUSE_SECONDS)
             self._commit(onward=not needed)
             ends = ends or (needed and (self._durable() or not self._committer.has_folder))
         elif on_disk and not ends:
@@ -539,7 +558,11 @@ class Job:
 
     def _commit_as(self, call: Call) -> bool:
         """A commit that belongs to no step; whether it is durable."""
-        _, team = self._parts()
+        stepper, team = self._parts()
+        if stepper.weights.changed():
+            if self._meter.activity is Activity.EVALUATION:
+                raise UsageError(_CHANGED_IN_EVALUATION.format(step=self.committed_step))
+            _log.warning(_CHANGED, self.committed_step)
         with team.calls.during(call):
             self._commit(onward=call is Call.SAVE)
             return self._durable()
@@ -573,7 +596,7 @@ class Job:
             self._committer.commit_locally(self.committed_step, self._snapshot)
 
     def _snapshot(self) -> Snapshot:
-        _, team = self._parts()
+        stepper, team = self._parts()
         lineage, flat = self._lineage, self._lineage.flat()
         return Snapshot(
             name=CommitName(step=lineage.step, pair=team.pair),
@@ -581,6 +604,7 @@ class Job:
             holding=team.holding(flat.sharded),
             read=flat.read,
             fill=flat.fill,
+            weights=stepper.weights.among(flat.tensors),
             inexact=trained(lineage.objects, flat) if self._config.delta_threshold else frozenset(),
             state={
                 "objects": flat.tree,
@@ -600,6 +624,9 @@ class Job:
         try:
             self._durable()
             while self._committer.behind(self.committed_step):
+                with self._meter.during(Activity.CHECKPOINT):
+                    while not self._committer.await_retry(_PAUSE_SECONDS):
+                        self._meter.enter(Activity.CHECKPOINT)  # anew: a pause is no hang
                 self._commit_as(Call.END)
         except PeerLostError as error:
             self._retry(error)
@@ -617,7 +644,7 @@ class Job:
             self._agent.stay()
             team.over.check()  # it may have failed on its way into the next one
             over.start()
-            whole = stepper.rewind() and not failing.broken_off(self._lineage.objects, trace)
+            whole = self._whole(stepper, trace)
             saves = 0 if self._engine is None else self._engine.saves
             left = self._together(team, failing.Left(step=self.committed_step, whole=whole, saves=saves))
             if failing.alike(left) and (self._committer.busy or self._committer.behind(self.committed_step)):
@@ -628,6 +655,18 @@ class Job:
         finally:
             over.cancel()
             self._agent.go()
+
+    def _whole(self, stepper: Stepper, trace: TracebackType | None) -> bool:
+        """Whether the state is that of the last step."""
+        try:
+            whole = stepper.rewind() and not failing.broken_off(self._lineage.objects, trace)
+            changed = whole and stepper.weights.changed()
+        except RuntimeError as error:  # a device that has failed is the usual reason for an exception
+            _log.warning("step %d is not committed: the state cannot be read: %s", self.committed_step, error)
+            return False
+        if changed:
+            _log.warning(_CHANGED_AT_FAILURE, self.committed_step)
+        return whole and not changed
 
     def _together(self, team: Team, own: failing.Left) -> tuple[failing.Left, ...]:
         place, size = team.place, team.group.size

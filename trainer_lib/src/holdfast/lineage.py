@@ -17,7 +17,7 @@ from holdfast import marks
 from holdfast.cadence import Failures
 from holdfast.checkpoint import rng
 from holdfast.checkpoint.aging import History, metrics, told
-from holdfast.checkpoint.fitting import load_into
+from holdfast.checkpoint.fitting import load_into, tell
 from holdfast.checkpoint.numerics import fingerprint as numerics
 from holdfast.checkpoint.optimizers import foreseen
 from holdfast.checkpoint.reader import Loaded
@@ -131,11 +131,13 @@ class Lineage:
         """Become what was committed."""
         manifest = loaded.manifest
         side = _Side.read(manifest.state, manifest.data, loaded.alone)  # before anything is changed
-        self._load(
+        other = self._load(
             manifest.objects,
             lambda name: adopt(manifest.tensors[name], loaded.tensors[name]),
             lambda name: blank(manifest.tensors[name]),
         )
+        if rank == 0:
+            tell(other)
         self.standing = Standing(step=manifest.step)
         self.origin = manifest.pair
         self.skipped, self.rates.ramp, self.position = side.skipped, side.ramp, side.position
@@ -156,9 +158,11 @@ class Lineage:
         self.saved_step = 0
         self.metrics = {}
 
-    def _load(self, tree: Any, tensor: Callable[[str], torch.Tensor], blank: Callable[[str], torch.Tensor]) -> None:
+    def _load(
+        self, tree: Any, tensor: Callable[[str], torch.Tensor], blank: Callable[[str], torch.Tensor]
+    ) -> list[str]:
         rows = all_of_it if self.sharding is None else self.sharding.part
-        load_into(self.objects, tree, tensor, rows, blank=blank)
+        return load_into(self.objects, tree, tensor, rows, blank=blank)
 
     # A step
 

@@ -6,7 +6,7 @@ A world that fails on the way costs nothing but the way: survivors keep their st
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, Final
@@ -28,10 +28,11 @@ from holdfast.checkpoint.sparse import told
 from holdfast.collectives import Group, Over, store_client
 from holdfast.config import JobConfig
 from holdfast.environment import publish
-from holdfast.errors import DamagedError, ForeignClaimError, PeerLostError
+from holdfast.errors import DamagedError, ForeignClaimError, PeerLostError, UsageError
 from holdfast.exchanging import StoreClient, StoreExchange
 from holdfast.lineage import Lineage
 from holdfast.marks import Standing, Verdict
+from holdfast.outline import difference, digest, outline
 from holdfast.parts import is_sharded
 from holdfast.place import Place
 from holdfast.rank_agent import Agent
@@ -120,6 +121,7 @@ class Lineup:
         self._interface = interface
         self._served: TCPStore | None = None
         self._room = transfer.Room()
+        self._outline = outline(lineage.objects)
         self.place: Place | None = None
         """Of the world that lines up, or did."""
 
@@ -215,12 +217,14 @@ class Lineup:
     def _attempt(self, place: Place, group: Group) -> Attempt:
         if place.pair is None:
             return attempt_by_hand(self._config.checkpoint_dir, group, place.run_id)
+        known = self._agent.known_claims()  # which waits for the launcher's welcome
         return Attempt(
             pair=place.pair,
             job_uid=place.job_uid,
             publication=place.publication,
             run_id=place.run_id,
-            known=self._agent.known_claims(),
+            known=known,
+            durable=self._agent.durable,
         )
 
     def _agree(self, team: Team) -> tuple[Verdict, Deal | None, bool]:
@@ -233,7 +237,9 @@ class Lineup:
         before = {"trained": None if trained is None else trained.to_json()}
         memory = None if self._engine is None else announced(self._agent.memory)
         local = None if self._engine is None else local_tier.announced(self._agent.local)
-        told = team.group.gather({**own, **before, "shard": shard, "memory": memory, "local": local})
+        model = {"outline": digest(self._outline)}
+        told = team.group.gather({**own, **before, **model, "shard": shard, "memory": memory, "local": local})
+        self._check_outlines(team.group, told)
         if self._engine is not None:
             members = [value["memory"] for value in told]
             self._engine.enter_memory(self._agent.memory, members, team.place.local_rank, team.over.check)
@@ -249,12 +255,25 @@ class Lineup:
             trained=[Pair.maybe(value["trained"]) for value in told],
         )
         if verdict.donor is not None and self._engine is not None and not claimed:
-            newest = self._engine.newest()
+            newest = self._engine.newest(waits=self._wait_for_storage)
             verdict, deal = self._resolve(standings, held, None if newest is None else newest.pair)
         if team.group.rank in verdict.survivors:  # a commit that a lost peer broke off may be known to some only
             lineage.saved_step = min(told[rank]["saved"] for rank in verdict.survivors)
         _log.info("%s", verdict.message)
         return verdict, deal, claimed
+
+    def _check_outlines(self, group: Group, told: Sequence[Mapping[str, Any]]) -> None:
+        """UsageError if the ranks' models differ; once ranks have trained, only on those that differ from them.
+
+        A rank that joins with another model is lost then, and costs the others nothing but another attempt.
+        """
+        if len({value["outline"] for value in told}) == 1:
+            return
+        outlines = group.gather(self._outline)
+        trained = [rank for rank, value in enumerate(told) if value["standing"]["voted"] is not None]
+        reference = next(iter(trained), 0)
+        if not trained or told[group.rank]["outline"] != told[reference]["outline"]:
+            raise UsageError(difference(outlines, reference))
 
     def _follow(self, team: Team, verdict: Verdict, *, claimed: bool) -> None:
         """Make the state that goes on everyone's."""
@@ -312,11 +331,12 @@ class Lineup:
             self._stepper.settle(self._synchronised(team, verdict), apply=verdict.apply)
             if takers:
                 transfer.give(group, takers, donors, lineage.flat(), lineage.side())
-            self._claim_due(team, lineage.step, lineage.origin, claimed=claimed)
+            self._claim_due(team, lineage.step, lineage.origin, claimed=claimed, trained=True)
         else:
             received = self._received(group, donors)  # until it is here, an older state of ours may still count
             self._stepper.settle(marks.torn(lineage.standing), apply=False)
-            self._claim_due(team, verdict.step, Pair.maybe(received[2]["origin"]), claimed=claimed)
+            origin = Pair.maybe(received[2]["origin"])
+            self._claim_due(team, verdict.step, origin, claimed=claimed, trained=True)
             self._take_shard(team)
             lineage.take_memory(*received, rank=group.rank)
             lineage.standing = self._synchronised(team, verdict)
@@ -357,7 +377,7 @@ class Lineup:
             if self._engine is not None and not self._engine.is_durable(found.loaded.name):
                 lineage.saved_step = 0
         self._say_restored("none" if found.loaded is None else "checkpoint", found.pair, found)
-        self._claim_due(team, lineage.step, lineage.origin, claimed=False)
+        self._claim_due(team, lineage.step, lineage.origin, claimed=False, trained=False)
         lineage.standing = marks.synchronised(lineage.standing, team.pair, lineage.step, None)
         _log.info(
             "training goes on from step %d of %s" if found.loaded else "training starts at step %d",
@@ -401,11 +421,17 @@ class Lineup:
             **shard,
         )
 
-    def _claim_due(self, team: Team, step: int, origin: Pair | None, *, claimed: bool) -> None:
-        """All together, and before a newcomer loads what it got."""
+    def _claim_due(self, team: Team, step: int, origin: Pair | None, *, claimed: bool, trained: bool) -> None:
+        """All together, and before a newcomer loads what it got. `trained`: the state is in memory only."""
         if claimed or self._engine is None:
             return
-        claim = self._engine.claim(step=step, pair=origin)
+        claim = self._engine.claim(step=step, pair=origin, waits=self._wait_for_storage if trained else None)
+        if trained:
+            self._meter.enter(Activity.SYNC)  # again, if it had to wait
         self._lineage.claimed = team.pair.generation
         if team.group.rank == 0:
             self._agent.send("claim", claim=claim.to_json())
+
+    def _wait_for_storage(self) -> None:
+        """Of the rank that asks it; all others wait for this rank."""
+        self._meter.enter(Activity.CHECKPOINT)

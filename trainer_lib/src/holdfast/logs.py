@@ -116,8 +116,9 @@ class BackgroundHandler(logging.Handler):
         super().close()
 
     def _write(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            while (line := self._lines.get()) is not None:
+        while (line := self._lines.get()) is not None:
+            # A disk that is full now takes the next line; a stream that is closed takes none.
+            with contextlib.suppress(OSError, ValueError):
                 self._stream.write(line + "\n")
                 self._stream.flush()
 

@@ -15,7 +15,6 @@ import json
 import logging
 import os
 import socket
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from holdfast.cadence import Books
 from holdfast.collectives import Over
 from holdfast.constants import EXIT_PEER_LOST, MAX_TEXT
 from holdfast.errors import LaunchError, PeerLostError
+from holdfast.lingering import exit_now
 from holdfast.place import Place
 from holdfast.worlds import Claim, Pair
 
@@ -63,6 +63,7 @@ class Agent(Protocol):
     connected: bool
     parting: Callable[[], Parting]
     reached: int  # the highest step that the job committed, as far as the launcher knows
+    durable: int  # the step of the newest checkpoint on the volume, as far as launcher and operator know
     trained: Pair | None  # the highest attempt before this one that had ranks under this launcher, dead ones too
     books: Books | None  # the launcher's, when it welcomed this rank to its attempt
     memory: Mapping[str, Any] | None  # the launcher's memory tier, if it has one
@@ -121,6 +122,7 @@ class NoAgent:
     connected = False
     parting: Callable[[], Parting] = Parting
     reached = 0
+    durable = 0
     trained: Pair | None = None
     memory: Mapping[str, Any] | None = None
     local: Mapping[str, Any] | None = None
@@ -196,6 +198,7 @@ class RankAgent:
     def __init__(self, path: Path, *, slot: int | None, place: Place | None) -> None:
         self.parting: Callable[[], Parting] = Parting
         self.reached = 0
+        self.durable = 0
         self.trained: Pair | None = None
         self.books: Books | None = None
         self.memory: Mapping[str, Any] | None = None
@@ -430,6 +433,7 @@ class RankAgent:
                 return  # to an attempt that is over
             self._claims = claims
             self.reached = int(message.get("reached") or 0)
+            self.durable = int(message.get("durable") or 0)
             self.trained = Pair.maybe(message.get("trained"))
             self.books = Books.maybe(message.get("books"))
             self.memory = message.get("memory")
@@ -452,9 +456,7 @@ class RankAgent:
 def end(why: str) -> NoReturn:
     """End this process at once: what it shares with others is gone, and that is not the script's fault.
 
-    `os._exit`, because the ordinary way out would wait for communicators that never answer.
+    The ordinary way out would wait for communicators that never answer.
     """
     _log.warning("this process ends: %s", why)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(EXIT_PEER_LOST)
+    exit_now(EXIT_PEER_LOST)

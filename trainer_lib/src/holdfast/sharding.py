@@ -60,7 +60,7 @@ class Sharding:
         self._place = _Place(size)
         name = self._place.group_name
         _register_process_group(name, self._place)
-        self.mesh = DeviceMesh(device.type, torch.arange(size), _init_backend=False, _rank=0)
+        self.mesh = DeviceMesh(device.type, torch.arange(size, device="cpu"), _init_backend=False, _rank=0)
         self.mesh._dim_group_names = [name]
         self.mesh._pg_registry[name] = self._place
         self._modules: list[Any] = []
@@ -253,7 +253,7 @@ def check_sharded(sharding: Sharding | None, trained: Iterable[torch.nn.Paramete
 
 def whole_norm(own: float, mates: Group) -> float:
     """The norm of all shards together, the same bits on every mate; infinite if one of them is no number."""
-    squares = torch.full((mates.size,), -1.0, dtype=torch.float64)
+    squares = torch.full((mates.size,), -1.0, dtype=torch.float64, device="cpu")
     squares[mates.rank] = own * own if math.isfinite(own) else math.inf
     mates.agree_(squares)
     return math.sqrt(sum(squares.tolist()))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import sys
+import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,6 +17,7 @@ from holdfast import faults, place
 from holdfast.accounting import Ledger
 from holdfast.activity import Activity, Meter
 from holdfast.chaos.inject import listener as chaos_listener
+from holdfast.checkpoint import tier
 from holdfast.checkpoint.arena import Arena, anonymous
 from holdfast.checkpoint.engine import Engine
 from holdfast.config import JobConfig, effective
@@ -22,7 +25,9 @@ from holdfast.constants import RankPhase
 from holdfast.environment import Environment, read_environment
 from holdfast.errors import LaunchError
 from holdfast.job import Job
+from holdfast.lingering import exit_now, watch_exit
 from holdfast.logs import LogContext, configure
+from holdfast.paths import local_path
 from holdfast.pinned import PinnedMemory
 from holdfast.place import Place
 from holdfast.progress import open_board
@@ -52,7 +57,7 @@ def init(
     environment = read_environment()
     config = effective(
         environment,
-        checkpoint_dir=Path(checkpoint_dir) if checkpoint_dir else None,
+        checkpoint_dir=local_path(checkpoint_dir) if checkpoint_dir else None,
         checkpoint_interval=checkpoint_interval,
         keep_last=keep_last,
         full_every=full_every,
@@ -76,7 +81,10 @@ def init(
     )
     reporter = faults.Reporter(agent, lambda: job.committed_step)
     reporter.install()
-    atexit.register(_close, job, reporter, os.getpid())
+    close = _once(partial(_close, job, reporter, os.getpid()))
+    atexit.register(close)
+    if agent.connected:
+        watch_exit(close, limit=environment.exit_seconds, failed=lambda: reporter.failed)
     job.on_membership(lambda lined_up: _label(context, lined_up, config))
     return job
 
@@ -89,9 +97,21 @@ def _close(job: Job, reporter: faults.Reporter, owner: int) -> None:
         job.close(failed=lambda: reporter.failed, trace=lambda: reporter.trace)
     except Exception as error:  # noqa: BLE001 - nobody is left to catch it, and the script must not seem to have ended well
         reporter(type(error), error, error.__traceback__)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
+        exit_now(1)
+
+
+def _once(call: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that makes the call if it was not made before, and waits for one that is being made."""
+    lock, begun = threading.Lock(), False
+
+    def only() -> None:
+        nonlocal begun
+        with lock:
+            if not begun:
+                begun = True
+                call()
+
+    return only
 
 
 def _label(context: LogContext, job: Job, config: JobConfig) -> None:
@@ -99,6 +119,8 @@ def _label(context: LogContext, job: Job, config: JobConfig) -> None:
     if job.is_coordinator:
         if config.checkpoint_dir is None:
             _log.warning("no checkpoint folder is given: nothing outlives this world (checkpoint_dir=…)")
+        elif config.checkpoint_dir.exists() and (wrong := tier.what_is_wrong(config.checkpoint_dir)):
+            _log.warning("training starts from the beginning unless a copy is found: %s", wrong)
         _log.info("configuration", extra={"fields": {"world_size": job.world_size, **config.described()}})
 
 
@@ -123,6 +145,7 @@ def _connect(environment: Environment) -> Agent:
 def _engine(config: JobConfig, agent: Agent, environment: Environment) -> Engine | None:
     if config.checkpoint_dir is None:
         return None
+    tier.check_place(config.checkpoint_dir)
 
     def report(claims: tuple[Claim, ...]) -> None:
         agent.send("foreignClaims", claims=[claim.to_json() for claim in claims])

@@ -30,11 +30,17 @@ from holdfast.rank_agent import Agent
 from holdfast.sharding import whole_norm
 from holdfast.statistics import Statistics
 from holdfast.undo import Undo
+from holdfast.weights import Weights
 from holdfast.worlds import Pair
 
 _log = logging.getLogger("holdfast.job")
 
 NON_FINITE_STEPS: Final = 10
+
+_GO_BACK: Final = (
+    "If each restart ends like this, end the job and resume from an older checkpoint: holdfast checkpoints rewind "
+    "FOLDER --step N"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +84,8 @@ class _Kept:
     samples: int | None
     world_size: int
     statistics: torch.Tensor | None
+    spoiled: str = ""
+    """Of a step whose loss is not finite: the weight that is not either, if one is."""
     norm: float | None = None
 
 
@@ -109,6 +117,7 @@ class Stepper:
         self._statistics = Statistics(lineage.modules())
         self._undo = Undo(lineage.modules(), scaler)
         self._batch = _Batch()
+        self.weights = Weights(lineage.objects)
         self._kept: _Kept | None = None
         self._group: Group | None = None
         self._pair: Pair | None = None
@@ -119,6 +128,10 @@ class Stepper:
         """The next steps are made with these ranks. Of a sharded model, `peers` have our shard, `mates` the rest."""
         self._group, self._pair, self._mates = group, pair, mates
         self._reducer.attach(group, peers)
+        if self._lineage.step:
+            self.weights.remember()
+        else:
+            self.weights.forget()
         self.begin()
 
     def begin(self) -> None:
@@ -204,11 +217,21 @@ class Stepper:
         statistics = self._statistics.collect(group)
         if agreed.weight == 0:
             raise UsageError("no rank had a sample in this step: call job.step(loss, samples=…) only while one has")
-        self._kept = _Kept(agreed=agreed, samples=samples, world_size=group.size, statistics=statistics)
+        spoiled = self._spoiled() if agreed.non_finite else ""
+        self._kept = _Kept(
+            agreed=agreed, samples=samples, world_size=group.size, statistics=statistics, spoiled=spoiled
+        )
         if self._mates is not None:
             self._norm(self._kept)
         self._lineage.standing = marks.prepared(self._lineage.standing, pair)
         return self._kept
+
+    def _spoiled(self) -> str:
+        """The weight that is not finite; empty if all are, on all ranks alike."""
+        own = self.weights.not_finite()
+        if self._mates is None or finite(whole_norm(math.inf if own else 0.0, self._mates)):
+            return own
+        return own or "a weight of another shard"
 
     def _touched(self) -> list[bool]:
         if self._sharding is None:
@@ -238,7 +261,7 @@ class Stepper:
         self._agent.begin_vote()
         try:
             self._lineage.standing = marks.voted(self._lineage.standing, pair)
-            vote = torch.ones(1)
+            vote = torch.ones(1, device="cpu")
             pending = group.launch_sum(vote)
             self._norm(kept)
             pending.wait()
@@ -268,6 +291,7 @@ class Stepper:
         self._meter.enter(Activity.APPLY)
         lineage, agreed, norm = self._lineage, kept.agreed, self._norm(kept)
         good = finite(norm) and not agreed.non_finite
+        by_scale = not good and self._overflowed_by_scale(agreed)
         if good or self._scaler is not None:
             try:
                 with lineage.rates.applied(kept.world_size, lineage.step):
@@ -276,6 +300,8 @@ class Stepper:
             except BaseException:
                 self.torn = True  # not before: a rank that is asked to leave meanwhile still ends its step
                 raise
+        if good:
+            self.weights.remember()
         self._statistics.take(kept.statistics)  # also of a step that is passed over: all ranks stay alike
         self._reducer.clear()
         self._kept = None
@@ -283,7 +309,7 @@ class Stepper:
             self._sharding.settled()
         if lineage.position is not None and kept.samples is not None:
             lineage.position = lineage.position.advanced(kept.samples, agreed.seen)
-        result = self._told(kept, norm) if good else self._passed_over(agreed)
+        result = self._told(kept, norm) if good else self._passed_over(kept, counts=not by_scale)
         self.begin()
         return Made(result=result, agreed=agreed)
 
@@ -319,18 +345,29 @@ class Stepper:
         )
         return StepResult(committed=True, step=step, loss=agreed.loss, grad_norm=norm, reason="Committed")
 
-    def _passed_over(self, agreed: Agreed) -> StepResult:
+    def _overflowed_by_scale(self, agreed: Agreed) -> bool:
+        """Whether the scaler's scale may be why gradients overflowed, and not the state: the scale falls after it."""
+        return not agreed.non_finite and self._scaler is not None and self._scaler.get_scale() > 1.0
+
+    def _passed_over(self, kept: _Kept, *, counts: bool) -> StepResult:
         lineage = self._lineage
         lineage.skipped += 1
-        lineage.skipped_in_a_row += 1
+        lineage.skipped_in_a_row += counts
         _log.warning("step %d was not applied: its loss or gradients are not finite", lineage.step)
-        if lineage.skipped_in_a_row >= NON_FINITE_STEPS and self._scaler is None:
+        if kept.spoiled:
+            self.begin()  # this step is over, as any other
+            raise NonFiniteError(
+                f"{kept.spoiled} holds values that are not finite, so no later step can be finite: this state is not "
+                f"saved, and a restart continues from step {lineage.saved_step}. Lower the learning rate, give "
+                f"max_grad_norm, or look for what else writes to the weights. {_GO_BACK}"
+            )
+        if lineage.skipped_in_a_row >= NON_FINITE_STEPS:
             self.begin()  # this step is over, as any other
             raise NonFiniteError(
                 f"{NON_FINITE_STEPS} steps in a row were not finite: lower the learning rate, give max_grad_norm, "
-                "or look for the cause in the data from that step on"
+                f"or look for the cause in the data from that step on. {_GO_BACK}"
             )
-        return StepResult(committed=False, step=lineage.step, loss=agreed.loss, reason="NonFinite")
+        return StepResult(committed=False, step=lineage.step, loss=kept.agreed.loss, reason="NonFinite")
 
 
 def let_go(loss: torch.Tensor) -> None:

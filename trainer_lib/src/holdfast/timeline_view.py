@@ -210,7 +210,7 @@ def draw(story: Story, output: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UsageError(
-            "holdfast timeline: --output needs matplotlib: pip install 'holdfast[plot]', "
+            "holdfast timeline: --output needs matplotlib: pip install 'holdfast-trainer[plot]', "
             "or leave --output out to see the timeline here"
         ) from error
     figure = Figure(figsize=(10, 5), layout="constrained")

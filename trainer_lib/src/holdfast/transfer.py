@@ -60,7 +60,7 @@ class Room:
             held += math.prod(shape) * dtype.itemsize
             if held > ROOM_BYTES:
                 return
-            self._ready.setdefault((dtype, shape), []).append(torch.empty(shape, dtype=dtype).zero_())
+            self._ready.setdefault((dtype, shape), []).append(torch.empty(shape, dtype=dtype, device="cpu").zero_())
 
     def take(self, spec: TensorSpec) -> torch.Tensor:
         """A tensor of its own memory, touched if there is such a one."""
@@ -233,7 +233,7 @@ class _Raw:
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self._tensors = tensors
         self._name = ""
-        self._bytes = torch.empty(0, dtype=torch.uint8)
+        self._bytes = torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def __getitem__(self, segment: Segment) -> torch.Tensor:
         if segment.name != self._name:
@@ -352,7 +352,7 @@ def _digest(message: torch.Tensor, seed: int, own: Sequence[torch.Tensor]) -> by
 
 
 def _buffer(nbytes: int) -> torch.Tensor:
-    return torch.empty(nbytes + _DIGEST_BYTES, dtype=torch.uint8)
+    return torch.empty(nbytes + _DIGEST_BYTES, dtype=torch.uint8, device="cpu")
 
 
 def _view(message: torch.Tensor) -> memoryview:

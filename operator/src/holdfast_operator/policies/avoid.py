@@ -32,7 +32,8 @@ def avoiding(draft: Draft, node: str, reason: str, span: timedelta, message: str
 
 def avoided_already(draft: Draft, node: str, reason: str, span: timedelta) -> bool:
     """For this reason, or as long for another one that does not pass sooner."""
-    here = (entry for entry in draft.status.avoided if entry.node == node and entry.reason not in _SHOWN)
+    entries = (entry for entry in draft.status.avoided if entry.node == node and entry.required)
+    here = (entry for entry in entries if entry.reason not in _SHOWN)
     return any(entry.reason == reason or entry.until >= draft.now + span for entry in here)
 
 

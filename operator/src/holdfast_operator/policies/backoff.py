@@ -9,13 +9,22 @@ from __future__ import annotations
 import hashlib
 from datetime import timedelta
 
+from holdfast_operator import constants as c
 from holdfast_operator.api import Backoff
+from holdfast_operator.policies.draft import Draft
 
 
 def pause(backoff: Backoff, count: int, key: str) -> timedelta:
     """The wait before try number ``count`` (from 1): never longer than the doubled one, shorter by the jitter."""
     whole = backoff.seconds(count)
     return timedelta(seconds=whole * (1.0 - backoff.jitter_percent / 100.0 * share(key)))
+
+
+def start_retry(draft: Draft) -> timedelta:
+    """The wait before the next try of what cannot start: as long as that has lasted, so each wait is doubled."""
+    trouble = draft.status.trouble
+    lasted = draft.now - trouble.since if trouble is not None else timedelta(0)
+    return min(max(lasted, c.TEMPLATE_RETRY), c.TEMPLATE_RETRY_MAX)
 
 
 def share(key: str) -> float:

@@ -15,10 +15,26 @@ TAINT_MANAGER = "DeletionByTaintManager"
 HOLDFAST_MISSING = "HoldfastMissing"
 CONTAINER_FAILED = "ContainerFailed"
 INIT_FAILED = "InitContainerFailed"
-POD_FAILED = "PodFailed"
+POD_REFUSED = "PodRefused"
 LAUNCHER_SILENT = "LauncherSilent"
 CUT_OFF = "CutOff"
 END_UNSEEN = "EndUnseen"
+LEFT = "LeftOnRequest"
+KILLED = "Killed"
+
+# By the kubelet's reason for refusing a pod: what would help.
+_HELPS = {
+    "OutOf": "the scheduler does not count all that uses the node: look for static pods and reserved resources",
+    "UnexpectedAdmissionError": "check the device plugin and the kubelet's log on the node",
+    "TopologyAffinityError": "request what fits one NUMA node, or change topologyManagerPolicy of the kubelet",
+    "SysctlForbidden": "allow the sysctl on the nodes (allowedUnsafeSysctls of the kubelet), or remove it from the"
+    " template",
+    "NodePorts": "another pod of the node uses the port: remove hostPort and hostNetwork from the template",
+    "NodeAffinity": "the node's labels have changed: compare them with the template's nodeSelector and affinity",
+    "AppArmor": "load the AppArmor profile on the nodes, or remove it from the template",
+    "NodeShutdown": "the node is shutting down",
+}
+_COMPARE = "compare the template with what the node allows"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +65,8 @@ def of_departure(pod: PodView, node: NodeView | None, now: datetime) -> Verdict:
             message=f"{pod.name} is lost: its node {pod.node} is not heard of",
         )
     if pod.disruption:
-        return Verdict(
-            cause=c.CAUSE_INTERRUPTION, reason=pod.disruption, message=f"{pod.name} is disrupted: {pod.disruption}"
-        )
+        told = ": ".join(filter(None, (pod.disruption, pod.disruption_note)))
+        return Verdict(cause=c.CAUSE_INTERRUPTION, reason=pod.disruption, message=f"{pod.name} is disrupted: {told}")
     return Verdict(
         cause=c.CAUSE_INTERRUPTION, reason="PodDeleted", message=f"{pod.name} was deleted, not by the operator"
     )
@@ -70,19 +85,26 @@ def of_exit(pod: PodView, node: NodeView | None, now: datetime, *, launched: boo
     ended = pod.exit
     if ended is not None and ended.reason == "OOMKilled":
         return Verdict(cause=c.CAUSE_OOM, reason="OOMKilled", message=f"{pod.name} ran out of its memory limit")
+    if pod.over_limit:
+        # Whatever the SIGTERM before it made of the container's end: the next pod would be evicted as well.
+        message = f"the kubelet of {pod.node} evicted {pod.name} for exceeding a limit of its own: {pod.failure}"
+        return Verdict(cause=c.CAUSE_APPLICATION, reason=c.EVICTED, message=message)
     if pod.leaving and (not launched or ended is None or ended.code in (c.EXIT_LEFT, c.EXIT_SIGKILL, 143)):
         return of_departure(pod, node, now)
     if ended is None and pod.unprepared:
         return Verdict(cause="", reason=INIT_FAILED, message=f"{pod.name} cannot start: {pod.unprepared}")
     if ended is None:
-        told = f": {pod.failure}" if pod.failure else ""
-        message = f"{pod.name} failed without its trainer's end{told}"
-        return Verdict(cause=c.CAUSE_INFRASTRUCTURE, reason=POD_FAILED, message=message)
+        return Verdict(cause=c.CAUSE_INFRASTRUCTURE, reason=POD_REFUSED, message=_refusal(pod))
     if launched and ended.code == c.EXIT_LEFT:
-        return Verdict(
-            cause=c.CAUSE_INTERRUPTION, reason="LeftOnRequest", message=f"{pod.name} left after an agreed commit"
-        )
+        return Verdict(cause=c.CAUSE_INTERRUPTION, reason=LEFT, message=f"{pod.name} left after an agreed commit")
     return _of_code(pod, ended, launched=launched)
+
+
+def _refusal(pod: PodView) -> str:
+    """The kubelet's words, and what would help."""
+    said = pod.failure or "it gave no reason"
+    helps = _HELPS.get("OutOf" if pod.failure_reason.startswith("OutOf") else pod.failure_reason, _COMPARE)
+    return f"the kubelet of {pod.node or 'its node'} refused {pod.name}: {said.rstrip('. ')}; {helps}"
 
 
 def _of_code(pod: PodView, ended: Exit, *, launched: bool) -> Verdict:
@@ -100,7 +122,7 @@ def _of_code(pod: PodView, ended: Exit, *, launched: bool) -> Verdict:
     signal = f"signal {ended.code - 128}" if ended.code > 128 else f"exit code {ended.code}"
     message = f"{pod.name} ended with {signal}" + (f": {words}" if words else "")
     if ended.code in (c.EXIT_SIGKILL, 143):
-        return Verdict(cause=c.CAUSE_INFRASTRUCTURE, reason="Killed", message=message)
+        return Verdict(cause=c.CAUSE_INFRASTRUCTURE, reason=KILLED, message=message)
     if launched and ended.code == c.EXIT_LAUNCHER:
         return Verdict(cause=c.CAUSE_INFRASTRUCTURE, reason="LauncherFailed", message=message)
     return Verdict(cause=c.CAUSE_APPLICATION, reason="ExitCode", message=message)

@@ -1,8 +1,8 @@
 """What a user reads: conditions, the one word of ``status.status``, the count of workers that train.
 
 Ready: all wanted workers train. Restarting: an incident is being recovered from. Degraded: fewer workers train than
-wanted, or training cannot go on and the message says what would help. At most one line of words is made here; the
-event and the log repeat it.
+wanted, checkpoints fail, or training cannot go on and the message says what would help. At most one line of words is
+made here; the event and the log repeat it.
 """
 
 from __future__ import annotations
@@ -12,13 +12,21 @@ from dataclasses import replace
 from holdfast_operator import constants as c
 from holdfast_operator.policies import suspension
 from holdfast_operator.policies.draft import Draft
-from holdfast_operator.policies.progress import newest_living_report
+from holdfast_operator.policies.progress import newest_living_report, reports_of_newest_world
 from holdfast_operator.policies.words import Words, set_condition
 from holdfast_operator.status import Incident, Status
 
 RUNNING_PHASES = frozenset({"Running", "Draining"})
 # Holds that a person must do something about, or that cost training time: the rest is the way a start goes.
 _DEGRADING = frozenset({"AwaitingFence", "GenerationConflict", "ForeignClaims"})
+# By the cause that launchers give; what else helps is in docs/reference/metrics.md.
+_MENDS = {
+    "Full": "make room on the checkpoint volume",
+    "ReadOnly": "make the checkpoint volume writable",
+    "Denied": "allow the pods to write to the checkpoint volume",
+    "NonFinite": "look for the step that made a weight infinite or NaN",
+}
+_LOOK = "look at the checkpoint volume and its server"
 
 
 def apply(draft: Draft) -> Draft:
@@ -127,11 +135,28 @@ def _degraded(draft: Draft, training: int) -> Words | None:
         return Words(reason=trouble.reason, message=trouble.message)
     if draft.hold is not None and draft.hold.reason in _DEGRADING:
         return draft.hold
+    if training and (unsaved := _unsaved(draft)) is not None:
+        return unsaved
     if 0 < training < draft.spec.replicas:
         waits = f"; {draft.hold.message}" if draft.hold else ""
         told = f"{training} of {draft.spec.replicas} workers {_verb(draft)}, the others are being replaced"
         return Words(reason="Shrunk", message=told + waits)
     return None
+
+
+def _unsaved(draft: Draft) -> Words | None:
+    """By the launcher that says so for longest: one in a lost worker's place has seen no checkpoint fail yet."""
+    reports = reports_of_newest_world(draft)
+    told = [(report.unsaved, report.pod_uid) for report in reports if report.unsaved is not None]
+    if not told:
+        return None
+    unsaved, _ = min(told, key=lambda pair: (pair[0].since, pair[1]))
+    last, since = draft.status.last_checkpoint, f"{unsaved.since:%Y-%m-%dT%H:%M:%SZ}"
+    message = (
+        f"no checkpoint could be written since {since} ({unsaved.cause}): {unsaved.message}; training continues, but "
+        f"resumes from step {last.step if last else 0} if all workers are lost: {_MENDS.get(unsaved.cause, _LOOK)}"
+    )
+    return Words(reason="CheckpointsFailing", message=message)
 
 
 def _set(draft: Draft, kind: str, words: Words | None, otherwise: Words) -> Draft:

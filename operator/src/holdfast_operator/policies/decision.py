@@ -100,7 +100,7 @@ def _default(draft: Draft, incident: Incident, worker: Worker | None) -> tuple[s
         return c.IN_PLACE, "the launchers go on with the pods that there are"
     node = worker.node if worker is not None else incident.node
     # Not ReplaceNode: whatever it is avoided for says for how long.
-    avoided = any(entry.node == node for entry in draft.status.avoided)
+    avoided = any(entry.node == node and entry.required for entry in draft.status.avoided)
     where = f", on another node than {node}" if avoided else ""
     return c.RECREATE_POD, f"another pod takes the place of {incident.pod}{where}"
 

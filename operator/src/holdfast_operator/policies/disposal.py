@@ -13,6 +13,7 @@ from holdfast_operator.actions import DeletePod
 from holdfast_operator.policies import causes
 from holdfast_operator.policies.draft import Draft
 from holdfast_operator.policies.progress import newest_report
+from holdfast_operator.policies.terminal import SIDE_CONTAINER
 from holdfast_operator.seen import PodView
 from holdfast_operator.status import Phase, Worker
 
@@ -25,6 +26,8 @@ def apply(draft: Draft) -> Draft:
         draft = _leaving(draft, worker)
     for worker in draft.status.in_phase(Phase.LOST):
         draft = _lost(draft, worker)
+    for worker in draft.status.in_phase(Phase.ENDED):
+        draft = _outlasted(draft, worker)
     for worker in _spent(draft):
         draft = _delete(draft, worker, "it has ended")
     kept = tuple(worker for worker in draft.status.workers if not _forgettable(draft, worker))
@@ -54,6 +57,15 @@ def _lost(draft: Draft, worker: Worker) -> Draft:
     if best is None or best.world is None or worker.pod_uid in best.world.members:
         return draft
     return _delete(draft, worker, f"{worker.reason}: training goes on without it")
+
+
+def _outlasted(draft: Draft, worker: Worker) -> Draft:
+    """Its GPUs are needed by the worker that takes its place."""
+    pod = draft.pod(worker)
+    if pod is None or not pod.outlasted:
+        return draft
+    due = (worker.since or draft.now) + c.SIDE_CONTAINER_GRACE
+    return draft.wake_at(due) if draft.now < due else _delete(draft, worker, SIDE_CONTAINER)
 
 
 def _delete(draft: Draft, worker: Worker, why: str) -> Draft:

@@ -147,8 +147,8 @@ class Draft:
         return Worker(incarnation=self.status.incarnations, batch=self.status.incarnations)
 
     def avoided(self, *nodes: str) -> tuple[str, ...]:
-        """These nodes and those that the job avoids."""
-        return (*(entry.node for entry in self.status.avoided), *nodes)
+        """These nodes and those that no new worker may take."""
+        return (*(entry.node for entry in self.status.avoided if entry.required), *nodes)
 
     def changed_worker(self, worker: Worker, **changes: Any) -> Draft:
         """A copy with these fields of one worker changed."""

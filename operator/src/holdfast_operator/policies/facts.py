@@ -74,8 +74,8 @@ def of_running(draft: Draft, worker: Worker) -> Facts:
 def _exit_code(draft: Draft, worker: Worker | None, told: Told | None) -> int | None:
     if told is not None and told.exit_code is not None and told.reason not in COLLATERAL:
         return told.exit_code
-    if worker is None or worker.cause == c.CAUSE_INTERRUPTION:
-        return None  # SIGTERM made that code, not the script
+    if worker is None or worker.cause == c.CAUSE_INTERRUPTION or worker.reason == c.EVICTED:
+        return None  # SIGTERM or SIGKILL made that code, not the script
     code = worker.exit_code
     return code if causes.fails(code, launched=draft.spec.launched) else None
 

@@ -12,13 +12,19 @@ from datetime import datetime, timedelta
 
 from holdfast_operator import constants as c
 from holdfast_operator.actions import Recovered
-from holdfast_operator.api import Pair
+from holdfast_operator.api import Pair, pod_name
 from holdfast_operator.policies import causes, exhaustion, facts
 from holdfast_operator.policies.draft import Draft
 from holdfast_operator.policies.progress import newest_progress
 from holdfast_operator.policies.record import judged_anew, record
 from holdfast_operator.seen import Report, Told
 from holdfast_operator.status import Incident, Phase, Worker, reason_word, say
+
+# Launchers' words for an end of which they do not know the reason.
+_MEMBER_LOST = "MemberLost"
+_DRAINED = "Drained"
+# How a container that was sent SIGTERM ended, and not why it was sent.
+_HOW = frozenset({causes.LEFT, causes.KILLED})
 
 
 def apply(draft: Draft) -> Draft:
@@ -91,8 +97,9 @@ def _symptom_of(draft: Draft, incident: Incident) -> Incident | None:
 
 
 def _end_is_due(draft: Draft, told: Told, worker: Worker | None) -> bool:
-    """Peers see at once that a launcher is gone; its container's end, a moment later, says why."""
-    if told.reason != "MemberLost" or told.detected is None or worker is None or worker.phase is not Phase.WANTED:
+    """Launchers see at once that one is gone or was sent SIGTERM; its container's end, a moment later, says why."""
+    blind = told.reason in (_MEMBER_LOST, _DRAINED)
+    if not blind or told.detected is None or worker is None or worker.phase is not Phase.WANTED:
         return False
     return timedelta(0) <= draft.now - told.detected < c.END_SEEN
 
@@ -114,14 +121,20 @@ def _as_told(draft: Draft, told: Told) -> Incident:
 
 
 def _corrected(draft: Draft, incident: Incident) -> Incident:
-    """Launchers see a peer vanish; who deleted it, whose node died or whose memory ran out is known here."""
-    pod_worker = _worker_of(draft, incident)
-    if incident.cause not in (c.CAUSE_INFRASTRUCTURE, c.CAUSE_INTERRUPTION) or pod_worker is None:
+    """Launchers see a peer vanish or a SIGTERM; who deleted it, whose node died or what it exceeded is known here."""
+    worker = _worker_of(draft, incident)
+    if incident.cause not in (c.CAUSE_INFRASTRUCTURE, c.CAUSE_INTERRUPTION) or worker is None:
         return incident
-    knows = pod_worker.cause in (c.CAUSE_INFRASTRUCTURE, c.CAUSE_INTERRUPTION, c.CAUSE_OOM)
-    if not knows or pod_worker.cause == incident.cause or pod_worker.phase is Phase.WANTED:
+    knows = worker.cause in (c.CAUSE_INFRASTRUCTURE, c.CAUSE_INTERRUPTION, c.CAUSE_OOM)
+    if worker.phase is Phase.WANTED or not (knows or worker.reason == c.EVICTED):
         return incident
-    return replace(incident, cause=pod_worker.cause, reason=pod_worker.reason, message=pod_worker.message)
+    if incident.reason != _DRAINED:
+        return incident if worker.cause == incident.cause else _as_of(incident, worker)
+    return incident if worker.reason in _HOW else _as_of(incident, worker)
+
+
+def _as_of(incident: Incident, worker: Worker) -> Incident:
+    return replace(incident, cause=worker.cause, reason=worker.reason, message=worker.message)
 
 
 def _worker_of(draft: Draft, incident: Incident) -> Worker | None:
@@ -169,7 +182,7 @@ def _of_worker(draft: Draft, worker: Worker) -> Draft:
     if worker.counted or worker.ordered or not worker.cause or worker.phase is Phase.LEAVING:
         return draft
     if _covered(draft, worker):
-        return draft.changed_worker(worker, counted=True)
+        return _explained(draft, worker).changed_worker(worker, counted=True)
     if worker.pair is None:
         return _at_startup(draft, worker)
     since, told = worker.since or draft.now, exhaustion.told_of(draft, worker)
@@ -184,6 +197,19 @@ def _last_part(draft: Draft, known: Incident, worker: Worker) -> Draft:
     """The container's end says more than its processes' did."""
     moment = worker.since or draft.now
     return judged_anew(draft, known, known, facts.of_incident(draft, worker, None, moment), worker)[0]
+
+
+def _explained(draft: Draft, worker: Worker) -> Draft:
+    """Why a launcher was sent SIGTERM is in its pod's last status, maybe long after it reported that it leaves."""
+    name = pod_name(draft.seen.job.name, worker.incarnation)
+    of_pod = (known for known in draft.status.incidents if (known.pod, known.reason) == (name, _DRAINED))
+    known = next((known for known in of_pod if worker.pair is not None and known.pair >= worker.pair), None)
+    changed = _corrected(draft, known) if known is not None and worker.phase is Phase.ENDED else known
+    if known is None or changed is None or changed == known:
+        return draft
+    found = facts.of_incident(draft, worker, None, known.detected)
+    draft, known = judged_anew(draft, known, changed, found, worker)
+    return draft.tell(known.reason, f"{known.cause}: {known.message}", warning=True)
 
 
 def _covered(draft: Draft, worker: Worker) -> bool:
@@ -212,14 +238,12 @@ def _at_startup(draft: Draft, worker: Worker) -> Draft:
 
     What was done to it while the job recovers, or while a member's loss is yet to be counted, is part of that.
     """
+    if worker.reason == causes.POD_REFUSED:
+        return draft  # nothing of it ran: ``template.pause`` answers it
     if draft.idle(worker):
         draft = draft.changed_worker(worker, counted=True)
         return draft.tell("SpareLost", f"a spare, in no world: {worker.message}", warning=True)
-    if worker.exit_code is None and worker.reason == causes.POD_FAILED:
-        # A kubelet that rejects a pod rejects the next one as fast: without a wait, each pass would make one.
-        draft = draft.changed_worker(worker, counted=True).but(backoff_until=draft.now + c.TEMPLATE_RETRY)
-        return draft.tell(worker.reason, worker.message, warning=True)
-    failed = causes.fails(worker.exit_code, launched=draft.spec.launched)
+    failed = causes.fails(worker.exit_code, launched=draft.spec.launched) or worker.reason == c.EVICTED
     crashed = failed and worker.cause != c.CAUSE_INTERRUPTION
     if not crashed or worker.batch <= draft.status.counted_batch:
         return draft.changed_worker(worker, counted=True)

@@ -12,7 +12,7 @@ from holdfast_operator import constants as c
 from holdfast_operator.policies import causes
 from holdfast_operator.policies.avoid import avoiding
 from holdfast_operator.policies.draft import Draft
-from holdfast_operator.policies.replicas import planned
+from holdfast_operator.policies.replicas import unplaced
 from holdfast_operator.seen import Notice, PodView
 from holdfast_operator.status import Phase, Worker, reason_word, say
 
@@ -25,8 +25,8 @@ class _Going:
 
 def apply(draft: Draft) -> Draft:
     """Move workers from Wanted to Leaving."""
-    for node, notice in _recommendations(draft):
-        draft = avoiding(draft, node, reason_word(notice.source + "Notice"), c.AVOID_NOTICED)
+    for node in _recommended(draft):
+        draft = avoiding(draft, node, c.ADVISED, c.AVOID_NOTICED)
     # Who may leave comes after all who must: those take room first.
     for judge in (_must_go, _may_go):
         for worker in draft.status.in_phase(Phase.WANTED):
@@ -76,18 +76,10 @@ def _may_go(draft: Draft, worker: Worker, pod: PodView) -> _Going | None:
     node = draft.node(worker)
     if node is None or not node.unschedulable or (node.mark is not None and draft.spec.remediation_opt_out):
         return None
-    if not draft.fits_without(pod.node, (worker, *_unplaced(draft))):
+    if not draft.fits_without(pod.node, (worker, *unplaced(draft))):
         return None
     words = f"node {node.name} of {pod.name} is cordoned, another one has room"
     return _Going(verdict=_interrupted("NodeCordoned", words), shun_node=False)
-
-
-def _unplaced(draft: Draft) -> tuple[Worker, ...]:
-    """Who has no node yet, and who is still to be asked for."""
-    wanted = draft.status.in_phase(Phase.WANTED)
-    total = draft.target + draft.spec.spares if draft.target else 0
-    lacking = max(0, total - len(wanted) - len(draft.finished))
-    return (*(worker for worker in wanted if not worker.node), *planned(draft, lacking))
 
 
 def _interrupted(reason: str, message: str) -> causes.Verdict:
@@ -106,10 +98,10 @@ def _notice(draft: Draft, pod: PodView) -> Notice | None:
     return None
 
 
-def _recommendations(draft: Draft) -> list[tuple[str, Notice]]:
-    """Notices that only advise: no worker leaves for them, none is placed there either."""
+def _recommended(draft: Draft) -> list[str]:
+    """Nodes with a notice that only advises: no worker leaves, and new ones go elsewhere if there is capacity."""
     return [
-        (worker.node, notice)
+        worker.node
         for worker in draft.status.in_phase(Phase.WANTED)
         for report in [draft.seen.report(worker.pod_uid)]
         if report is not None and worker.node

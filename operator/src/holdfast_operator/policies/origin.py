@@ -42,4 +42,7 @@ def _resumes(known: Origin, step: int) -> str:
 def _starts(draft: Draft, known: Origin) -> str:
     if known.after or draft.spec.checkpoint.resume == c.RESUME_ALWAYS:
         return "training starts at step 0: there was no checkpoint to go on from"
-    return "training starts at step 0 (checkpoint.resume: Never); older checkpoints in the job's folder stay unread"
+    return (
+        "training starts at step 0 (checkpoint.resume: Never); checkpoints of earlier jobs stay in the job's folder "
+        "and are neither read nor deleted"
+    )

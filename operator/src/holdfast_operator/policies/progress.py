@@ -33,8 +33,21 @@ def newest_report(draft: Draft) -> Report | None:
 
 def newest_living_report(draft: Draft) -> Report | None:
     """The same of those whose pod has not ended: a world is over when all who told of it are."""
+    return _newest(draft, _living(draft))
+
+
+def reports_of_newest_world(draft: Draft) -> tuple[Report, ...]:
+    """All fresh ones from the world of the newest living report."""
+    best = newest_living_report(draft)
+    if best is None or best.world is None:
+        return ()
+    pair, told = best.world.pair, (report for report in _living(draft) if report.fresh(draft.now))
+    return tuple(report for report in told if report.world is not None and report.world.pair == pair)
+
+
+def _living(draft: Draft) -> tuple[Report, ...]:
     ended = {worker.pod_uid for worker in draft.status.in_phase(Phase.ENDED)}
-    return _newest(draft, tuple(report for report in draft.seen.reports if report.pod_uid not in ended))
+    return tuple(report for report in draft.seen.reports if report.pod_uid not in ended)
 
 
 def _newest(draft: Draft, reports: tuple[Report, ...]) -> Report | None:

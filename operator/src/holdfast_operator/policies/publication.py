@@ -60,10 +60,14 @@ def _named(draft: Draft, message: str) -> str:
     return message
 
 
+# What alone makes no revision: pods need no word of each checkpoint, only the newest at the next generation.
+_UNTOLD = ("revision", "jobKey", "durableStep")
+
+
 def _served(draft: Draft) -> Draft:
     membership = draft.status.membership
     document = _document(draft)
-    name = digest({key: value for key, value in document.items() if key not in ("revision", "jobKey")})
+    name = digest({key: value for key, value in document.items() if key not in _UNTOLD})
     if name != draft.status.document:
         membership = replace(membership, revision=membership.revision + 1)
         draft = draft.but(membership=membership, document=name)
@@ -74,8 +78,10 @@ def _served(draft: Draft) -> Draft:
 
 
 def _document(draft: Draft) -> Manifest:
+    status, newest = draft.status, draft.status.last_checkpoint
+    step = None if newest is None else newest.step
     return membership_document(
-        draft.seen.job, draft.spec, draft.status.membership, _restarts(draft), draft.seen.job_key
+        draft.seen.job, draft.spec, status.membership, _restarts(draft), draft.seen.job_key, durable_step=step
     )
 
 

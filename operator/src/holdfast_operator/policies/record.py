@@ -96,6 +96,8 @@ def judged_anew(
         draft = _counted(draft, new)
     if (known.decision, known.cause) == (new.decision, new.cause):
         return draft, new
+    if known.cause not in c.CAUSES_WITH_BACKOFF:
+        draft = draft.but(backoff_until=_backoff(draft, new, decision))
     return carry_out(announced(draft, new, decision), new, decision, worker), new
 
 

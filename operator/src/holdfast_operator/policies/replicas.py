@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from holdfast_operator import constants as c
 from holdfast_operator.api import pod_name
+from holdfast_operator.policies.backoff import start_retry
 from holdfast_operator.policies.draft import Draft
 from holdfast_operator.policies.words import Words
 from holdfast_operator.status import Phase, Worker
@@ -73,7 +74,7 @@ def _spare_failed(draft: Draft) -> bool:
     """By itself, a moment ago: the next one may do so as fast."""
     failed = (worker for worker in draft.status.in_phase(Phase.ENDED) if worker.spare and worker.pair is None)
     return any(
-        worker.since is not None and draft.now - worker.since < c.TEMPLATE_RETRY
+        worker.since is not None and draft.now - worker.since < start_retry(draft)
         for worker in failed
         if not worker.ordered and worker.cause != c.CAUSE_INTERRUPTION
     )
@@ -108,7 +109,8 @@ def planned(draft: Draft, count: int) -> tuple[Worker, ...]:
     first = draft.status.incarnations
     wanted = draft.status.in_phase(Phase.WANTED)
     gated = draft.spec.scheduling.gang and not any(worker.node for worker in wanted)
-    avoid, domain = _to_avoid(draft), _domain(draft, wanted)
+    domain = _domain(draft, wanted)
+    avoid, last_resort = _to_avoid(draft, required=True), _to_avoid(draft, required=False)
     steady = sum(worker.on_demand for worker in (*wanted, *_waited_for(draft)))
     lack = min(draft.spec.scheduling.on_demand, draft.target) - steady
     host = _host(draft, wanted) if draft.spec.rendezvous == c.C10D else None
@@ -118,6 +120,7 @@ def planned(draft: Draft, count: int) -> tuple[Worker, ...]:
             batch=first,
             gated=gated,
             avoid=avoid,
+            last_resort=last_resort,
             spare=len(wanted) + number - first >= draft.target,
             on_demand=number - first < lack,
             domain=domain,
@@ -126,6 +129,14 @@ def planned(draft: Draft, count: int) -> tuple[Worker, ...]:
         )
         for number in range(first, first + count)
     )
+
+
+def unplaced(draft: Draft) -> tuple[Worker, ...]:
+    """Who has no node yet, and who is still to be asked for."""
+    wanted = draft.status.in_phase(Phase.WANTED)
+    total = draft.target + draft.spec.spares if draft.target else 0
+    lacking = max(0, total - len(wanted) - len(draft.finished))
+    return (*(worker for worker in wanted if not worker.node), *planned(draft, lacking))
 
 
 def _host(draft: Draft, wanted: tuple[Worker, ...]) -> int:
@@ -145,9 +156,10 @@ def _domain(draft: Draft, wanted: tuple[Worker, ...]) -> str:
     return max(sorted(found), key=lambda domain: found[domain], default="")
 
 
-def _to_avoid(draft: Draft) -> tuple[str, ...]:
+def _to_avoid(draft: Draft, *, required: bool) -> tuple[str, ...]:
     """The nodes that stay bad for longest; the status could not hold all of them for each of many workers."""
-    longest = sorted(draft.status.avoided, key=lambda entry: entry.until, reverse=True)
+    entries = (entry for entry in draft.status.avoided if entry.required is required)
+    longest = sorted(entries, key=lambda entry: entry.until, reverse=True)
     nodes = dict.fromkeys(entry.node for entry in longest)
     return tuple(sorted(list(nodes)[: c.AVOIDED_BY_A_WORKER]))
 

@@ -9,6 +9,7 @@ from holdfast_operator import constants as c
 from holdfast_operator.api import Pair, pod_name
 from holdfast_operator.policies import preflight
 from holdfast_operator.policies.draft import Draft
+from holdfast_operator.policies.fence import left_in_time
 from holdfast_operator.seen import PodView
 from holdfast_operator.status import Phase, Worker
 
@@ -56,9 +57,9 @@ def _facts(draft: Draft, worker: Worker) -> Worker:
         return worker
     pod = _its_pod(draft, worker)
     if pod is None or pod.absent:
-        worker = _absent(draft, worker)
+        worker = _absent(draft, worker, pod)
         return _seen_in(draft, worker if pod is None else _placed(draft, worker, pod))
-    return _seen_in(draft, _placed(draft, _with(worker, pod_uid=pod.uid, absent_since=None, lease_seen=None), pod))
+    return _seen_in(draft, _placed(draft, _with(worker, pod_uid=pod.uid, absent_since=None), pod))
 
 
 def _its_pod(draft: Draft, worker: Worker) -> PodView | None:
@@ -68,10 +69,11 @@ def _its_pod(draft: Draft, worker: Worker) -> PodView | None:
     return named if named is not None and named.incarnation == worker.incarnation else None
 
 
-def _absent(draft: Draft, worker: Worker) -> Worker:
-    if not worker.known or worker.absent_since is not None:
+def _absent(draft: Draft, worker: Worker, pod: PodView | None) -> Worker:
+    if not worker.known or (worker.absent_since is not None and pod is None):
         return worker
-    return replace(worker, absent_since=draft.now)
+    since = worker.absent_since or draft.now
+    return _with(worker, absent_since=since, left_in_time=left_in_time(draft, worker, pod, since))
 
 
 def _placed(draft: Draft, worker: Worker, pod: PodView) -> Worker:

@@ -12,8 +12,11 @@ from datetime import timedelta
 from holdfast_operator import constants as c
 from holdfast_operator.capacity import no_node
 from holdfast_operator.policies import causes, preflight
+from holdfast_operator.policies.avoid import avoiding
+from holdfast_operator.policies.backoff import start_retry
 from holdfast_operator.policies.draft import Draft
 from holdfast_operator.policies.progress import newest_report
+from holdfast_operator.policies.replicas import unplaced
 from holdfast_operator.policies.terminal import finish
 from holdfast_operator.policies.words import Words
 from holdfast_operator.seen import PodView
@@ -158,10 +161,17 @@ def _unscheduled(draft: Draft) -> Words | None:
             continue
         since = max(filter(None, (worker.since, draft.status.gang.lifted_at)), default=draft.now)
         if draft.now - since >= c.SCHEDULER_HEARD:
-            name = draft.spec.pod_spec.get("schedulerName") or "default-scheduler"
-            message = f"{pod.name} has no node, and no scheduler says why: does one named {name} run?"
-            return Words(reason="NotScheduled", message=message)
+            return Words(reason="NotScheduled", message=f"{pod.name} has no node: {_why_unscheduled(draft, pod)}")
     return None
+
+
+def _why_unscheduled(draft: Draft, pod: PodView) -> str:
+    """The newest warning of any component; only without one the scheduler itself is in doubt."""
+    if pod.warnings:
+        reason, note = pod.warnings[-1]
+        return f"{reason}: {note}"
+    name = draft.spec.pod_spec.get("schedulerName") or "default-scheduler"
+    return f"no scheduler has reported why. Check that a scheduler named {name} runs"
 
 
 def _unheard(draft: Draft) -> Words | None:
@@ -207,12 +217,28 @@ def _start_failed(draft: Draft) -> Words | None:
 
 
 def pause(draft: Draft) -> Draft:
-    """What cannot start is tried again now and then, not at once."""
+    """What cannot start is tried again now and then, not at once; elsewhere if its node refused it."""
     ended = [worker for worker in draft.status.in_phase(Phase.ENDED) if not worker.counted and _cannot_start(worker)]
     for worker in ended:
-        draft = draft.changed_worker(worker, counted=True).but(backoff_until=draft.now + c.TEMPLATE_RETRY)
+        draft = draft.changed_worker(worker, counted=True).but(backoff_until=draft.now + start_retry(draft))
+        draft = _refused(draft, worker) if worker.reason == causes.POD_REFUSED else draft
     return draft
 
 
 def _cannot_start(worker: Worker) -> bool:
-    return not worker.cause and worker.reason in _NEVER_RAN
+    """A pod that its kubelet refuses later, as after a restart of it, has trained and is an incident."""
+    refused = worker.reason == causes.POD_REFUSED and worker.pair is None
+    return refused or (not worker.cause and worker.reason in _NEVER_RAN)
+
+
+def _refused(draft: Draft, worker: Worker) -> Draft:
+    """Avoid the node, unless no kubelet takes such a pod or the job needs the node."""
+    taken = any(pod.phase == "Running" for other in draft.needed if (pod := draft.pod(other)) is not None)
+    avoided = sum(entry.reason == causes.POD_REFUSED for entry in draft.status.avoided)
+    blamed = bool(worker.node) and (taken or avoided < c.REFUSING_NODES)
+    if not blamed or not draft.fits_without(worker.node, unplaced(draft)):
+        return draft.tell(worker.reason, worker.message, warning=True)
+    minutes = c.AVOID_REFUSED.total_seconds() / 60
+    told = f"{worker.message}. No worker is placed there for {minutes:.0f} min"
+    draft = avoiding(draft, worker.node, causes.POD_REFUSED, c.AVOID_REFUSED)
+    return draft.tell(worker.reason, told, warning=True)

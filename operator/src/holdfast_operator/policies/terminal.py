@@ -12,6 +12,8 @@ from holdfast_operator.policies.draft import Draft
 from holdfast_operator.policies.words import Words, set_condition
 from holdfast_operator.seen import PodView
 
+SIDE_CONTAINER = "its trainer has ended, and another container of the template still runs"
+
 
 def apply(draft: Draft) -> Draft:
     """End the pass of a job that has ended. Ended pods stay, for their logs, until the job is deleted."""
@@ -27,10 +29,20 @@ def apply(draft: Draft) -> Draft:
     spare = [pod for pod in left if complete and pod.uid not in named]
     draft = draft.act(*(DeletePod(name=pod.name, uid=pod.uid, why=why) for pod in spare))
     left = [pod for pod in left if pod not in spare]
+    draft = _outlasted(draft, since)
     if left and draft.now < since + grace:
         return replace(draft, ended=True).wake_at(since + grace)
     draft = draft.act(*(DeletePod(name=pod.name, uid=pod.uid, why=why) for pod in left))
     return replace(_deleted(draft, since), ended=True)
+
+
+def _outlasted(draft: Draft, since: datetime) -> Draft:
+    """Pods that a container beside the trainer keeps."""
+    pods = [pod for pod in draft.seen.pods if pod.outlasted]
+    due = since + c.SIDE_CONTAINER_GRACE
+    if pods and draft.now < due:
+        return draft.wake_at(due)
+    return draft.act(*(DeletePod(name=pod.name, uid=pod.uid, why=SIDE_CONTAINER) for pod in pods))
 
 
 def _deleted(draft: Draft, since: datetime) -> Draft:

@@ -19,6 +19,8 @@ from holdfast_operator.remediation.rules import Mode, Rules
 Json = Mapping[str, Any]
 
 VERSION = "4"
+RELEASE_LABEL = "release"
+UNTIL_REBOOT = "reboot"
 _SUMMARY = 200
 _MOST = 10**9
 
@@ -33,6 +35,10 @@ class Alert:
     mode: Mode
     firing: bool
     started: datetime
+    heard: datetime
+    """When its newest notification came, a repeated one included."""
+    until_reboot: bool = False
+    """Only a reset of the GPU ends what it means: that it is resolved proves nothing."""
     summary: str = ""
 
 
@@ -107,6 +113,8 @@ def _alert(item: Any, rules: Rules, nodes: Nodes, now: datetime) -> Alert | str:
         firing=firing,
         # A clock that is ahead must not make the alert's own end look older than its start.
         started=min(started, now),
+        heard=now,
+        until_reboot=labels.get(RELEASE_LABEL) == UNTIL_REBOOT,
         summary=" ".join(str(summary or "").split())[:_SUMMARY],
     )
 

@@ -47,7 +47,7 @@ class Aws:
         except Exception as error:
             if not _of_boto(error):
                 raise
-            raise CloudError(f"EC2 did not take instance {instance} away: {error}") from error
+            raise CloudError(f"EC2 did not take instance {instance} away: {error}{_advice(error)}") from error
 
     def _replace(self, region: str, instance: str) -> str:
         if self._state(region, instance) in _ENDED:
@@ -76,6 +76,16 @@ class Aws:
             for found in page["Instances"]:
                 return str(found["State"]["Name"])
         return "terminated"
+
+
+def _advice(error: Exception) -> str:
+    """Which of our settings may be the reason."""
+    if type(error).__name__ not in ("NoCredentialsError", "CredentialRetrievalError"):
+        return ""
+    return (
+        ": give the operator's ServiceAccount a role, and allow its pod to reach 169.254.170.23 and "
+        "169.254.169.254 at port 80, as the chart's NetworkPolicy does with nodeRemediation.provider AWS"
+    )
 
 
 def _of_boto(error: Exception) -> bool:

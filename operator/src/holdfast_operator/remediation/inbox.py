@@ -13,6 +13,7 @@ import threading
 from collections import Counter as Tally
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,9 @@ class Inbox:
                 if result in ("firing", "resolved"):
                     told[alert.fingerprint] = (alert, now)
                     self._words += 1
+                elif result == "repeated":
+                    known, at = told[alert.fingerprint]
+                    told[alert.fingerprint] = (replace(known, heard=now), at)
         return +counts
 
     def _answer(self) -> Future[None]:

@@ -49,7 +49,9 @@ class Keeper:
         self._queue = KeyedQueue()
         self._metrics = metrics
         self._clock = clock
-        self._observer = Observer(cluster=cluster, cache=cache, rules=rules, namespace=namespace)
+        self._observer = Observer(
+            cluster=cluster, cache=cache, rules=rules, namespace=namespace, listens_since=clock()
+        )
         self._actor = Actor(cluster=cluster, cloud=cloud, metrics=metrics, namespace=namespace, identity=identity)
         self._thread = threading.Thread(target=self._work, name="remediation", daemon=True)
         self.inbox = (

@@ -25,7 +25,10 @@ _MODES = {mode.word: mode for mode in Mode}
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """``alerts``: fingerprints that still fire. ``draining_since`` starts the drain's deadline."""
+    """``alerts``: fingerprints that still fire. ``draining_since`` starts the drain's deadline.
+
+    ``boot_id`` and ``gpus`` are the node's when it was marked.
+    """
 
     mode: Mode
     message: str
@@ -35,6 +38,9 @@ class Mark:
     draining_since: datetime | None = None
     terminating_since: datetime | None = None
     overruled: bool = False
+    until_reboot: bool = False
+    boot_id: str = ""
+    gpus: int = 0
 
     @property
     def drains(self) -> bool:
@@ -55,6 +61,9 @@ class Mark:
             "message": self.message[:_MESSAGE],
             "alerts": list(self.alerts),
             "overruled": self.overruled,
+            "untilReboot": self.until_reboot,
+            "bootID": self.boot_id,
+            "gpus": self.gpus,
             **{key: format_time(time) for key, time in times.items() if time is not None},
         }
         return json.dumps(value, separators=(",", ":"), sort_keys=True)
@@ -81,6 +90,9 @@ def mark_of(node: Json) -> Mark | None:
         draining_since=parse_time(value.get("drainingSince")),
         terminating_since=parse_time(value.get("terminatingSince")),
         overruled=value.get("overruled") is True,
+        until_reboot=value.get("untilReboot") is True,
+        boot_id=str(value.get("bootID") or ""),
+        gpus=int(gpus) if isinstance(gpus := value.get("gpus"), int) else 0,
     )
 
 

@@ -45,8 +45,8 @@ class RemediationMetrics:
         self._actions.labels(action, result).inc()
 
     def seen(self, sight: Sight) -> None:
-        """How many nodes bear a mark."""
-        tally = Tally(machine.mark.mode for machine in sight.machines if machine.mark is not None)
-        for mode in Mode:
-            if mode is not Mode.OBSERVE:
-                self._marked.labels(mode.word).set(tally[mode])
+        """How many nodes bear a mark. Nothing is done to one that somebody un-cordoned, whatever its mark's mode."""
+        marks = [machine.mark for machine in sight.machines if machine.mark is not None]
+        tally = Tally("Overruled" if mark.overruled else mark.mode.word for mark in marks)
+        for word in (*(mode.word for mode in Mode if mode is not Mode.OBSERVE), "Overruled"):
+            self._marked.labels(word).set(tally[word])

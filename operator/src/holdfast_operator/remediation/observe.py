@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from holdfast_operator.api import parse_time
 from holdfast_operator.cache import Cache, owner_of
 from holdfast_operator.cluster import Cluster
-from holdfast_operator.constants import REMEDIATION_HISTORY
+from holdfast_operator.constants import GPU_RESOURCE, REMEDIATION_HISTORY
 from holdfast_operator.policies.disposal import DRAIN_MARGIN
 from holdfast_operator.remediation.alerts import Alert
 from holdfast_operator.remediation.marks import mark_of, marked
@@ -29,11 +29,14 @@ _CHECKPOINT_SECONDS = 25
 class Observer:
     """Reads."""
 
-    def __init__(self, *, cluster: Cluster, cache: Cache, rules: Rules, namespace: str) -> None:
+    def __init__(
+        self, *, cluster: Cluster, cache: Cache, rules: Rules, namespace: str, listens_since: datetime
+    ) -> None:
         self._cluster = cluster
         self._cache = cache
         self._rules = rules
         self._namespace = namespace
+        self._listens_since = listens_since
 
     def sight(self, alerts: tuple[Alert, ...]) -> Sight:
         """What the caches know, and marked nodes as they are now."""
@@ -41,7 +44,13 @@ class Observer:
         acts = self._rules.mode is not Mode.OBSERVE
         concerned = acts and (bool(alerts) or any(machine.marked for machine in machines))
         history = self._history() if concerned and not self._rules.dry_run else ()
-        sight = Sight(rules=self._rules, alerts=alerts, machines=machines, history=history)
+        sight = Sight(
+            rules=self._rules,
+            alerts=alerts,
+            machines=machines,
+            history=history,
+            listens_since=self._listens_since,
+        )
         return self.anew(sight, {machine.name for machine in machines if machine.marked}) if acts else sight
 
     def anew(self, sight: Sight, names: Iterable[str]) -> Sight:
@@ -77,7 +86,7 @@ class Observer:
             uid=str(meta["uid"]),
             stay=stay,
             patience=patience,
-            deleting=bool(meta.get("deletionTimestamp")),
+            deleted_at=parse_time(meta.get("deletionTimestamp")),
         )
 
     def _job_of(self, body: Json) -> tuple[Stay, timedelta] | None:
@@ -111,6 +120,12 @@ def _entry(line: str) -> Entry | None:
     return Entry(node=str(value.get("node", "")), uid=str(value.get("uid", "")), started=started, ended=ended)
 
 
+def _gpus(body: Json) -> int:
+    """What its device plugin registered; one that fell off the bus is not in it after the next boot."""
+    told = str(((body.get("status") or {}).get("capacity") or {}).get(GPU_RESOURCE, ""))
+    return int(told) if told.isdecimal() else 0
+
+
 def machine_of(body: Json) -> Machine:
     """A node from the API's JSON."""
     view, meta = parse_node(body), body["metadata"]
@@ -120,6 +135,9 @@ def machine_of(body: Json) -> Machine:
         version=str(meta.get("resourceVersion", "")),
         ready=view.ready,
         unschedulable=view.unschedulable,
+        created=parse_time(meta.get("creationTimestamp")),
+        boot_id=view.boot_id,
+        gpus=_gpus(body),
         provider_id=str((body.get("spec") or {}).get("providerID") or ""),
         labels=view.labels,
         mark=mark_of(body),

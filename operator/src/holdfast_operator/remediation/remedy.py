@@ -4,6 +4,10 @@ Invariants: nothing is done to a node without our mark, and no node is marked th
 job that opted out is evicted, and no node with one is terminated; of all nodes that may be chosen, never more than
 ``max_unavailable`` are away through us, and never more than ``max_per_hour`` are begun within an hour. The mark is
 written before anything else is done to its node, so a crash anywhere is made good by the next pass.
+
+An alert that vanishes is not an alert that is resolved: Alertmanager reports both alike. So a node whose GPU needs
+a reset is given back only once it has booted again, and none that is not Ready or has lost GPUs since it was marked.
+A new machine under an old name is another machine: alerts that began before its node was created are not about it.
 """
 
 from __future__ import annotations
@@ -22,6 +26,10 @@ POLL_DRAIN = timedelta(seconds=2)
 POLL_MARKED = timedelta(seconds=20)
 POLL_HELD = timedelta(seconds=20)
 POLL_CLOUD = timedelta(seconds=30)
+# Three of Alertmanager's default repeat_interval. It sends nothing of an alert that is silenced, its end neither.
+UNHEARD = timedelta(hours=12)
+# Beyond a pod's own grace period, for a kubelet that is slow.
+_OVERDUE = timedelta(seconds=30)
 _CONTROL_PLANE = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
 _NAMED = 3
 
@@ -43,7 +51,13 @@ class Occupant:
     uid: str
     stay: Stay = Stay.EVICTABLE
     patience: timedelta = timedelta(0)
-    deleting: bool = False
+    deleted_at: datetime | None = None
+    """When its grace period ends, if its deletion was asked for."""
+
+    @property
+    def deleting(self) -> bool:
+        """Whether its deletion was asked for."""
+        return self.deleted_at is not None
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -58,16 +72,14 @@ class Machine:
     version: str
     ready: bool = True
     unschedulable: bool = False
+    created: datetime | None = None
+    boot_id: str = ""
+    gpus: int = 0
     provider_id: str = ""
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
     mark: Mark | None = None
     marked: bool = False
     pods: tuple[Occupant, ...] | None = None
-
-    @property
-    def left(self) -> tuple[Occupant, ...] | None:
-        """The pods to wait for. The kubelet of a dead node ends none that are marked for deletion there."""
-        return None if self.pods is None else tuple(pod for pod in self.pods if self.ready or not pod.deleting)
 
     @property
     def away(self) -> bool:
@@ -106,6 +118,8 @@ class Sight:
     alerts: tuple[Alert, ...] = ()
     machines: tuple[Machine, ...] = ()
     history: tuple[Entry, ...] = ()
+    listens_since: datetime | None = None
+    """When this process began to listen to Alertmanager."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,13 +273,18 @@ def _lately(sight: Sight, now: datetime) -> tuple[tuple[datetime, str], ...]:
 
 
 def _consider(desk: _Desk, machine: Machine) -> None:
-    alerts = desk.firing[machine.name]
+    told = desk.firing[machine.name]
+    alerts = [alert for alert in told if machine.created is None or alert.started >= machine.created]
+    if not alerts:
+        words = "it began before this node was created, so it is about another machine of this name"
+        desk.say(machine, "StaleAlert", f"{_words(told)}: {words}; nothing is done unless it begins again")
+        return
     mode = min(max(alert.mode for alert in alerts), desk.sight.rules.mode)
     why = _words(alerts)
     if mode is Mode.OBSERVE:
         desk.say(machine, "NodeAlerted", f"{why}; nothing is done: the mode for it is Observe", warning=True)
         return
-    held = _held(desk, machine)
+    held = _held(desk, machine, alerts)
     if held is not None:
         reason, words = held
         desk.say(machine, reason, f"{why}; {mode.word} is held back: {words}", warning=True)
@@ -281,6 +300,9 @@ def _consider(desk: _Desk, machine: Machine) -> None:
         since=desk.now,
         alerts=_kept(alert.fingerprint for alert in alerts),
         draining_since=desk.now if mode >= Mode.DRAIN else None,
+        until_reboot=any(alert.until_reboot for alert in alerts),
+        boot_id=machine.boot_id,
+        gpus=machine.gpus,
     )
     desk.actions.append(SetMark(machine=machine, mark=mark, cordon=True))
     desk.note(machine, mark)
@@ -288,7 +310,7 @@ def _consider(desk: _Desk, machine: Machine) -> None:
     desk.wake_in(POLL_DRAIN if mode >= Mode.DRAIN else POLL_MARKED)
 
 
-def _held(desk: _Desk, machine: Machine) -> tuple[str, str] | None:
+def _held(desk: _Desk, machine: Machine, alerts: list[Alert]) -> tuple[str, str] | None:
     """What keeps a node from being acted on."""
     rules = desk.sight.rules
     if machine.marked:
@@ -301,13 +323,15 @@ def _held(desk: _Desk, machine: Machine) -> tuple[str, str] | None:
         return "CordonedByOthers", "somebody else cordoned it"
     released = (entry.ended for entry in desk.history if entry.node == machine.name and not entry.only_begun)
     last = max(released, default=None)
-    if last is not None and desk.now - last < rules.cooldown:
+    # One that began before the release had not ended: Prometheus was away, and Alertmanager reported it as resolved.
+    goes_on = last is not None and any(alert.started <= last for alert in alerts)
+    if last is not None and not goes_on and desk.now - last < rules.cooldown:
         desk.wake_in(last + rules.cooldown - desk.now)
         return "CoolingDown", "it was acted on a short while ago (cooldownSeconds)"
-    return _broken(desk, machine)
+    return _broken(desk, machine, goes_on=goes_on)
 
 
-def _broken(desk: _Desk, machine: Machine) -> tuple[str, str] | None:
+def _broken(desk: _Desk, machine: Machine, *, goes_on: bool) -> tuple[str, str] | None:
     """The breaker: many sick nodes at once are more likely a sick alert."""
     rules = desk.sight.rules
     limit = rules.max_unavailable.of(len(desk.pool))
@@ -317,7 +341,7 @@ def _broken(desk: _Desk, machine: Machine) -> tuple[str, str] | None:
         return "BreakerOpen", words
     # Its own mark that could not be written is no other one.
     lately = [time for time, uid in desk.lately if not uid or uid != machine.uid]
-    if len(lately) + len(desk.begun) >= rules.max_per_hour:
+    if not goes_on and len(lately) + len(desk.begun) >= rules.max_per_hour:
         desk.wake_in(lately[0] + HOUR - desk.now if lately else HOUR)
         return "RateLimited", f"maxPerHour ({rules.max_per_hour}) is reached"
     return None
@@ -344,7 +368,7 @@ def _tend(desk: _Desk, machine: Machine) -> None:
     desk.wake_in(POLL_MARKED)
     if mark.terminating_since is not None:
         desk.say(machine, "NodeReplaced", f"{mark.message}; its machine is being replaced", warning=True)
-        if machine.left == ():
+        if _left(desk, machine, mark) == ():
             desk.actions.append(Terminate(machine=machine))
         desk.wake_in(POLL_CLOUD)
     elif mark.overruled:
@@ -353,6 +377,13 @@ def _tend(desk: _Desk, machine: Machine) -> None:
         )
     elif mark.clear_since is not None:
         _say_clear(desk, machine, mark)
+    elif _unheard(desk, machine, mark):
+        hours = int(UNHEARD / HOUR)
+        words = (
+            f"Alertmanager has sent nothing about it for {hours} h, as when an alert is silenced; nothing more is "
+            f"done to the node, which stays cordoned. If it is well: kubectl uncordon {machine.name}"
+        )
+        desk.say(machine, "AlertUnheard", f"{mark.message}; {words}", warning=True)
     elif min(mark.mode, rules.mode) >= Mode.DRAIN:
         _drain(desk, machine, mark)
     else:
@@ -363,41 +394,73 @@ def _tend(desk: _Desk, machine: Machine) -> None:
 
 def _brought_up_to_date(desk: _Desk, machine: Machine, mark: Mark) -> Mark:
     firing = desk.firing.get(machine.name, [])
+    told = {alert.fingerprint for alert in firing}
     still = [name for name in mark.alerts if name not in desk.resolved.get(machine.name, ())]
     alerts = _kept([*still, *(alert.fingerprint for alert in firing)])
+    # What was asked for ends with the alert that asked. Silence is no end, and the cloud takes back nothing.
+    lasts = bool(set(still) - told) or not firing or mark.terminating_since is not None
     wanted = min(max((alert.mode for alert in firing), default=mark.mode), desk.sight.rules.mode)
-    mode = max(mark.mode, wanted)
+    mode = max(mark.mode, wanted) if lasts else wanted
     clear = None if alerts else (mark.clear_since or desk.now)
     drains = mode >= Mode.DRAIN and clear is None
     overruled = mark.overruled or not machine.unschedulable
     # A replacement that was begun ends where somebody un-cordoned the node, where it is allowed no more, and where
     # pods are back: those are drained from the start.
-    ends = overruled or min(mode, desk.sight.rules.mode) < Mode.REPLACE or bool(machine.left)
+    ends = overruled or min(mode, desk.sight.rules.mode) < Mode.REPLACE or bool(_left(desk, machine, mark))
     terminating = None if ends else mark.terminating_since
     began = mark.draining_since if terminating == mark.terminating_since else None
     return replace(
         mark,
         mode=mode,
-        message=_words(firing) if firing and mode > mark.mode else mark.message,
+        message=_words(firing) if firing and (mode > mark.mode or not lasts) else mark.message,
         alerts=alerts,
         clear_since=clear,
         draining_since=(began or desk.now) if drains else None,
         terminating_since=terminating,
         overruled=overruled,
+        until_reboot=mark.until_reboot or any(alert.until_reboot for alert in firing),
     )
+
+
+def _unheard(desk: _Desk, machine: Machine, mark: Mark) -> bool:
+    """Nothing has come about any of its alerts for long, repetitions included."""
+    since = [desk.sight.listens_since or desk.now, mark.since]
+    since += [alert.heard for alert in desk.firing.get(machine.name, ()) if alert.fingerprint in mark.alerts]
+    return bool(mark.alerts) and desk.now - max(since) >= UNHEARD
+
+
+def _rebooted(machine: Machine, mark: Mark) -> bool:
+    return bool(machine.boot_id and mark.boot_id) and machine.boot_id != mark.boot_id
+
+
+def _doubt(machine: Machine, mark: Mark) -> str:
+    """What speaks against giving back a node whose alerts are resolved; empty if nothing does."""
+    if mark.until_reboot and not _rebooted(machine, mark):
+        return "its GPU needs a reset, so that proves nothing; it is un-cordoned after a reboot"
+    if not machine.ready:
+        return "it is un-cordoned once it is Ready"
+    if machine.gpus < mark.gpus:
+        return f"it has {machine.gpus} of {mark.gpus} GPUs; it is un-cordoned once it has all"
+    return ""
 
 
 def _released(desk: _Desk, machine: Machine, mark: Mark) -> bool:
     """Un-cordon what is well again, or forget what somebody else un-cordoned."""
-    if mark.clear_since is None or mark.terminating_since is not None:
+    if mark.terminating_since is not None:
         return False
-    wait = desk.sight.rules.release_after
-    over = wait is not None and desk.now - mark.clear_since >= wait
-    if not (mark.overruled or over):
+    if mark.overruled:
+        ends = "its alerts are resolved" if mark.clear_since is not None else ""
+        ends = ends or ("it has booted since" if _rebooted(machine, mark) else "")
+        ends = ends or ("nothing is sent about its alerts any more" if _unheard(desk, machine, mark) else "")
+    else:
+        wait = desk.sight.rules.release_after
+        over = wait is not None and mark.clear_since is not None and desk.now - mark.clear_since >= wait
+        ends = "its alerts are resolved" if over and not _doubt(machine, mark) else ""
+    if not ends:
         return False
     desk.actions.append(Release(machine=machine, uncordon=not mark.overruled))
     desk.note(machine, mark)
-    desk.say(machine, "NodeReleased", f"{mark.message}: its alerts are resolved; the node takes pods again")
+    desk.say(machine, "NodeReleased", f"{mark.message}: {ends}; the node takes pods again")
     return True
 
 
@@ -406,15 +469,40 @@ def _say_clear(desk: _Desk, machine: Machine, mark: Mark) -> None:
     if wait is None or mark.clear_since is None:
         desk.say(machine, "AlertsResolved", f"{mark.message}: its alerts are resolved; un-cordon it when it is well")
         return
+    doubt = _doubt(machine, mark)
+    if doubt:
+        words = f"its alerts are resolved, but {doubt}, or when you do it: kubectl uncordon {machine.name}"
+        desk.say(machine, "AlertsResolved", f"{mark.message}: {words}", warning=True)
+        return
     desk.wake_in(mark.clear_since + wait - desk.now)
     desk.say(machine, "AlertsResolved", f"{mark.message}: its alerts are resolved; it is un-cordoned if they stay so")
+
+
+def _left(desk: _Desk, machine: Machine, mark: Mark) -> tuple[Occupant, ...] | None:
+    """The pods to wait for; None: not known.
+
+    The kubelet of a dead node ends none that are to be deleted. With ``force``, one whose deletion hangs (a finalizer
+    or a hung container runtime) is waited for no longer than the deadline, and than its own grace period.
+    """
+    if machine.pods is None:
+        return None
+    started = mark.draining_since
+    forced = desk.sight.rules.force and started is not None and desk.now - started >= desk.sight.rules.drain_deadline
+
+    def stays(pod: Occupant) -> bool:
+        if pod.deleted_at is None:
+            return True
+        hangs = forced and pod.stay is not Stay.OPTED_OUT and desk.now - pod.deleted_at >= _OVERDUE
+        return machine.ready and not hangs
+
+    return tuple(pod for pod in machine.pods if stays(pod))
 
 
 def _drain(desk: _Desk, machine: Machine, mark: Mark) -> None:
     started = mark.draining_since or desk.now
     late = desk.now - started >= desk.sight.rules.drain_deadline
     force = late and desk.sight.rules.force
-    left = machine.left
+    left = _left(desk, machine, mark)
     going = [pod for pod in left or () if pod.stay is Stay.EVICTABLE or (force and pod.stay is Stay.UNMANAGED)]
     for pod in going:
         if not pod.deleting and desk.now - started >= pod.patience:

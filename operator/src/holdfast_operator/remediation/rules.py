@@ -67,7 +67,7 @@ class Rules:
     mode: Mode = Mode.OBSERVE
     dry_run: bool = False
     alerts: tuple[AlertRule, ...] = ()
-    node_labels: tuple[str, ...] = ("node", "kubernetes_node", "Hostname", "instance")
+    node_labels: tuple[str, ...] = ("node", "kubernetes_node", "Hostname", "hostname", "instance")
     node_selector: Mapping[str, str] = field(default_factory=dict, hash=False)
     max_unavailable: Limit = Limit(number=10, percent=True)
     max_per_hour: int = 2

@@ -6,6 +6,7 @@ Nothing here reads a cluster or a clock; ``observe.py`` does, and fills ``Observ
 from holdfast_operator.seen.nodes import NodeView, parse_node
 from holdfast_operator.seen.observed import Observed, Platform, Refusal, Rival, Standing, Tenant, Usage
 from holdfast_operator.seen.pods import Exit, PodView, parse_pod, priority_of
+from holdfast_operator.seen.renewals import Renewals, read_renewal
 from holdfast_operator.seen.reports import (
     Check,
     GpuError,
@@ -31,6 +32,7 @@ __all__ = [
     "Preflight",
     "Quarantined",
     "Refusal",
+    "Renewals",
     "Report",
     "Restored",
     "Rival",
@@ -43,4 +45,5 @@ __all__ = [
     "parse_pod",
     "parse_report",
     "priority_of",
+    "read_renewal",
 ]

@@ -11,6 +11,7 @@ from holdfast_operator.api import Json, parse_time
 from holdfast_operator.quantities import Amounts, quantity
 from holdfast_operator.remediation.marks import Mark, mark_of
 from holdfast_operator.seen import values
+from holdfast_operator.seen.renewals import Renewals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,8 @@ class NodeView:
     allocatable: Json = field(default_factory=dict, hash=False)
     lease_renewed: datetime | None = None
     lease_seconds: int = 40
+    heartbeat: datetime | None = None  # of the condition Ready, by the node's clock
+    renewals: Renewals | None = None  # where the node's life is in doubt
 
     @cached_property
     def offers(self) -> Amounts:
@@ -76,4 +79,5 @@ def parse_node(body: Json, lease: Json | None = None) -> NodeView:
         allocatable=status.get("allocatable") or {},
         lease_renewed=parse_time(lease_spec.get("renewTime")),
         lease_seconds=int(lease_spec.get("leaseDurationSeconds") or 40),
+        heartbeat=parse_time(ready.get("lastHeartbeatTime")),
     )

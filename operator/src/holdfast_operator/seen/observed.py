@@ -82,6 +82,10 @@ class Platform:
     agents_url: str
     ca_bundle: str
     sidecar_pull_policy: str = "IfNotPresent"
+    sidecar_user: int | None = c.SIDECAR_UID
+    """None: the platform chooses one."""
+    sidecar_resources: str = c.SIDECAR_RESOURCES
+    """JSON."""
     metadata_url: str = ""
     dcgm_url: str = ""
     image_pull_secrets: tuple[str, ...] = ()

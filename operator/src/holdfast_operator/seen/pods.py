@@ -54,11 +54,13 @@ class PodView:
     held_by: tuple[str, ...] = ()  # gates of others, such as a queue's
     unschedulable: str = ""  # the scheduler's message
     disruption: str = ""  # reason of the condition DisruptionTarget
+    disruption_note: str = ""  # its message
     waiting: tuple[tuple[str, str, str], ...] = ()  # (container, reason, message)
     exit: Exit | None = None  # the trainer container's
     running_since: datetime | None = None  # the same; None if it does not run
     containers_ended: bool = False
-    failure: str = ""  # reason and message of the pod itself, as where a kubelet rejects it
+    failure_reason: str = ""  # of the pod itself, as where a kubelet refuses or evicts it
+    failure: str = ""  # the same, with its message
     unprepared: str = ""  # which of its init containers failed, and how: nothing else of it ever ran
     grace_seconds: int = 30
     index_label: str = ""
@@ -67,6 +69,7 @@ class PodView:
     pulling: str = ""  # the kubelet's word that it pulls an image, if that was its last
     priority: int = 0
     preempts: bool = True
+    relabelled: bool = False  # a label by which it is listed, or its owner, was removed or changed
     nominated: bool = False  # the scheduler makes room for it: those that have it were told to go
 
     @property
@@ -90,6 +93,16 @@ class PodView:
         return self.phase in ("Failed", "Succeeded") and (self.containers_ended or not self.node)
 
     @property
+    def outlasted(self) -> bool:
+        """The trainer has ended, and another container keeps the pod, and with it the pod's GPUs."""
+        return self.exit is not None and self.phase == "Running" and not (self.absent or self.deleted_at)
+
+    @property
+    def over_limit(self) -> bool:
+        """The kubelet evicted it for a limit of its own, such as a volume's. For the node's sake is a disruption."""
+        return self.failure_reason == c.EVICTED and not self.disruption
+
+    @property
     def leaving(self) -> bool:
         """Somebody asked for its deletion or announced its disruption."""
         return self.deleted_at is not None or bool(self.disruption)
@@ -100,6 +113,7 @@ def parse_pod(body: Json, *, absent: bool = False) -> PodView:
     meta, spec, status = values.part(body, "metadata"), values.part(body, "spec"), values.part(body, "status")
     labels = meta.get("labels") or values.EMPTY
     conditions = {str(item.get("type")): item for item in status.get("conditions") or ()}
+    target = conditions.get("DisruptionTarget", values.EMPTY)
     trainer = trainer_container(spec) if spec.get("containers") else ""
     statuses = list(status.get("containerStatuses") or ())
     own = next((item for item in statuses if item.get("name") == trainer), values.EMPTY)
@@ -117,7 +131,8 @@ def parse_pod(body: Json, *, absent: bool = False) -> PodView:
         gated=c.GANG_GATE in gates,
         held_by=tuple(gate for gate in gates if gate != c.GANG_GATE),
         unschedulable=_unschedulable(conditions.get("PodScheduled", values.EMPTY)),
-        disruption=_true_reason(conditions.get("DisruptionTarget", values.EMPTY)),
+        disruption=_true_reason(target),
+        disruption_note=str(target.get("message") or "").strip(),
         waiting=_waiting([*(status.get("initContainerStatuses") or ()), *statuses]),
         exit=_exit(values.part(values.part(own, "state"), "terminated")),
         running_since=parse_time(values.part(values.part(own, "state"), "running").get("startedAt")),
@@ -125,14 +140,23 @@ def parse_pod(body: Json, *, absent: bool = False) -> PodView:
             tuple((key, str(item.get("status")), str(item.get("reason"))) for key, item in conditions.items())
         ),
         containers_ended=_containers_ended(status, conditions),
+        failure_reason=str(status.get("reason") or ""),
         failure=": ".join(str(status[key]) for key in ("reason", "message") if status.get(key)),
         unprepared=_unprepared(spec, status),
         grace_seconds=int(spec.get("terminationGracePeriodSeconds") or 30),
         index_label=str(labels.get(c.LABEL_INDEX, "")),
         priority=priority_of(spec),
         preempts=spec.get("preemptionPolicy") != c.NEVER_PREEMPTS,
+        relabelled=_relabelled(meta, labels),
         nominated=bool(status.get("nominatedNodeName")),
     )
+
+
+def _relabelled(meta: Json, labels: Json) -> bool:
+    owners = [owner.get("name") for owner in meta.get("ownerReferences") or () if owner.get("kind") == c.KIND]
+    ours = {c.LABEL_APP_MANAGED_BY: c.MANAGED_BY, c.LABEL_APP_COMPONENT: c.COMPONENT_WORKER}
+    listed = all(labels.get(key) == value for key, value in ours.items())
+    return not listed or labels.get(c.LABEL_JOB) not in owners
 
 
 def priority_of(pod_spec: Json) -> int:

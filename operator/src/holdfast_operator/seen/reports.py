@@ -93,6 +93,15 @@ class Quarantined:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Unsaved:
+    """Why the volume has taken no checkpoint since the last durable one."""
+
+    since: datetime  # of the first that failed; by the node's clock
+    cause: str  # a word of docs/reference/metrics.md
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class GpuError:
     """What went wrong with one of the worker's GPUs, as its sidecar read it from the node's exporter.
 
@@ -162,6 +171,7 @@ class Report:
     committed_step: int | None = None
     committed_at: datetime | None = None
     checkpoints: tuple[Checkpoint, ...] = ()
+    unsaved: Unsaved | None = None  # None: the last checkpoint on the volume did not fail
     highest_claim: Json | None = field(default=None, hash=False)
     foreign_claims: tuple[Json, ...] = field(default=(), hash=False)
     quarantined: tuple[Quarantined, ...] = ()
@@ -235,6 +245,7 @@ def _with_launcher(base: Report, launcher: Json) -> Report:
         committed_step=values.integer(launcher.get("committedStep")),
         committed_at=parse_time(launcher.get("committedAt")),
         checkpoints=_checkpoints(values.part(launcher, "checkpoints")),
+        unsaved=_unsaved(values.part(values.part(launcher, "checkpointsFailing"), c.SHARED_TIER)),
         highest_claim=_claim(launcher.get("highestClaim")),
         foreign_claims=tuple(
             filter(None, map(_claim, values.of_pairs(launcher.get("foreignClaims"))[-c.MAX_CLAIMS_TOLD :]))
@@ -312,6 +323,13 @@ def _checkpoints(tiers: Json) -> tuple[Checkpoint, ...]:
         if pair is not None and time is not None and step is not None:
             found.append(Checkpoint(step=step, pair=pair, tier=values.name(tier), time=time))
     return tuple(found)
+
+
+def _unsaved(value: Json) -> Unsaved | None:
+    since = parse_time(value.get("since"))
+    if since is None:
+        return None
+    return Unsaved(since=since, cause=values.said(value.get("cause")), message=values.words(value.get("message")))
 
 
 def _claim(value: Any) -> Json | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from holdfast_operator import constants as c
 from holdfast_operator.api import Json, format_time, parse_time
 from holdfast_operator.status.wire import int_or_none, number, time_or_none
 
@@ -19,6 +20,11 @@ class AvoidedNode:
     until: datetime
     boot_id: str = ""
     message: str = ""
+
+    @property
+    def required(self) -> bool:
+        """Whether no new worker may go there; else one goes there only if no other node has capacity."""
+        return self.reason != c.ADVISED
 
     def to_json(self) -> dict[str, Any]:
         """As in the resource's status."""

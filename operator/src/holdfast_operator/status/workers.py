@@ -31,6 +31,7 @@ class Worker:
     phase: Phase = Phase.WANTED
     gated: bool = False
     avoid: tuple[str, ...] = ()
+    last_resort: tuple[str, ...] = ()  # nodes that it takes only if no other has capacity
     spare: bool = False  # made to stand by; that it has a rank since, the membership tells
     on_demand: bool = False  # it stays off spot capacity
     domain: str = ""  # the value of the label by which the job is packed
@@ -43,7 +44,9 @@ class Worker:
     bound_at: datetime | None = None
     ready_at: datetime | None = None
     absent_since: datetime | None = None
-    lease_seen: datetime | None = None  # its node's, by that node's clock, when its pod must have ended
+    left_in_time: bool = (
+        False  # its pod did not outlive the deadline of its deletion, as it does if its runtime hangs
+    )
     cause: str = ""
     reason: str = ""
     message: str = ""
@@ -84,6 +87,7 @@ class Worker:
                 "phase": str(self.phase),
                 "gated": self.gated,
                 "avoid": list(self.avoid),
+                "lastResort": list(self.last_resort),
                 "spare": self.spare,
                 "onDemand": self.on_demand,
                 "domain": self.domain,
@@ -96,7 +100,7 @@ class Worker:
                 "boundAt": time_or_none(self.bound_at),
                 "readyAt": time_or_none(self.ready_at),
                 "absentSince": time_or_none(self.absent_since),
-                "leaseSeen": time_or_none(self.lease_seen),
+                "leftInTime": self.left_in_time,
                 "cause": self.cause,
                 "reason": self.reason,
                 "message": self.message,
@@ -119,6 +123,7 @@ class Worker:
             phase=Phase(value.get("phase", Phase.WANTED)),
             gated=bool(value.get("gated", False)),
             avoid=tuple(map(str, items(value.get("avoid")))),
+            last_resort=tuple(map(str, items(value.get("lastResort")))),
             spare=bool(value.get("spare", False)),
             on_demand=bool(value.get("onDemand", False)),
             domain=str(value.get("domain") or ""),
@@ -131,7 +136,7 @@ class Worker:
             bound_at=parse_time(value.get("boundAt")),
             ready_at=parse_time(value.get("readyAt")),
             absent_since=parse_time(value.get("absentSince")),
-            lease_seen=parse_time(value.get("leaseSeen")),
+            left_in_time=bool(value.get("leftInTime", False)),
             cause=str(value.get("cause") or ""),
             reason=str(value.get("reason") or ""),
             message=str(value.get("message") or ""),

@@ -104,7 +104,7 @@ def monitored(cluster: Cluster, folder: Path) -> Iterator[Exporter]:
         config = {
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "rule_files": [str(RULES)],
-            "scrape_configs": [{"job_name": "dcgm", "static_configs": [{"targets": [source.target]}]}],
+            "scrape_configs": [{"job_name": "dcgm-exporter", "static_configs": [{"targets": [source.target]}]}],
             "alerting": {"alertmanagers": [{"static_configs": [{"targets": [manager.url.removeprefix("http://")]}]}]},
         }
         server = stack.enter_context(prometheus(folder, config))

@@ -1,5 +1,7 @@
 """One rank of a world of three: two of them save through torch.distributed.checkpoint, then all load, then one alone.
 
+Two save with cached plans as well, and three try to load while one of them does not see the newest checkpoint.
+
 Usage: `dcp_world.py rank folder`.
 """
 
@@ -9,11 +11,13 @@ import sys
 import torch
 import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from holdfast.checkpoint import tier
 from holdfast.checkpoint.dcp import StorageReader, StorageWriter
 
 COLUMNS = torch.arange(40.0).reshape(5, 8)
@@ -74,10 +78,45 @@ def save(mesh, folder):
         torch.save(found, f"{folder}/expected.pt")
 
 
+def save_with_cached_plans(mesh, folder):
+    """Five saves of other numbers; each must be a checkpoint with its own numbers."""
+    rank, group, writer = dist.get_rank(), mesh.get_group(), StorageWriter(folder)
+    for step in range(1, 6):
+        rows = distribute_tensor(COLUMNS * step, mesh, [Shard(0)])
+        state = {"rows": rows, f"own{rank}": COLUMNS + step, "shared": COLUMNS - step, "step": step}
+        if step == 5:
+            state["late"] = torch.ones(rank + 1)  # plans change
+        planner = dcp.DefaultSavePlanner(enable_plan_caching=True)
+        how = {"planner": planner, "process_group": group, "checkpoint_id": f"step-{step}", "storage_writer": writer}
+        if step == 3:
+            dcp.async_save(state, **how).result()
+        else:
+            dcp.save(state, **how)
+
+
+def load_unlike(folder):
+    """The second rank does not see the newest checkpoint: nobody loads anything."""
+    found = tier.list_commits
+    if dist.get_rank() == 1:
+        tier.list_commits = lambda root: [name for name in found(root) if name.step == 1]
+    state = {"row": torch.zeros(1, 8)}
+    try:
+        dcp.load(state, storage_reader=StorageReader(folder))
+        print("loaded")
+    except CheckpointException as error:
+        print("refused:", error, "untouched" if not state["row"].any() else "touched")
+    tier.list_commits = found
+    try:
+        dcp.load(state, storage_reader=StorageReader(folder), no_dist=True)
+        print("loaded")
+    except CheckpointException as error:
+        print("alone:", error, "untouched" if not state["row"].any() else "touched")
+
+
 def load(mesh, folder):
     model, optimizer = trained(mesh, seed=8)
     state = state_of(model, optimizer, mesh, filled=False)
-    dcp.load(state, storage_reader=StorageReader(folder), no_dist=mesh is None)
+    dcp.load(state, storage_reader=StorageReader(folder, step=None if mesh else 2), no_dist=mesh is None)
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     found = whole(
         state_of(model, optimizer, mesh, filled=False) | {k: state[k] for k in ("columns", "row", "epoch", "note")}
@@ -91,7 +130,9 @@ def main():
     two, three = DeviceMesh("cpu", [0, 1]), DeviceMesh("cpu", [0, 1, 2])
     if rank < 2:
         save(two, folder)
+        save_with_cached_plans(two, f"{folder}/cached")
     dist.barrier()
+    load_unlike(folder)
     load(three, folder)
     dist.barrier()
     if rank == 0:

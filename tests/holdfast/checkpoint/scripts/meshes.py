@@ -87,7 +87,7 @@ def tensor_parallel(folder: Path, group: dist.ProcessGroup) -> None:
     checkpoint.save(folder / "again", step=1, group=group, model=rows, optimizer=its)
     plain = feed_forward(4)
     its = torch.optim.AdamW(plain.parameters(), foreach=False)
-    checkpoint.load(folder / "again", model=plain, optimizer=its)
+    checkpoint.load(folder / "again", step=1, model=plain, optimizer=its)
     assert_same(dict(tensors(plain, its)), saved)
 
 
@@ -111,6 +111,7 @@ def odd_cuts(folder: Path, group: dist.ProcessGroup) -> None:
             "plain": value(3, 3),
             "one": value(),
             "none": value(0, 4),
+            "none of many": cut((0, 4), line, Shard(0)),
         }
 
     torch.manual_seed(5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from holdfast import checkpoint
+from holdfast.errors import UsageError
 
 
 def model(seed: int) -> torch.nn.Module:
@@ -64,7 +66,13 @@ def main(folder: Path) -> None:
     assert same(wider, net), "moments came back too"
 
     bare = model(3)
-    checkpoint.load(tier, model=bare, optimizer=torch.optim.AdamW(bare.parameters()))
+    kept = copy.deepcopy(bare.state_dict())
+    try:
+        checkpoint.load(tier, model=bare)
+        raise AssertionError("each rank looked for the newest checkpoint by itself")
+    except UsageError:
+        assert all(torch.equal(one, kept[name]) for name, one in bare.state_dict().items())
+    checkpoint.load(tier, step=3, model=bare, optimizer=torch.optim.AdamW(bare.parameters()))
     again = shard(model(4), replicated)
     checkpoint.load(tier, group=group, model=again, optimizer=torch.optim.AdamW(again.parameters()))
     assert same(again, bare)

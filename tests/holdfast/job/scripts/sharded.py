@@ -34,13 +34,17 @@ def die() -> None:
 
 
 def arm(job: Any, model: Net, optimizer: torch.optim.Optimizer, faults: str) -> None:
-    """`point:slot:step`, with commas: die there, at that many committed steps."""
+    """`point:slot:step`, with commas: die there, at that many committed steps, or spoil this rank's weights."""
     slot = os.environ["HOLDFAST_SLOT"]
     for point, step in (fault.split(":")[::2] for fault in faults.split(",") if fault.split(":")[1:2] == [slot]):
 
         def fall(*_: object, at: int = int(step)) -> None:
             if job.committed_step == at:
                 die()
+
+        def poison(*_: object, at: int = int(step)) -> None:
+            if job.committed_step == at + 1:
+                model[0].weight.to_local().data[0] = torch.nan
 
         def sleep(*_: object, at: int = int(step)) -> None:
             if job.committed_step == at:
@@ -60,6 +64,8 @@ def arm(job: Any, model: Net, optimizer: torch.optim.Optimizer, faults: str) -> 
                 return before(*args)
 
             stepping.marks.voted = voted
+        elif point == "poison":
+            optimizer.register_step_post_hook(poison)
         elif point == "optimizer":
             optimizer.register_step_pre_hook(lambda *_, at=int(step): die() if job.committed_step == at + 1 else None)
 

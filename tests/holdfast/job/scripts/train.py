@@ -31,10 +31,10 @@ class Points:
 class Net(torch.nn.Module):
     """With a part that only some micro-batches use, one that is never used, and idle statistics."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 16) -> None:
         super().__init__()
-        self.inner = torch.nn.Linear(5, 16)
-        self.outer = torch.nn.Linear(16, 1)
+        self.inner = torch.nn.Linear(5, width)
+        self.outer = torch.nn.Linear(width, 1)
         self.sometimes = torch.nn.Parameter(torch.zeros(()))
         self.statistics = torch.nn.BatchNorm1d(5, affine=False)
         self.never = torch.nn.Parameter(torch.ones(()))
@@ -96,6 +96,7 @@ def main() -> None:
     parser.add_argument("--own-reader", action="store_true")
     parser.add_argument("--leave-at", type=int, default=-1)
     parser.add_argument("--exit-at", type=int, default=-1)
+    parser.add_argument("--wider-in-slot", default="")
     args = parser.parse_args()
     if args.all_raise:
         failing.LOOK_SECONDS = 60.0  # how far apart two processes raise is the host's affair
@@ -104,7 +105,7 @@ def main() -> None:
 
     job = holdfast.init()
     torch.manual_seed(job.rank)  # ranks begin with different weights: rank 0's must win
-    model = Net().to(torch.float64)
+    model = Net(17 if os.environ["HOLDFAST_SLOT"] == args.wider_in_slot else 16).to(torch.float64)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     more: dict[str, Any] = {"fragile": Fragile()} if args.die_loading else {}
     if args.own_reader:

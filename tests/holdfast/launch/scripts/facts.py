@@ -46,7 +46,9 @@ facts = {
     "builtins": type(__builtins__).__name__,
     "main": sys.modules["__main__"] is sys.modules[Local.__module__],
     "pickled": pickle.loads(pickle.dumps(Local)) is Local,  # noqa: S301  (its own words)
-    "environ": {name: value for name, value in os.environ.items() if name != "HOLDFAST_OUT"},
+    "environ": {
+        name: value for name, value in os.environ.items() if name not in {"HOLDFAST_OUT", "HOLDFAST_PROCESS_MARK"}
+    },
     "native": subprocess.check_output(["printenv", "HOLDFAST_GIVEN"], text=True),
     "folder": str(pathlib.Path.cwd()),
     "stdin": str(pathlib.Path("/proc/self/fd/0").readlink()),

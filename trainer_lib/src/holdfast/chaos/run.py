@@ -25,6 +25,7 @@ from holdfast.chaos.plan import Kind, Plan, Strike
 from holdfast.chaos.report import Cost, summary
 from holdfast.chaos.trace import Injection, Lines, Trace
 from holdfast.constants import ENV_CHAOS, ENV_RUN_DIR, STATUS_FILE, Phase
+from holdfast.launch.process import own_program
 
 _POLL_SECONDS = 0.02
 # A script that makes no steps with Holdfast is struck this long after its ranks were started.
@@ -39,7 +40,7 @@ def run(plan: Plan, words: Sequence[str], environ: Mapping[str, str]) -> int:
         run_dir = Path(environ.get(ENV_RUN_DIR) or folder / "run")
         run_dir.mkdir(parents=True, exist_ok=True)
         own = {ENV_CHAOS: str(folder), ENV_RUN_DIR: str(run_dir)}
-        launcher = children.start([sys.executable, "-m", "holdfast", "run", *words], environ={**environ, **own})
+        launcher = children.start(own_program("holdfast", "run", *words), environ={**environ, **own})
         before = {number: signal.signal(number, _pass_on(launcher)) for number in _PASSED_ON}
         try:
             _Chaos(plan, folder, run_dir, launcher).watch()

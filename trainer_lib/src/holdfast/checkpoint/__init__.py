@@ -12,6 +12,7 @@ find out whether it is damaged, or only this machine reads it badly. No pickle i
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ from holdfast.checkpoint import tier
 from holdfast.checkpoint.exchange import Alone, Exchange, lead
 from holdfast.checkpoint.names import CLAIMS, CommitName, step_number
 from holdfast.checkpoint.reader import none_whole, restore
-from holdfast.errors import CheckpointError, NoneWholeError, StateError
+from holdfast.errors import CheckpointError, NoneWholeError, StateError, UsageError
+from holdfast.paths import local_path
 from holdfast.worlds import Pair
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from holdfast.checkpoint.state import Stateful
 
 __all__ = ["Found", "load", "save"]
+
+_log = logging.getLogger("holdfast.checkpoint")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,14 +63,16 @@ def save(
     """
     from holdfast.checkpoint.numerics import fingerprint
     from holdfast.checkpoint.rng import capture
-    from holdfast.checkpoint.state import flatten, sampled
+    from holdfast.checkpoint.state import check_stateful, flatten, sampled
     from holdfast.checkpoint.together import Together, joined
     from holdfast.checkpoint.writer import Snapshot
     from holdfast.checkpoint.writer import save as save_snapshot
 
-    root, step, flat = Path(folder), step_number(step), flatten(stateful)
+    check_stateful(stateful)
+    root, step, flat = local_path(folder), step_number(step), flatten(stateful)
     if group is None and flat.parts:
         raise StateError(f"{min(flat.parts)} has parts on other ranks: give their group to save() on each of them")
+    tier.check_place(root)
     exchange: Exchange = Alone() if group is None else Together(group)
     every = joined(flat, exchange, sampled(stateful, flat))
     number = lead(exchange, lambda: _next_attempt(root, step))
@@ -110,24 +116,37 @@ def load(
     """Give the objects the newest good state (or that of `step`), random generators included.
 
     With `group` every rank of it calls this, and all take the same commit, which each must be able to read. Of the
-    commit's objects only those that are given are read. NoneWholeError if there are commits and none can be restored;
-    PeerLostError if a rank is gone.
+    commit's objects only those that are given are read. None if the folder holds no commit, with a warning if it may
+    be another folder than was meant. NoneWholeError if there are commits and none can be restored; PeerLostError if a
+    rank is gone. UsageError for a commit's own folder, and for one of many ranks that gives neither `group` nor
+    `step`.
     """
     from holdfast.checkpoint import rng
-    from holdfast.checkpoint.fitting import load_into
-    from holdfast.checkpoint.state import adopt, blank
-    from holdfast.checkpoint.together import Together
+    from holdfast.checkpoint.fitting import load_into, tell
+    from holdfast.checkpoint.state import adopt, blank, check_stateful
+    from holdfast.checkpoint.together import Together, ranks
 
-    root, step = Path(folder), None if step is None else step_number(step)
+    check_stateful(stateful)
+    root, step = local_path(folder), None if step is None else step_number(step)
+    if group is None and step is None and ranks() > 1:
+        raise UsageError(
+            f"load() was called without group= and step= in a world of {ranks()} ranks, and loaded "
+            "nothing: ranks that look for the newest checkpoint by themselves may load different ones, as a network "
+            "file system shows a new one late on some hosts. Give group= on every rank, or step= if one rank loads "
+            "alone"
+        )
+    tier.check_place(root)
     exchange = Alone() if group is None else Together(group)
     found = restore(root, exchange, step=step, select=lambda manifest: _not_of(manifest, stateful), lone=True)
     if found.loaded is None:
         if found.stuck:
             raise NoneWholeError(none_whole(found, [str(root)]))
+        if exchange.rank == 0 and (wrong := tier.what_is_wrong(root)):
+            _log.warning("nothing was loaded: %s", wrong)
         return None
     manifest, loaded = found.loaded.manifest, found.loaded
     generators = None if loaded.alone is None else rng.read(rng.of(loaded.alone))
-    load_into(
+    other = load_into(
         stateful,
         manifest.objects,
         lambda name: adopt(manifest.tensors[name], loaded.tensors[name]),
@@ -136,6 +155,8 @@ def load(
     )
     if generators is not None:
         generators.apply()
+    if exchange.rank == 0:
+        tell(other)
     path = root / str(loaded.name)
     return Found(step=found.step, path=path, quarantined=found.quarantined, lost=found.lost)
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
-from holdfast.checkpoint.files import create_durably, encode_json, read_regular, sync_folder
+from holdfast.checkpoint.files import create_durably, encode_json, move_exclusively, read_regular, sync_folder
 from holdfast.checkpoint.names import CLAIMS, claim_file, parse_claim
 from holdfast.errors import ClaimError, DamagedError, DocumentError
 from holdfast.worlds import Claim, Pair
@@ -32,13 +31,25 @@ def list_claims(root: Path) -> tuple[Claim, ...]:
     return _listed(root)
 
 
+def highest_generation(root: Path) -> int:
+    """The highest generation of a claim, or of what a writer that was killed left of one; 0 if there is none.
+
+    Without hard links such a leftover keeps the attempt's name from everybody.
+    """
+    return max((pair.generation for pair, _ in _names(root)), default=0)
+
+
 def _listed(root: Path) -> tuple[Claim, ...]:
-    try:
-        names = [path.name for path in (root / CLAIMS).iterdir()]
-    except FileNotFoundError:
-        return ()
-    pairs = sorted(parsed[0] for name in names if (parsed := parse_claim(name)) is not None and not parsed[1])
+    pairs = sorted(pair for pair, leftover in _names(root) if not leftover)
     return tuple(_read(root / CLAIMS / claim_file(pair), pair) for pair in pairs)
+
+
+def _names(root: Path) -> list[tuple[Pair, bool]]:
+    """The pair of each file, and whether it is only a leftover of writing one."""
+    try:
+        return [parsed for path in (root / CLAIMS).iterdir() if (parsed := parse_claim(path.name)) is not None]
+    except FileNotFoundError:
+        return []
 
 
 def _read(path: Path, pair: Pair) -> Claim:
@@ -68,18 +79,19 @@ def parse_document(raw: bytes, pair: Pair, path: str) -> Claim:
     return claim
 
 
-def write_claim(root: Path, claim: Claim) -> None:
-    """Make the claim durable under its own name, exclusively."""
+def write_claim(root: Path, claim: Claim, *, again: bool = False) -> None:
+    """Make the claim durable under its own name, exclusively. `again`: an earlier try may have left it there."""
     folder = root / CLAIMS
     target = folder / claim_file(claim.pair)
     fresh = folder / f"{claim_file(claim.pair)}.tmp-{uuid4().hex}"
     try:
         folder.mkdir(exist_ok=True)
-        create_durably(fresh, encode_json(claim.to_json()))
-        try:
-            _link(fresh, target)
-        finally:
-            fresh.unlink()
+        if not again or claim not in list_claims(root):
+            create_durably(fresh, encode_json(claim.to_json()))
+            try:
+                move_exclusively(fresh, target)
+            finally:
+                fresh.unlink(missing_ok=True)
         sync_folder(folder)
         sync_folder(root)
     except FileExistsError:
@@ -89,17 +101,8 @@ def write_claim(root: Path, claim: Claim) -> None:
     except OSError as error:
         raise ClaimError(
             f"cannot write {target}: {error.strerror}; without a claim nothing can be committed: "
-            "give a checkpoint folder that this process may write, with hard links and free space"
+            "give a checkpoint folder that this process may write, with free space"
         ) from error
-
-
-def _link(fresh: Path, target: Path) -> None:
-    """Exclusive. A network's file system may do it and lose the answer; asked again, it finds the name taken."""
-    try:
-        os.link(fresh, target)
-    except FileExistsError:
-        if not fresh.samefile(target):
-            raise
 
 
 def remove_claims(root: Path, claims: Iterable[Claim]) -> None:

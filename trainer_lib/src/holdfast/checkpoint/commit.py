@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from holdfast.checkpoint.described import KEY
 from holdfast.checkpoint.direct import write_image
 from holdfast.checkpoint.files import create_durably, sync_folder, write_file, write_json
 from holdfast.checkpoint.filling import Filling
@@ -24,6 +25,7 @@ from holdfast.checkpoint.names import LATEST, MANIFEST, CommitName, rank_file, s
 from holdfast.checkpoint.pace import UNHINDERED, Pace
 from holdfast.checkpoint.shard import ShardPlan
 from holdfast.checkpoint.slices import LEAST_BYTES, Slicer
+from holdfast.checkpoint.trees import parts, text_bytes, too_much
 from holdfast.errors import CheckpointError
 
 
@@ -70,16 +72,23 @@ def write_shard(
     filling: Filling | None = None,
     check: Callable[[], None] = lambda: None,
     pace: Pace = UNHINDERED,
+    inspect: Callable[[memoryview], None] = lambda _: None,
 ) -> dict[str, FileRecord]:
     """Write one rank's files: what is its alone, and its share of the tensors (`image` as the plan lays it out).
 
-    The small one is durable before most of the image is filled. `check` may raise in the middle, to give it up.
+    The small one is durable before most of the image is filled. `check` may raise in the middle, to give it up, and
+    so may `inspect`, which gets all of the image block by block.
     """
     own, tensors, slicer = rank_file(rank), tensors_file(rank), Slicer(plan.nbytes)
+
+    def seen(block: memoryview) -> None:
+        slicer.update(block)
+        inspect(block)
+
     files = {
         own: write_json(folder / own, alone),
         tensors: write_image(
-            folder / tensors, image, plan.nbytes, filling=filling, check=check, seen=slicer.update, pace=pace
+            folder / tensors, image, plan.nbytes, filling=filling, check=check, seen=seen, pace=pace
         ),
     }
     if plan.nbytes >= LEAST_BYTES:
@@ -93,8 +102,8 @@ def publish(root: Path, staging: str, manifest: Manifest) -> Path:
     folder, raw = root / staging, encode(manifest)
     if len(raw) > LARGEST:
         raise CheckpointError(
-            f"{MANIFEST} would have {len(raw)} bytes, more than the {LARGEST} that are read: "
-            "make full commits more often (checkpoint.fullEvery)"
+            f"step {manifest.step} was not saved: {MANIFEST} would have {len(raw)} bytes, more than the {LARGEST} "
+            f"that are read. {_too_much(manifest)}"
         )
     name = CommitName(step=manifest.step, pair=manifest.pair)
     unnamed = folder / f"{MANIFEST}.tmp"
@@ -106,6 +115,17 @@ def publish(root: Path, staging: str, manifest: Manifest) -> Path:
     sync_folder(root)
     _hint(root, name)
     return target
+
+
+def _too_much(manifest: Manifest) -> str:
+    """What of a manifest is large, and what to do."""
+    trees = [*manifest.state.get(KEY, {}).get("values", {}).items(), *parts(manifest.objects)]
+    if sum(text_bytes(tree) for _, tree in trees) > LARGEST // 2:
+        return too_much(trees)
+    return (
+        f"Its table of {len(manifest.tensors)} tensors is large: make full commits more often "
+        "(checkpoint.fullEvery), or fewer and larger tensors"
+    )
 
 
 def _hint(root: Path, name: CommitName) -> None:

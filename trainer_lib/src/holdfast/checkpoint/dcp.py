@@ -19,8 +19,9 @@ import io
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -40,26 +41,32 @@ from holdfast.checkpoint.boxes import tiles
 from holdfast.checkpoint.collecting import uncollected
 from holdfast.checkpoint.described import KEY, boxed, check_described
 from holdfast.checkpoint.files import Buffer, make_folder, sync_folder, write_file
-from holdfast.checkpoint.manifest import Chunk, FileRecord, Manifest, TensorRecord, check
-from holdfast.checkpoint.names import CLAIMS, CommitName, parse_commit, slices_file, step_number, tensors_file
+from holdfast.checkpoint.manifest import LARGEST, Chunk, FileRecord, Manifest, TensorRecord, check, digest
+from holdfast.checkpoint.names import CLAIMS, MANIFEST, CommitName, slices_file, step_number, tensors_file
 from holdfast.checkpoint.numerics import fingerprint
-from holdfast.checkpoint.reader import Where, as_stores, newest
+from holdfast.checkpoint.reader import Where, as_stores, is_gone, newest
 from holdfast.checkpoint.reading import Copies, Extent, extent, read_into
 from holdfast.checkpoint.shard import METADATA, plan_shard, whole
 from holdfast.checkpoint.slices import LEAST_BYTES, Slicer
-from holdfast.checkpoint.state import Flat, check_name, flatten_values, torch_dtype, unflatten
+from holdfast.checkpoint.state import Flat, check_name, check_tensor, flatten_values, torch_dtype, unflatten
 from holdfast.checkpoint.stores import open_file
+from holdfast.checkpoint.together import ranks
+from holdfast.checkpoint.trees import text_bytes, too_much
 from holdfast.errors import CheckpointError, DamagedError, HoldfastError, StateError
+from holdfast.paths import local_path
 from holdfast.worlds import Pair
 
 _ID: Final = re.compile(r"(?:(?P<folder>.*)/)?step-(?P<step>\d{1,18})", re.ASCII)
+_FILE: Final = tensors_file(0)
+"""What a rank calls its file in its own folder."""
+_MOVERS: Final = 16
 
 
 def _identified(checkpoint_id: str | os.PathLike[str]) -> tuple[Path | None, int]:
     match = _ID.fullmatch(os.fspath(checkpoint_id))
     if match is None:
         raise CheckpointError(f"checkpoint_id is {checkpoint_id!r}: give <folder>/step-<number>")
-    return None if match["folder"] is None else Path(match["folder"]), int(match["step"])
+    return None if match["folder"] is None else local_path(match["folder"]), int(match["step"])
 
 
 # Writing
@@ -69,7 +76,7 @@ class StorageWriter(storage.StorageWriter):
     """Writes one commit a save, into a folder that all ranks see. `checkpoint_id`, where given, says the step."""
 
     def __init__(self, folder: str | os.PathLike[str], *, step: int = 0) -> None:
-        self._root = Path(folder)
+        self._root = local_path(folder)
         self._step = step_number(step)
         self._staging = ""
 
@@ -80,45 +87,60 @@ class StorageWriter(storage.StorageWriter):
             self._root = folder or self._root
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Refuse a folder that belongs to a job; remove what this writer's last save left, if it failed."""
+        """Refuse a save that no single checkpoint can come from; remove what this writer's last save left."""
+        if not kwargs.get("use_collectives", True):
+            raise CheckpointError(
+                f"step {self._step} was not saved in {self._root}, and nothing was written: with "
+                "use_collectives=False each rank would publish a checkpoint that has its own part only. Leave "
+                "use_collectives out; to plan once only, give planner=DefaultSavePlanner(enable_plan_caching=True)"
+            )
         if is_coordinator and (self._root / CLAIMS).exists():
             raise CheckpointError(f"{self._root} belongs to a job (it has claims): save into a folder of its own")
         if self._staging:
             commit.discard(self._root, self._staging)
+            self._staging = ""
 
     def prepare_local_plan(self, plan: plans.SavePlan) -> plans.SavePlan:
         """Nothing to add."""
         return plan
 
     def prepare_global_plan(self, plans: list[plans.SavePlan]) -> list[plans.SavePlan]:
-        """Begin the commit, and tell each rank its place in it."""
-        make_folder(self._root)
-        older = [name.pair.attempt for name in tier.list_commits(self._root) if name.step == self._step]
-        name = CommitName(step=self._step, pair=Pair(0, 1 + max(older, default=0)))
-        self._staging = commit.begin(self._root, name)
-        return [
-            replace(plan, storage_data={"staging": self._staging, "commit": str(name), "rank": rank})
-            for rank, plan in enumerate(plans)
-        ]
+        """Add nothing: a planner may keep a plan and give it to later saves (`enable_plan_caching`)."""
+        return plans
 
     def write_data(self, plan: plans.SavePlan, planner: plans.SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's tensors as one file; values travel to the coordinator."""
-        place = plan.storage_data
+        """Write this rank's tensors as one file into a folder of its own; values travel to the coordinator."""
         values = [item for item in plan.items if item.type is plans.WriteItemType.BYTE_IO]
+        results = _values(values, planner)
         tensors = [item for item in plan.items if item.type is not plans.WriteItemType.BYTE_IO]
-        results = [_value(item, planner) for item in values]
         if tensors:
-            results += _write_tensors(self._root / place["staging"], place, tensors, planner)
+            results += _write_tensors(self._begin, self._step, tensors, planner)
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
         return done
 
     def finish(self, metadata: meta.Metadata, results: list[list[WriteResult]]) -> None:
-        """Publish the manifest: from now on it is a commit."""
-        written = [result for rank in results for result in rank]
-        manifest = _manifest(CommitName(step=self._step, pair=_pair(self._staging)), metadata, written, len(results))
-        commit.publish(self._root, self._staging, manifest)
+        """Bring the files of all ranks together and publish the manifest: from now on it is a commit."""
+        older = [name.pair.attempt for name in tier.list_commits(self._root) if name.step == self._step]
+        name = CommitName(step=self._step, pair=Pair(0, 1 + max(older, default=0)))
+        manifest = _manifest(name, metadata, results)
+        folder = self._begin()
+        folders = {rank: one.storage_data["folder"] for rank, many in enumerate(results) for one in _tensors(many)}
+        with ThreadPoolExecutor(_MOVERS) as movers:  # a file server takes its time for each
+            list(movers.map(partial(_move, self._root, folder), folders.values(), folders))
+        try:
+            commit.publish(self._root, folder.name, manifest)
+        except HoldfastError:
+            commit.discard(self._root, folder.name)
+            raise
         self._staging = ""
+
+    def _begin(self) -> Path:
+        """The folder that this rank writes into, which no other rank and no other save does."""
+        if not self._staging:
+            make_folder(self._root)
+            self._staging = commit.begin(self._root, CommitName(step=self._step, pair=Pair(0, 0)))
+        return self._root / self._staging
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -126,11 +148,33 @@ class StorageWriter(storage.StorageWriter):
         return _ID.fullmatch(os.fspath(checkpoint_id)) is not None
 
 
-def _pair(staging: str) -> Pair:
-    name = parse_commit(staging)
-    if name is None:
-        raise CheckpointError("finish() was called before a save was begun")
-    return name.pair
+def _tensors(results: Sequence[WriteResult]) -> Iterator[WriteResult]:
+    return (result for result in results if "value" not in result.storage_data)
+
+
+def _move(root: Path, target: Path, folder: str, rank: int) -> None:
+    """Move a rank's file, and the digests of its slices, under its name in the checkpoint."""
+    source, file = root / folder, tensors_file(rank)
+    if (source, file) == (target, _FILE):
+        return
+    (source / _FILE).rename(target / file)
+    with suppress(FileNotFoundError):  # a small file has none
+        (source / slices_file(_FILE)).rename(target / slices_file(file))
+    with suppress(OSError):  # `prune` removes what cannot be removed now
+        source.rmdir()
+
+
+def _values(items: Sequence[plans.WriteItem], planner: plans.SavePlanner) -> list[WriteResult]:
+    """The values of this rank; StateError as soon as they are more than a manifest may hold."""
+    results: list[WriteResult] = []
+    held = 0
+    for item in items:
+        results.append(_value(item, planner))
+        held += text_bytes(results[-1].storage_data["value"])
+        if held > LARGEST:
+            told = ((one.index.fqn, one.storage_data["value"]) for one in results)
+            raise StateError(f"nothing was saved: {MANIFEST} would have more than {LARGEST} bytes. {too_much(told)}")
+    return results
 
 
 def _value(item: plans.WriteItem, planner: plans.SavePlanner) -> WriteResult:
@@ -146,38 +190,34 @@ def _value(item: plans.WriteItem, planner: plans.SavePlanner) -> WriteResult:
 
 
 def _write_tensors(
-    folder: Path, place: Mapping[str, Any], items: Sequence[plans.WriteItem], planner: plans.SavePlanner
+    begin: Callable[[], Path], step: int, items: Sequence[plans.WriteItem], planner: plans.SavePlanner
 ) -> list[WriteResult]:
     parts = Counter(item.index.fqn for item in items)
     keyed = {_item_key(item, alone=parts[item.index.fqn] == 1): item for item in items}
     flat = Flat(tree=None, tensors={key: _resolved(item, planner) for key, item in keyed.items()})
-    plan = plan_shard(
-        [whole(spec) for spec in flat.specs],
-        metadata={"format": "pt", "commit": place["commit"], "rank": str(place["rank"])},
-    )
+    plan = plan_shard([whole(spec) for spec in flat.specs], metadata={"format": "pt", "step": str(step)})
 
-    slicer = Slicer(plan.nbytes)
+    folder, slicer = begin(), Slicer(plan.nbytes)
 
     def stream() -> Iterator[Buffer]:
         for data in chain([plan.header], map(flat.read, plan.pieces)):
             slicer.update(data)
             yield data
 
-    file = tensors_file(place["rank"])
-    written = write_file(folder / file, stream())
+    written = write_file(folder / _FILE, stream())
     record = written.to_json()
     if plan.nbytes >= LEAST_BYTES:
-        write_file(folder / slices_file(file), [slicer.encode(written)])
+        write_file(folder / slices_file(_FILE), [slicer.encode(written)])
     sync_folder(folder)
     return [
         WriteResult(
             index=keyed[piece.spec.name].index,
             size_in_bytes=piece.nbytes,
             storage_data={
-                "file": file,
+                "folder": folder.name,
                 "record": record,
                 "dtype": piece.spec.dtype,
-                "chunk": _chunk(keyed[piece.spec.name], file, offset, piece.nbytes).to_json(),
+                "chunk": _chunk(keyed[piece.spec.name], offset, piece.nbytes).to_json(),
             },
         )
         for piece, offset in zip(plan.pieces, plan.offsets, strict=True)
@@ -188,6 +228,7 @@ def _resolved(item: plans.WriteItem, planner: plans.SavePlanner) -> torch.Tensor
     value = planner.resolve_data(item)
     if not isinstance(value, torch.Tensor):
         raise StateError(f"{item.index.fqn}: the planner gave no tensor")
+    check_tensor(value, (item.index.fqn,))
     return value.detach()
 
 
@@ -204,9 +245,9 @@ def _item_key(item: plans.WriteItem, *, alone: bool) -> str:
     return name if alone else boxed(name, _box(item)[0])
 
 
-def _chunk(item: plans.WriteItem, file: str, offset: int, nbytes: int) -> Chunk:
+def _chunk(item: plans.WriteItem, offset: int, nbytes: int) -> Chunk:
     start, shape = _box(item)
-    return Chunk(file=file, offset=offset, nbytes=nbytes, start=start, shape=shape)
+    return Chunk(file=_FILE, offset=offset, nbytes=nbytes, start=start, shape=shape)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,18 +256,18 @@ class _Written:
     chunk: Chunk
 
 
-def _manifest(name: CommitName, metadata: meta.Metadata, written: Sequence[WriteResult], world: int) -> Manifest:
+def _manifest(name: CommitName, metadata: meta.Metadata, results: Sequence[Sequence[WriteResult]]) -> Manifest:
+    values = {
+        one.index.fqn: one.storage_data["value"] for many in results for one in many if "value" in one.storage_data
+    }
     files: dict[str, FileRecord] = {}
     boxes: dict[str, list[_Written]] = {}
-    values: dict[str, Any] = {}
-    for result in written:
-        data = result.storage_data
-        if "value" in data:
-            values[result.index.fqn] = data["value"]
-            continue
-        files[data["file"]] = FileRecord.from_json(data["record"])
-        one = _Written(dtype=data["dtype"], chunk=Chunk.from_json(data["chunk"]))
-        boxes.setdefault(result.index.fqn, []).append(one)
+    for rank, many in enumerate(results):
+        for result in _tensors(many):
+            data, file = result.storage_data, tensors_file(rank)
+            files[file] = FileRecord.from_json(data["record"])
+            chunk = replace(Chunk.from_json(data["chunk"]), file=file)
+            boxes.setdefault(result.index.fqn, []).append(_Written(dtype=data["dtype"], chunk=chunk))
     tensors: dict[str, TensorRecord] = {}
     described: dict[str, Any] = {}
     for fqn, found in metadata.state_dict_metadata.items():
@@ -241,7 +282,7 @@ def _manifest(name: CommitName, metadata: meta.Metadata, written: Sequence[Write
         publication="",
         run_id="",
         created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-        world_size=world,
+        world_size=len(results),
         mesh={},
         tensors=tensors,
         files=files,
@@ -291,7 +332,7 @@ class StorageReader(storage.StorageReader):
     """Reads what `StorageWriter` has written, at any world size and sharding."""
 
     def __init__(self, where: str | os.PathLike[str] | Where, *, step: int | None = None) -> None:
-        self._where: Where = Path(where) if isinstance(where, (str, os.PathLike)) else where
+        self._where: Where = local_path(where) if isinstance(where, (str, os.PathLike)) else where
         self._step = None if step is None else step_number(step)
         self._name: CommitName | None = None
         self._manifest: Manifest | None = None
@@ -306,8 +347,8 @@ class StorageReader(storage.StorageReader):
         """What the commit holds; DamagedError if what it says of its tensors is not so."""
         found = newest(self._where, claims=(), job_uid="", step=self._step)
         if found is None:
-            which = "a commit" if self._step is None else f"a commit of step {self._step}"
-            raise CheckpointError(f"there is no {which[2:]} that can be read in {self._where}")
+            which = "commit" if self._step is None else f"commit of step {self._step}"
+            raise CheckpointError(f"there is no {which} that can be read in {_urls(self._where)}")
         self._name, self._manifest = found
         check_described(self._manifest)
         told = self._manifest.state.get(KEY)
@@ -322,33 +363,66 @@ class StorageReader(storage.StorageReader):
         """All that is needed is in the manifest."""
 
     def prepare_local_plan(self, plan: plans.LoadPlan) -> plans.LoadPlan:
-        """Nothing to add."""
-        return plan
+        """Add which checkpoint this rank found."""
+        name, manifest = self._found()
+        return replace(plan, storage_data={"checkpoint": str(name), "digest": digest(manifest)})
 
     def prepare_global_plan(self, plans: list[plans.LoadPlan]) -> list[plans.LoadPlan]:
-        """Nothing to add."""
+        """Refuse to load where ranks found different checkpoints: nothing has been read yet."""
+        if len(plans) == 1 and self._step is None and ranks() > 1:
+            raise CheckpointError(
+                f"a rank of a world of {ranks()} looked for the newest checkpoint in {_urls(self._where)} by itself, "
+                "and others may find another one. Nothing was loaded: leave no_dist=True out, or, if one rank loads "
+                "alone, name the step with StorageReader(…, step=…)"
+            )
+        found = [plan.storage_data or {} for plan in plans]
+        other = next((rank for rank, one in enumerate(found) if one != found[0]), None)
+        if other is not None:
+            one, two = (found[rank].get("checkpoint", "nothing") for rank in (0, other))
+            raise CheckpointError(
+                f"ranks found different checkpoints in {_urls(self._where)}: rank 0 found {one}, and rank {other} "
+                f"{'another one of the same name' if one == two else two}. Nothing was loaded. On some hosts, the "
+                "cache of a network file system shows a new checkpoint up to a minute late: load again, or name the "
+                "step with StorageReader(…, step=…)"
+            )
         return plans
 
     def read_data(self, plan: plans.LoadPlan, planner: plans.LoadPlanner) -> Future[None]:
-        """Read the chunks that hold what is wanted, verified."""
-        if self._manifest is None or self._name is None:
-            raise CheckpointError("read_data() was called before read_metadata()")
+        """Read the chunks that hold what is wanted, verified. DamagedError, or CheckpointError if it was deleted."""
+        name, manifest = self._found()
         with uncollected():
-            wanted = _wanted(plan, planner, self._manifest)
+            wanted = _wanted(plan, planner, manifest)
             extents = _by_file(wanted)
-        openers = [partial(open_file, store, self._name) for store in as_stores(self._where)]
-        with closing(Copies(openers=openers, records=self._manifest.files)) as copies:
-            read_into(copies, extents)
+        openers = [partial(open_file, store, name) for store in as_stores(self._where)]
+        try:
+            with closing(Copies(openers=openers, records=manifest.files)) as copies:
+                read_into(copies, extents)
+        except DamagedError as error:
+            if not all(is_gone(store, name) for store in as_stores(self._where)):
+                raise
+            raise CheckpointError(
+                f"{name} was deleted from {_urls(self._where)} while it was read, and is not damaged: load again, "
+                "and let the job that commits there keep more (keep_last, checkpoint.retention.keepLast)"
+            ) from error
         for one in wanted:
             one.deliver(planner)
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
+    def _found(self) -> tuple[CommitName, Manifest]:
+        if self._manifest is None or self._name is None:
+            raise CheckpointError("a plan was made, or read, before read_metadata()")
+        return self._name, self._manifest
+
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Whether it names a step."""
         return _ID.fullmatch(os.fspath(checkpoint_id)) is not None
+
+
+def _urls(where: Where) -> str:
+    return " or ".join(store.url for store in as_stores(where))
 
 
 def _metadata(told: Mapping[str, Any]) -> meta.Metadata:
@@ -423,7 +497,7 @@ class _Wanted:
         dtype = torch_dtype(record.dtype)
         fits = lengths == shape and target.dtype == dtype
         straight = fits and target.device.type == "cpu" and target.is_contiguous()
-        rows = target if straight else torch.empty(shape, dtype=dtype)
+        rows = target if straight else torch.empty(shape, dtype=dtype, device="cpu")
         if chunk is None:
             return cls(item=item, file="", offset=0, rows=rows, target=target)
         row = chunk.nbytes // sizes[0] if sizes and sizes[0] else 0

@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
+from holdfast.cadence import retry_after
 from holdfast.checkpoint import fencing, retention, tier
 from holdfast.checkpoint.aging import Ages
 from holdfast.checkpoint.arena import Arena
-from holdfast.checkpoint.claims import list_claims, remove_claims, write_claim
+from holdfast.checkpoint.claims import highest_generation, list_claims, remove_claims, write_claim
 from holdfast.checkpoint.commit import exists
 from holdfast.checkpoint.deltas import Chain
 from holdfast.checkpoint.exchange import Alone, Exchange, lead
+from holdfast.checkpoint.failures import FailureCause
 from holdfast.checkpoint.files import make_folder
 from holdfast.checkpoint.local import LocalSettings, LocalTier
 from holdfast.checkpoint.names import CommitName
@@ -49,25 +51,29 @@ BY_HAND: Final = "by-hand"
 NO_RULES: Final = retention.Rules()
 # A file's header grows with what it says of its commit.
 HEADER_SPARE: Final = DATA_ALIGNMENT
+# A store that answers only some requests would let a restore begin again without end.
+_LOOKS: Final = 5
+_SLICE_SECONDS: Final = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """Who commits. `known` are the claims of the membership."""
+    """Who commits. `known` are the claims of the membership, `durable` the step of the newest checkpoint that the
+    volume is known to have had."""
 
     pair: Pair
     job_uid: str
     publication: str
     run_id: str
     known: tuple[Claim, ...] = ()
+    durable: int = 0
 
 
 def attempt_by_hand(root: Path | None, exchange: Exchange, run_id: str = "") -> Attempt:
     """Without an operator, the folder itself says which attempts there were: this is the next generation."""
 
     def choose() -> dict[str, str | int]:
-        claims = [] if root is None else list_claims(root)
-        highest = max((claim.pair.generation for claim in claims), default=0)
+        highest = 0 if root is None else highest_generation(root)
         return {"generation": highest + 1, "publication": uuid4().hex}
 
     chosen = lead(exchange, choose)
@@ -156,6 +162,7 @@ class Engine:
         self._on_foreign = on_foreign
         self._verified: set[tuple[int, Pair]] = set()
         self._fence: tuple[Claim, ...] = ()
+        self._base_here: CommitName | None = None
         self._attempt = Attempt(pair=Pair(0, 0), job_uid="", publication="", run_id="")
         self._exchange: Exchange = Alone()
         self._arena = arena or Arena()
@@ -266,19 +273,20 @@ class Engine:
         """Whether the shared tier has this commit. Every rank calls it."""
         return bool(lead(self._exchange, lambda: exists(self._root, name)))
 
-    def newest(self) -> CommitName | None:
+    def newest(self, *, waits: Callable[[], None] | None = None) -> CommitName | None:
         """The newest readable commit's name; nothing of it is read but the manifest. Every rank calls it.
 
         Copies are asked only where nothing else is left: who goes on from memory is in a hurry, and each of them was
-        on the shared tier first.
+        on the shared tier first. With `waits`, a folder that cannot be used is waited for, since an error would end a
+        script whose state is in memory only: rank 0 calls it before each pause.
         """
 
-        def look() -> list[int]:
+        def look(_: bool) -> list[int]:
             self._look()
             found = self._newest_in((*self._near(), self._where[0])) or self._newest_copy()
             return [] if found is None else [found.step, found.pair.generation, found.pair.attempt]
 
-        answer = lead(self._exchange, look)
+        answer = lead(self._exchange, lambda: self._until_usable(look, waits))
         return CommitName(step=answer[0], pair=Pair(answer[1], answer[2])) if answer else None
 
     def _newest_in(self, where: Sequence[Store]) -> CommitName | None:
@@ -303,9 +311,7 @@ class Engine:
         """
         if self._saving is not None:
             self._saving.settle(self._check)  # it may be what is looked for
-        found = self._restored(select)
-        while found.loaded is None and self._copies is not None and lead(self._exchange, self._copies.insist):
-            found = self._restored(select)
+        found = self._found(select)
         if found.stuck:
             raise NoneWholeError(none_whole(found, [store.url for store in self._where]))
         if found.loaded is None and found.quarantined:
@@ -314,11 +320,44 @@ class Engine:
                 self._root,
                 self._root / "quarantine",
             )
+        self._base_here = None
         if found.loaded is not None:
+            if self._where[0].url in found.stores and exists(self._root, found.loaded.name):
+                self._base_here = found.loaded.name  # and was not moved aside for a damaged file
             self._verified.add((found.loaded.name.step, found.loaded.name.pair))
             if self._memory is not None:
                 self._memory.restored(found.loaded.name)
         return found
+
+    def _found(self, select: Select | None) -> Restored:
+        """The end of a look: it begins again where a store that was left out answers now."""
+        for _ in range(_LOOKS):
+            found = self._restored(select)
+            if not found.again:
+                return found
+        raise UnavailableError(
+            "the object store answers only some of the requests of a restore; nothing was moved or deleted: try again"
+            " once it answers all of them",
+            cause=FailureCause.NETWORK,
+        )
+
+    def _insists(self, step: int, lost: bool) -> bool:
+        """Whether copies that were left out may hold a newer commit, and answer now. UnavailableError if they do not.
+
+        A claim from an older commit would fence the newer one, and retention then delete it. So they are asked if
+        commits are lost, if there is none, or if what was found is older than what the highest claim continues or
+        the volume is known to have had.
+        """
+        if self._copies is None or not (lost or step == 0 or step < max(self._base(), self._attempt.durable)):
+            return False
+        return bool(lead(self._exchange, self._copies.insist))
+
+    def _base(self) -> int:
+        """The step that the highest claim of this job's line continues."""
+        line = fencing.binding(self._fence, self._attempt.job_uid)
+        top = line[0] if line else None
+        others = top is not None and top.job_uid != self._attempt.job_uid
+        return 0 if top is None or (others and self._resume is fencing.Resume.NEVER) else top.from_step
 
     def _restored(self, select: Select | None) -> Restored:
         claims = lead(self._exchange, self._look_everywhere)
@@ -330,6 +369,7 @@ class Engine:
             job_uid=self._attempt.job_uid,
             resume=self._resume,
             select=select,
+            again=self._insists,
             first=self._keep_last > 1,  # as many are there once as many were made
         )
 
@@ -338,10 +378,13 @@ class Engine:
         known = {store.url: word for store, word in zip(self._where, (SHARED_TIER, OBJECT_TIER), strict=False)}
         return list(dict.fromkeys(known.get(url) or tier_of(url) for url in found.stores))
 
-    def claim(self, *, step: int, pair: Pair | None) -> Claim:
+    def claim(self, *, step: int, pair: Pair | None, waits: Callable[[], None] | None = None) -> Claim:
         """Make this attempt's claim durable; after it, look again whether another has claimed meanwhile.
 
-        `step` and `pair` name the state from which it goes on.
+        `step` and `pair` name the state from which it goes on. ClaimError if it was read from the shared folder and
+        is no longer there: a replaced attempt that still saves may delete it until the claim stands. No claim is left
+        then, so what that attempt saved is read next. With `waits`, a folder that cannot be used is waited for, as in
+        `newest`.
         """
         claim = Claim(
             pair=self._attempt.pair,
@@ -350,7 +393,11 @@ class Engine:
             from_step=step,
             from_pair=pair,
         )
-        lead(self._exchange, lambda: self._write(claim))
+
+        def write(again: bool) -> None:
+            self._write(claim, again=again)
+
+        lead(self._exchange, lambda: self._until_usable(write, waits))
         return claim
 
     def prepare(self, specs: Sequence[TensorSpec], holding: Holding | None = None) -> None:
@@ -457,17 +504,51 @@ class Engine:
         self._refuse_foreign(on_tier)
         self._fence = fencing.union(on_tier, self._attempt.known)
 
-    def _write(self, claim: Claim) -> None:
+    def _until_usable(self, action: Callable[[bool], Any], waits: Callable[[], None] | None) -> Any:
+        """Try again for as long as the folder cannot be used; `action` is told whether it was tried before."""
+        failed = 0
+        while True:
+            try:
+                return action(failed > 0)
+            except (OSError, ClaimError) as error:
+                if waits is None or not (isinstance(error, OSError) or isinstance(error.__cause__, OSError)):
+                    raise
+                failed += 1
+                pause = max(1.0, retry_after(failed))
+                _log.error("%s. Training waits with its state in memory; next try in %.0f s", error, pause)
+            waits()
+            until = time.monotonic() + pause
+            while (left := until - time.monotonic()) > 0:
+                self._check()
+                time.sleep(min(left, _SLICE_SECONDS))
+
+    def _write(self, claim: Claim, *, again: bool) -> None:
+        self._insist_on_base(claim)
         try:
-            write_claim(self._root, claim)
+            write_claim(self._root, claim, again=again)
         except ClaimError:
             self._refuse_foreign(list_claims(self._root))  # if it was another job that took the name first
+            raise
+        try:
+            self._insist_on_base(claim)
+        except ClaimError:
+            remove_claims(self._root, [claim])
             raise
         on_tier = list_claims(self._root)
         self._refuse_foreign([other for other in on_tier if other != claim])
         self._fence = fencing.union(on_tier, self._fence)
         tier.clean(self._root, own=claim.pair)
         remove_claims(self._root, fencing.superfluous(on_tier, claim))
+
+    def _insist_on_base(self, claim: Claim) -> None:
+        base = self._base_here
+        if base is None or (base.step, base.pair) != (claim.from_step, claim.from_pair):
+            return
+        if not exists(self._root, base):
+            raise ClaimError(
+                f"{base} in {self._root} was deleted after this attempt read it: an attempt that this one replaces"
+                " still saves there; nothing else is lost, and the next attempt starts from what it saved"
+            )
 
     def _refuse_foreign(self, on_tier: Sequence[Claim]) -> None:
         found = fencing.foreign(

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any, Final
 
-from holdfast.errors import ClaimError, DamagedError, NoRoomError, UnavailableError
+from holdfast.errors import ClaimError, DamagedError, NonFiniteWeightsError, NoRoomError, UnavailableError
 
 
 class FailureCause(StrEnum):
@@ -24,6 +24,7 @@ class FailureCause(StrEnum):
     DAMAGED = "Damaged"
     CLAIM = "Claim"
     NO_FOLDER = "NoFolder"
+    NON_FINITE = "NonFinite"
     CREDENTIALS = "Credentials"
     NO_BUCKET = "NoBucket"
     SERVER = "Server"
@@ -76,6 +77,8 @@ def cause_of(error: BaseException) -> FailureCause:
             return FailureCause(error.cause)
         case NoRoomError():
             return FailureCause.FULL
+        case NonFiniteWeightsError():
+            return FailureCause.NON_FINITE
         case ClaimError():
             return FailureCause.CLAIM
         case DamagedError():

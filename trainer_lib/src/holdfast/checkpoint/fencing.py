@@ -5,6 +5,11 @@ it is older (by pair) than some claim and its step lies beyond that claim's `fro
 claim's `from_pair`: what an attempt writes after its successor claimed is never read, and never blocks or
 overwrites the successor.
 
+Only the claims of the line bind: the highest one, then the highest that is not above the attempt whose commit that
+one continues (`from_pair`), and so on. A claim between them is of an attempt whose line ended: all that it could cut
+off is cut off by the claim above it, but for the commit that this one continues. So the base of the highest claim is
+always readable, whatever lands late.
+
 A job's first claim voids what others wrote above it: another job's claim or commit whose pair is above the job's
 own first claim counts for nothing. Below it, it counts as history, so that a job applied again on an old folder
 resumes it. A commit whose manifest cannot be read is the job's if it has a claim in that generation, not above it.
@@ -55,10 +60,17 @@ def first_own(claims: Iterable[Claim], job_uid: str) -> Pair | None:
 
 
 def binding(claims: Iterable[Claim], job_uid: str) -> tuple[Claim, ...]:
-    """The claims that count for this job: all but those of others above the job's own first claim."""
+    """The claims that count for this job, the highest first: those of its line, and none of others above its own
+    first claim."""
     claims = tuple(claims)
     first = first_own(claims, job_uid)
-    return tuple(c for c in claims if c.job_uid == job_uid or first is None or c.pair < first)
+    counted = [claim for claim in claims if claim.job_uid == job_uid or first is None or claim.pair < first]
+    line: list[Claim] = []
+    for claim in sorted(counted, key=lambda claim: claim.pair, reverse=True):
+        below = line[-1].from_pair if line else claim.pair
+        if below is not None and claim.pair <= below:
+            line.append(claim)
+    return tuple(line)
 
 
 def cuts(claim: Claim, commit: Commit) -> bool:
@@ -84,9 +96,12 @@ def superfluous(claims: Iterable[Claim], own: Claim) -> tuple[Claim, ...]:
     fails again and again after the same commit leaves one each time. A claim from which training went on is needed
     for ever: what a process writes that it cut off may land at any time, at steps that later claims do not cut off.
     The job's first one stays: it says what is void of others. While another job claims above that one, all stay: for
-    it, ours are void above its own first.
+    it, ours are void above its own first. All stay as well if a later attempt has claimed: `own` landed late, and
+    may be of no line.
     """
     claims = tuple(claims)
+    if any(claim.pair > own.pair for claim in claims):
+        return ()
     first = first_own(claims, own.job_uid)
     if any(claim.job_uid != own.job_uid and first is not None and claim.pair >= first for claim in claims):
         return ()

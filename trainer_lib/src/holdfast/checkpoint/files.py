@@ -25,6 +25,10 @@ from holdfast.checkpoint.pool import Pool
 from holdfast.errors import DamagedError
 
 _FILE_MODE: Final = 0o644
+RIGHT: Final = f".tmp-{0:032x}"
+"""What the name of a file that is the right to another name ends with: it counts as a leftover of writing that."""
+_NOT_SUPPORTED: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
+_NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP})
 # Of 8 MiB: one is filled, one waits for each writer, and one more keeps them busy.
 _WINDOWS: Final = WRITERS + 2
 
@@ -143,12 +147,49 @@ def create_durably(path: Path, data: bytes) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make names in a folder durable."""
+    """Make names in a folder durable, as far as the file system knows such a call: some file shares do not."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
+    except OSError as error:
+        if error.errno not in _NOT_SUPPORTED:
+            raise
     finally:
         os.close(fd)
+
+
+def move_exclusively(source: Path, target: Path) -> None:
+    """Give a durable file in the same folder its name; FileExistsError if it is taken. `source` is gone afterwards.
+
+    Whoever sees the name sees the whole file. Without hard links the right to the name is a file of its own, which a
+    process that is killed in between leaves: nobody gets the name then.
+    """
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        # A network's file system may do it and lose the answer; asked again, it finds the name taken.
+        if not source.samefile(target):
+            raise
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        _rename_exclusively(source, target)
+        return
+    source.unlink()
+
+
+def _rename_exclusively(source: Path, target: Path) -> None:
+    right = target.with_name(f"{target.name}{RIGHT}")
+    data = source.read_bytes()
+    os.close(os.open(right, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE))
+    try:
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
+        source.rename(target)
+        if target.read_bytes() != data:  # a mount that only its own host keeps exclusive
+            raise FileExistsError(errno.EEXIST, "another process has written it", str(target))
+    finally:
+        right.unlink()
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:

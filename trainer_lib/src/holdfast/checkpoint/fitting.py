@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
 
-from holdfast.checkpoint import optimizers
+from holdfast.checkpoint import optimizers, settings
 from holdfast.checkpoint.collecting import uncollected
+from holdfast.checkpoint.joining import tensors_in
 from holdfast.checkpoint.living import materialise, placed
-from holdfast.checkpoint.naming import own_names, parameter_names
+from holdfast.checkpoint.naming import common_prefixes, own_names, parameter_names, state_names
 from holdfast.checkpoint.state import Rows, Stateful, all_of_it, unflatten
+from holdfast.checkpoint.trees import mapping
 from holdfast.errors import HoldfastError, StateError
 
 _log = logging.getLogger("holdfast.checkpoint")
@@ -35,17 +37,19 @@ def load_into(
     tensor: Tensors,
     rows: Rows = all_of_it,
     *,
-    blank: Tensors | None = None,
+    blank: Tensors,
     partly: bool = False,
-) -> None:
+) -> list[str]:
     """Give each object its state back; StateError says what does not fit, and then nothing has been changed.
+
+    Returns which settings of the script are replaced by others.
 
     `tensor` gives a tensor by its name, `blank` the same without its numbers. With `partly` there may be more in the
     tree than these objects.
     """
     _check_objects(objects, tree, partly=partly)
-    if blank is not None:
-        _check_fit(objects, tree, blank)
+    _check_fit(objects, tree, tensor, blank)
+    other = [line for name, thing in objects.items() for line in _replaced(name, thing, tree[name], blank)]
     modules = [thing for thing in objects.values() if isinstance(thing, torch.nn.Module)]
     undo = [materialise(module) for module in modules]
     name = ""
@@ -60,6 +64,27 @@ def load_into(
         if isinstance(error, (HoldfastError, MemoryError)):
             raise
         raise _misfit(name, error) from error
+    return other
+
+
+def _replaced(name: str, thing: Any, tree: Any, blank: Tensors) -> list[str]:
+    if not isinstance(thing, settings.KINDS):
+        return []
+    try:
+        return list(settings.replaced(name, thing, unflatten(tree, blank, _blank_rows)))
+    except Exception as error:  # noqa: BLE001  (a state that does not fit is for the load to refuse)
+        _log.debug("the settings of %s cannot be compared: %s", name, error)
+        return []
+
+
+def tell(other: Sequence[str]) -> None:
+    """Log which settings of the script are replaced."""
+    if other:
+        _log.warning(
+            "settings of the checkpoint replace those of the script; to train with the script's, set them after "
+            "load() or job.manage(): %s",
+            "; ".join(other),
+        )
 
 
 def _state(tree: Any, tensor: Tensors, rows: Rows) -> Any:
@@ -131,6 +156,12 @@ def _remember(thing: Stateful) -> Callable[[], None]:
 
 def _check_objects(objects: Mapping[str, Stateful], tree: Mapping[str, Any], *, partly: bool) -> None:
     missing = sorted(objects.keys() - tree.keys())
+    if missing and not tree:
+        raise StateError(
+            f"the checkpoint holds no objects, and {missing} were asked for, so nothing was loaded. If "
+            "torch.distributed.checkpoint made it, read it with dcp.load(state, storage_reader="
+            "holdfast.checkpoint.dcp.StorageReader(folder))"
+        )
     if partly and missing:
         raise StateError(
             f"the checkpoint holds {sorted(tree)}, and load() was given {missing}: give the names that were saved"
@@ -142,12 +173,15 @@ def _check_objects(objects: Mapping[str, Stateful], tree: Mapping[str, Any], *, 
         )
 
 
-def _check_fit(objects: Mapping[str, Stateful], tree: Mapping[str, Any], blank: Tensors) -> None:
+def _check_fit(objects: Mapping[str, Stateful], tree: Mapping[str, Any], tensor: Tensors, blank: Tensors) -> None:
     named = parameter_names(objects)
     told = []
     for name, thing in objects.items():
         if _is_torchs(thing):
             told += [f"{name}: {line}" for line in _misfits(name, thing, tree[name], blank, named)]
+        if isinstance(thing, torch.nn.Module):
+            apart = _some("one tensor here, and several in the checkpoint", list(_apart(thing, tree[name], tensor)))
+            told += [f"{name}: {line}" for line in apart]
     if told:
         lines = "\n  ".join(told)
         raise StateError(f"the checkpoint does not fit, and nothing of it was loaded:\n  {lines}\n{_MEND}")
@@ -177,6 +211,8 @@ def _module_misfits(module: torch.nn.Module, saved: Mapping[str, Any]) -> Iterat
         known = here.keys() | _tied(module, here)
         yield from _some("missing in the checkpoint", [name for name in live if name not in known])
         yield from _some("unexpected in the checkpoint", [here[name] for name in here if name not in live])
+        if not live.keys() <= known:
+            yield from _prefixed(module, saved, live)
     yield from _some("on the meta device, and not in the checkpoint", sorted(_unfilled(module, here)))
     pairs = [(name, saved[name], live[own[name]]) for name in saved if own[name] in live]
     pairs = [(name, one, other) for name, one, other in pairs if not name.endswith(_EXTRA)]
@@ -187,8 +223,47 @@ def _module_misfits(module: torch.nn.Module, saved: Mapping[str, Any]) -> Iterat
         yield from _some(what, [f"{name} {one} in the checkpoint and {other} here" for name, one, other in differ])
 
 
+def _prefixed(module: torch.nn.Module, saved: Collection[str], live: Mapping[str, Any]) -> Iterator[str]:
+    """What to do where only the words of a wrapper before all names keep them from fitting."""
+    for prefix in common_prefixes(saved):
+        bare = own_names(module, {name.removeprefix(prefix): None for name in saved})
+        if live.keys() == {*bare.values()}:
+            yield (
+                f"all names in the checkpoint begin with {prefix!r}, and without it they fit: if the checkpoint was "
+                f"converted from a file, convert that again with --strip-prefix {prefix}"
+            )
+
+
 def _every(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    return [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    """All of its tensors, each under every name that its state has it under."""
+    every = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    names = state_names(module, [name for name, _ in every])
+    return [(names[name], one) for name, one in every]
+
+
+def _apart(module: torch.nn.Module, tree: Any, tensor: Tensors) -> Iterator[str]:
+    """Names of a tied tensor that have different numbers in the checkpoint: all but one would be lost."""
+    saved = mapping(tree) or {}
+    own = own_names(module, saved)
+    here = {own[name]: name for name in saved}
+    tied: dict[int, dict[str, str]] = {}
+    for name, one in _every(module):
+        for kept in tensors_in(saved[here[name]]) if name in here else ():
+            tied.setdefault(id(one), {})[kept] = here[name]
+    for names in tied.values():
+        first, *others = names
+        if any(not _same(tensor(first), tensor(other)) for other in others):
+            yield " and ".join(names.values())
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Bit by bit."""
+    alike = one.shape == other.shape and one.dtype == other.dtype
+    return alike and torch.equal(_bytes(one), _bytes(other))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _tied(module: torch.nn.Module, given: Container[str]) -> dict[str, str]:
@@ -219,7 +294,7 @@ def _renames(module: torch.nn.Module) -> bool:
 
 
 def _optimizer_misfits(optimizer: torch.optim.Optimizer, saved: Any, named: Mapping[int, str]) -> Iterator[str]:
-    if not _is_optimizers(saved):
+    if not optimizers.is_state(saved):
         if type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict:
             yield "no state that an optimizer has in the checkpoint"
         return  # of a class with a state of its own
@@ -232,6 +307,10 @@ def _optimizer_misfits(optimizer: torch.optim.Optimizer, saved: Any, named: Mapp
     if names is not None:
         moved = list(_moved(_flat(names), _flat(optimizers.names_in(optimizer, named))))
         yield from _some("other parameters in the checkpoint, or in another order", moved)
+    kind, other = optimizers.kind(optimizer), saved.get(optimizers.KIND)
+    if kind is not None and other is not None and kind != other:
+        yield f"of the kind {other} in the checkpoint, and of the kind {kind} here"
+        return
     unset = optimizers.unset(optimizer, saved["param_groups"])
     yield from _some(f"of another kind than {type(optimizer).__name__}, as its groups lack settings", unset)
     places = [id(one) for group in optimizer.param_groups for one in group["params"]]
@@ -251,16 +330,6 @@ def _moved(there: Sequence[str | None], here: Sequence[str | None]) -> Iterator[
         told = (one is not None and other is not None) or one in both or other in both
         if one != other and told:
             yield f"{one or 'one of no module'} where {other or 'one of no module'} is here"
-
-
-def _is_optimizers(saved: Any) -> bool:
-    groups = saved.get("param_groups") if isinstance(saved, dict) and isinstance(saved.get("state"), dict) else None
-    return isinstance(groups, list) and all(
-        isinstance(group, dict)
-        and isinstance(group.get("params"), list)
-        and all(isinstance(number, (int, str)) for number in group["params"])
-        for group in groups
-    )
 
 
 def _flat(names: Iterable[Iterable[str | None]]) -> list[str | None]:

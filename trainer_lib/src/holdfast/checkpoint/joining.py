@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from holdfast.checkpoint.boxes import Box, tiles
@@ -131,8 +132,8 @@ def _share_out(specs: Mapping[str, TensorSpec], told: Sequence[Told]) -> Shares:
     boxes: list[tuple[Piece, list[int]]] = []
     for name, spec in specs.items():
         holders = _holders(name, told)
-        if list(holders) == [((0,) * len(spec.shape), spec.shape)]:
-            whole.setdefault(tuple(*holders.values()), []).append(spec)
+        if 0 in spec.shape or list(holders) == [((0,) * len(spec.shape), spec.shape)]:  # of nothing each has all
+            whole.setdefault(tuple(sorted(chain(*holders.values()))), []).append(spec)
         elif tiles(spec.shape, holders):
             boxes += [(Piece(spec=spec, start=box[0], shape=box[1]), ranks) for box, ranks in holders.items()]
         else:

@@ -22,6 +22,8 @@ QUARANTINE: Final = "quarantine"
 LATEST: Final = "LATEST"
 # Names the commit that is on its way to the object store.
 UPLOADING: Final = "UPLOADING"
+# Which run without an operator has the folder.
+RUN_LOCK: Final = "run.lock"
 
 _MOST: Final = 10**18  # of what a name has digits for
 _NUMBER: Final = r"(0|[1-9]\d{0,17})"  # a commit has one name

@@ -8,13 +8,15 @@ script's own may well have a part that is called `module`.
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import torch
 
 _COMPILED: Final = "_orig_mod"
+_RECOMPUTED: Final = "_checkpoint_wrapped_module"
 _WRAPPERS: Final = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
 
 
@@ -48,27 +50,57 @@ def parameter_names(objects: Mapping[str, Any]) -> dict[int, str]:
 def own_names(module: torch.nn.Module, state: Mapping[str, Any]) -> dict[str, str]:
     """The module's own name for each name of a saved state; one that it does not know stays as it is.
 
-    First versions saved a compiled module under its wrapper's names: those are known too.
+    A file of another program may have the names of a compiled module: those are known too.
     """
     known = {saved: own for own, saved in saved_names(module, module.state_dict()).items()}
     plain = {name: name.replace(f"{_COMPILED}.", "") for name in state if name not in known}
     return {name: known.get(name) or known.get(plain[name], name) for name in state}
 
 
+def common_prefixes(names: Collection[str]) -> list[str]:
+    """The parts of paths with which all names begin, each with its dot: `a.`, `a.b.`."""
+    first, last = min(names, default=""), max(names, default="")
+    begin = os.path.commonprefix([first, last])  # noqa: RUF071  (these are no paths of files)
+    return [begin[: place + 1] for place, letter in enumerate(begin) if letter == "."]
+
+
+def state_names(module: torch.nn.Module, names: Iterable[str]) -> dict[str, str]:
+    """The name in a module's state of each of its parameters and buffers."""
+    prefixes = {prefix: left for prefix, left in _wrapped(module) if prefix.endswith(f"{_RECOMPUTED}.")}
+    longest = max(map(len, prefixes), default=0)
+    return {name: _bare(name, prefixes, longest) for name in names}
+
+
 def _wrapped(module: torch.nn.Module) -> Iterator[tuple[str, str]]:
-    """Every prefix that ends in a wrapper's own word, and what is left of it without that word."""
+    """Every prefix that ends in a wrapper's own word, and what is left of it without that word.
+
+    Activation checkpointing takes its word out of the names of a state by itself, and leaves it in those of
+    parameters, so prefixes inside of it are known with that word and without.
+    """
+    shown: dict[str, str] = {}
     for path, part in module.named_modules(remove_duplicate=False):
         word = _word(part)
-        if word is not None:
-            inside = f"{path}." if path else ""
-            yield f"{inside}{word}.", inside
+        if word is None:
+            continue
+        inside = f"{path}." if path else ""
+        yield f"{inside}{word}.", inside
+        outside = _bare(inside, shown, len(inside))
+        if word == _RECOMPUTED:
+            shown[f"{inside}{word}."] = inside
+        elif outside != inside:
+            yield f"{outside}{word}.", outside
 
 
 def _word(part: torch.nn.Module) -> str | None:
+    """The word that a wrapper puts before the names of what it wraps. Modules that are slow to import are not
+    imported: where they are not loaded, nothing is wrapped by them."""
     if isinstance(part, _WRAPPERS):
         return "module"
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # slow to import, and without it nothing is compiled
-    return _COMPILED if dynamo is not None and isinstance(part, dynamo.OptimizedModule) else None
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    if dynamo is not None and isinstance(part, dynamo.OptimizedModule):
+        return _COMPILED
+    wrapper = sys.modules.get("torch.distributed.algorithms._checkpoint.checkpoint_wrapper")
+    return _RECOMPUTED if wrapper is not None and isinstance(part, wrapper.ActivationWrapper) else None
 
 
 def _bare(name: str, prefixes: Mapping[str, str], longest: int) -> str:

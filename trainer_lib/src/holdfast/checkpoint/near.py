@@ -29,6 +29,7 @@ from holdfast.checkpoint.commit import ShardRecord
 from holdfast.checkpoint.exchange import Exchange
 from holdfast.checkpoint.failures import cause_among, failed
 from holdfast.checkpoint.files import encode_json
+from holdfast.checkpoint.finite import Inspection
 from holdfast.checkpoint.manifest import CHUNK_BYTES, Chunk, FileRecord, Manifest, Records
 from holdfast.checkpoint.names import CommitName, parse_commit, rank_file, tensors_file
 from holdfast.checkpoint.planning import Planner
@@ -420,7 +421,8 @@ class _Part:
 
     def _copied(self, image: memoryview) -> FileRecord:
         """Digests follow the copy on another thread."""
-        digests, plan = Digests(image), self._plan
+        plan = self._plan
+        digests = Digests(image, Inspection(plan, self.snapshot.weights).update)
         image[: len(plan.header)] = plan.header
         if plan.nbytes <= CHUNK_BYTES:
             self.snapshot.copy([(piece, view) for piece, view, _ in self._places(image)])

@@ -21,14 +21,32 @@ from holdfast.checkpoint import rng
 _log = logging.getLogger("holdfast.checkpoint")
 
 NAMES: Final = "names"
+KIND: Final = "kind"
 _ROWS: Final = 2  # of a rehearsal's parameter, along each of its first dimensions
 
 
 def labelled(optimizer: torch.optim.Optimizer, state: Any, named: Mapping[int, str]) -> Any:
-    """The state, and the name of each parameter that a managed module has, group by group."""
-    if not isinstance(state, dict) or NAMES in state:
+    """The state, the name of each parameter that a managed module has, group by group, and the kind."""
+    if not isinstance(state, dict) or NAMES in state or KIND in state:
         return state
-    return {**state, NAMES: names_in(optimizer, named)}
+    return {**state, NAMES: names_in(optimizer, named), KIND: kind(optimizer)}
+
+
+def kind(optimizer: torch.optim.Optimizer) -> str | None:
+    """Which of torch's optimizers it is, or is made of; None for any other, whose name says nothing of its state."""
+    every = [one.__name__ for one in type(optimizer).__mro__ if one.__module__.startswith("torch.optim.")]
+    return every[0] if every[0] != torch.optim.Optimizer.__name__ else None
+
+
+def is_state(saved: Any) -> bool:
+    """Whether it has the form of what torch's optimizers save."""
+    groups = saved.get("param_groups") if isinstance(saved, dict) and isinstance(saved.get("state"), dict) else None
+    return isinstance(groups, list) and all(
+        isinstance(group, dict)
+        and isinstance(group.get("params"), list)
+        and all(isinstance(number, (int, str)) for number in group["params"])
+        for group in groups
+    )
 
 
 def names_in(optimizer: torch.optim.Optimizer, named: Mapping[int, str]) -> list[list[str | None]]:
@@ -38,7 +56,9 @@ def names_in(optimizer: torch.optim.Optimizer, named: Mapping[int, str]) -> list
 
 def load(optimizer: torch.optim.Optimizer, state: Any, placed: Callable[[Any, torch.Tensor], Any]) -> None:
     """Give it its state back, each tensor in the dtype in which it was saved, and `placed` beside its parameter."""
-    own = {key: value for key, value in state.items() if key != NAMES} if isinstance(state, dict) else state
+    own = (
+        {key: value for key, value in state.items() if key not in (NAMES, KIND)} if isinstance(state, dict) else state
+    )
     for parameter, saved in _entries(optimizer, own):
         saved |= {key: placed(value, parameter) for key, value in saved.items()}
     optimizer.load_state_dict(own)
@@ -155,7 +175,9 @@ def _understudy(optimizer: torch.optim.Optimizer, memo: Mapping[int, Any] | None
 
 def _tiny(parameter: torch.Tensor) -> torch.nn.Parameter:
     shape = [min(length, _ROWS) for length in parameter.shape]
-    made = torch.nn.Parameter(torch.zeros(shape, dtype=parameter.dtype), requires_grad=parameter.requires_grad)
+    made = torch.nn.Parameter(
+        torch.zeros(shape, dtype=parameter.dtype, device="cpu"), requires_grad=parameter.requires_grad
+    )
     if made.requires_grad:
         made.grad = torch.zeros_like(made)
     return made

@@ -23,7 +23,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 import xxhash
 
@@ -56,9 +56,12 @@ _log = logging.getLogger("holdfast.checkpoint.reader")
 
 # Of commits that are lost so many are named in an error.
 _TOLD: Final = 5
+# A job may delete commits while they are read. So often the newest one is looked for again.
+_LOOKS: Final = 5
 
 Where = Path | Sequence[Store]
 """One folder, or stores in the order in which they are asked."""
+_Found = TypeVar("_Found")
 Select = Callable[[Manifest], Rows]
 """Which rows this rank wants of the tensors of which it does not want all."""
 
@@ -82,7 +85,7 @@ class Restored:
 
     `stores` are those that it came from; `lost` are the newer commits of which no good copy was left, and why.
     `stuck`: no commit was read, and these stand in stores that all share, where nothing was moved: who begins anew
-    would give them up.
+    would give them up. `again`: nothing was decided, since a store that was left out answers now.
     """
 
     loaded: Loaded | None
@@ -90,6 +93,7 @@ class Restored:
     stores: tuple[str, ...] = ()
     lost: tuple[tier.Quarantined, ...] = ()
     stuck: tuple[tier.Quarantined, ...] = ()
+    again: bool = False
 
     @property
     def step(self) -> int:
@@ -102,6 +106,11 @@ class Restored:
         return self.loaded.name.pair if self.loaded else None
 
 
+def _accepts(_step: int, _lost: bool) -> bool:
+    """Takes whatever was found."""
+    return False
+
+
 def newest(
     where: Where,
     *,
@@ -111,10 +120,16 @@ def newest(
     step: int | None = None,
 ) -> tuple[CommitName, Manifest] | None:
     """The newest readable commit (of `step`) with a good manifest, as one rank sees it."""
-    search = _Search(
-        stores=as_stores(where), exchange=Alone(), claims=tuple(claims), job_uid=job_uid, resume=resume, step=step
+    begin = partial(
+        _Search,
+        stores=as_stores(where),
+        exchange=Alone(),
+        claims=tuple(claims),
+        job_uid=job_uid,
+        resume=resume,
+        step=step,
     )
-    return next(search.commits(), None)
+    return _looked(begin, lambda search: next(search.commits(), None))
 
 
 def restore(
@@ -129,14 +144,20 @@ def restore(
     host: str | None = None,
     first: bool = False,
     lone: bool = False,
+    again: Callable[[int, bool], bool] = _accepts,
 ) -> Restored:
     """Read the newest good commit (or the best one of `step`) on every rank; `loaded` is None if there is none.
 
     SuspectError if a rank cannot read what another can. `host` is this rank's, for people. `first`: where
     there is one commit it is the first that was made, and is moved aside if it is damaged. `lone`: who reads is of no
-    job, and moves nothing of one.
+    job, and moves nothing of one. `again` is asked on every rank before a commit is accepted and anything moved, by
+    its step (0: none) and whether newer ones are lost: if it says yes, nothing was done, and the outcome says so.
+
+    A commit that is deleted while it is read is not lost: the newest one is looked for again. CheckpointError if that
+    happens several times in a row.
     """
-    search = _Search(
+    begin = partial(
+        _Search,
         stores=as_stores(where),
         exchange=exchange,
         claims=tuple(claims),
@@ -145,7 +166,35 @@ def restore(
         step=step,
         lone=lone,
     )
-    host = socket.gethostname() if host is None else host
+    reader = socket.gethostname() if host is None else host
+    return _looked(begin, lambda search: _first_good(search, select, reader, first=first, again=again))
+
+
+def _looked(begin: Callable[[], _Search], look: Callable[[_Search], _Found]) -> _Found:
+    """What a look finds; it begins again where a commit was deleted meanwhile. The same on every rank."""
+    gone: list[str] = []
+    for _ in range(_LOOKS):
+        search = begin()
+        try:
+            return look(search)
+        except _DeletedError as deleted:
+            gone.append(str(deleted))
+            if search.exchange.rank == 0:
+                _log.info("%s was deleted while it was read: the newest commit is looked for again", deleted)
+    raise CheckpointError(
+        f"{', '.join(gone)} were deleted while they were read, one after the other; nothing was changed: let the job "
+        "that commits there keep more of them (keep_last, checkpoint.retention.keepLast), or read a copy"
+    )
+
+
+class _DeletedError(Exception):
+    """The commit at hand is in no store any more, as every rank knows: not damaged, but deleted meanwhile."""
+
+
+def _first_good(
+    search: _Search, select: Select | None, host: str, *, first: bool, again: Callable[[int, bool], bool]
+) -> Restored:
+    exchange = search.exchange
     for name, manifest in search.commits():
         with _Reading(name, manifest, search.holding(name), exchange) as own:
             own.read(select)
@@ -159,11 +208,15 @@ def restore(
                 continue
             if faulty and all(exchange.gather(own.spare(faulty))):
                 search.condemn(name, own.faults, faulty)
+            if again(name.step, bool(search.lost)):
+                return Restored(loaded=None, again=True)
             search.put_aside()
             if exchange.rank == 0 and manifest.bounds:
                 _log.warning("%s is not exact: %s", name, sparse.told(manifest))
             used = tuple(dict.fromkeys(url for one in outcomes for url in one.used))
             return Restored(loaded=own.loaded, quarantined=tuple(search.bad), stores=used, lost=tuple(search.lost))
+    if again(0, True):
+        return Restored(loaded=None, again=True)
     stuck = search.stuck()
     if stuck and not (first and len(stuck) == 1):
         return Restored(loaded=None, lost=tuple(search.lost), stuck=stuck)
@@ -410,9 +463,26 @@ class _Search:
         return tuple(one for one in self.lost if one.path in durable)
 
     def _lose(self, name: CommitName, reason: str) -> None:
+        """On every rank. _DeletedError if every store that had it says that it is there no more."""
+        had = [store for store, names in zip(self.stores, self.held, strict=True) if str(name) in names]
+        own = [store for store in had if self.exchange.rank == 0 or not store.shared]
+        if all(self.exchange.gather(all(is_gone(store, name) for store in own))):
+            raise _DeletedError(name)
         self.lost.append(tier.Quarantined(path=str(name), reason=reason))
         if self.exchange.rank == 0:
             _log.error("%s is lost: no store has a good copy of all of it (%s)", name, reason)
+
+
+def is_gone(store: Store, name: CommitName) -> bool:
+    """Whether a store says so; one that cannot be asked says nothing, though it may list nothing either."""
+    try:
+        if name not in store.commits():
+            store.manifest(name)
+    except DamagedError:
+        return True
+    except (CheckpointError, OSError):
+        return False
+    return False
 
 
 def _owned(name: CommitName, manifest: Manifest) -> fencing.Commit:

@@ -1,8 +1,17 @@
 """Which commits may be deleted. Pure: the time is an argument, a commit's age is its manifest's word.
 
-Invariant: what is deleted is older than the newest `keep_last` verified commits that can still be read, is kept by
-no rule, is needed by no commit that stays, and belongs to no attempt above the own one. Rules only ever keep more.
-A commit whose manifest cannot be read stays: whose it is, how old, and on what it stands, nobody knows.
+Who may delete what, and on which evidence:
+
+- A job deletes commits of its own line of attempts only, on every tier alike: those that its own attempts made, as
+  their manifests say, and those of an earlier job that its line continues (`resume: Always`), as the claims say.
+  Every other commit stays: another job's that was never adopted (`resume: Never`), or was fenced before it could be.
+- What is deleted is older than the newest `keep_last` verified commits that can still be read, is kept by no rule, is
+  needed by no commit that stays, and belongs to no attempt above the own one. Rules only ever keep more.
+- In the object store a commit that a claim fences goes only after an uploader has known it as fenced for a day: the
+  claim may stand on an older commit for want of this one, on a volume that was rolled back or damaged.
+- A commit whose manifest cannot be read stays: its owner, its age and what it stands on are not known.
+
+An administrator may delete other jobs' commits (`others`), by `holdfast checkpoints prune --others`.
 """
 
 from __future__ import annotations
@@ -96,6 +105,8 @@ class Decision:
     commit: Commit
     goes: bool
     reason: str
+    fenced: bool = False
+    """Whether no restore reads it any more."""
 
 
 def decide(
@@ -109,9 +120,11 @@ def decide(
     rules: Rules,
     now: datetime,
     uploading: CommitName | None = None,
+    spared: Iterable[CommitName] = (),
+    others: bool = False,
 ) -> list[Decision]:
     """For each commit, the oldest first. `verified` are those that were written or read back whole, and `uploading`
-    is on its way to the object store."""
+    is on its way to the object store. `spared` stay for now. `others`: what other jobs left unadopted may go too."""
     entries = sorted(entries, key=_age)
     lineage = order((entry.commit for entry in entries), claims, job_uid=job_uid)
     whole = {*verified} - {_key(entry.commit) for entry in entries if entry.unread}
@@ -125,8 +138,14 @@ def decide(
             kept[str(entry.name)] = reason
     if uploading is not None:
         kept.setdefault(str(uploading), "on its way to the object store")
+    for one in spared:
+        kept.setdefault(str(one), "fenced only lately")
     for name, reason in _wanted(line, rules, now):
         kept.setdefault(name, reason)
+    if not others:
+        for entry in entries:
+            if entry.commit.job_uid not in (None, job_uid) and _key(entry.commit) not in readable:
+                kept.setdefault(str(entry.name), f"another job's ({entry.commit.job_uid}): its line is not this one")
     for name, reason in _perhaps_needed(entries, kept):
         kept.setdefault(name, reason)
     _keep_parents(entries, kept)
@@ -143,12 +162,11 @@ def leaving(decisions: Iterable[Decision]) -> list[CommitName]:
 
 
 def _decision(entry: Entry, kept: Mapping[str, str], readable: Collection[tuple[int, Pair]], last: int) -> Decision:
-    reason = kept.get(str(entry.name), "")
+    reason, fenced = kept.get(str(entry.name), ""), _key(entry.commit) not in readable
     if reason:
-        return Decision(commit=entry.commit, goes=False, reason=reason)
-    fenced = _key(entry.commit) not in readable
+        return Decision(commit=entry.commit, goes=False, reason=reason, fenced=fenced)
     why = "fenced: it is never read" if fenced else f"older than the last {last}, and no rule keeps it"
-    return Decision(commit=entry.commit, goes=True, reason=why)
+    return Decision(commit=entry.commit, goes=True, reason=why, fenced=fenced)
 
 
 def _must_stay(

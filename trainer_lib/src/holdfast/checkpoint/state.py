@@ -1,8 +1,8 @@
 """Live objects ↔ named tensors and a JSON tree. No pickle: what cannot be said in these is refused by name.
 
 In the tree, `{"$tensor": name}` stands for a tensor, `{"$rows": [name, shape]}` for one of which each rank of a
-replica has rows, and `$map`, `$tuple`, `$float`, `$bytes`, `$array` for what JSON lacks. A tensor's name is its path
-in the tree, so it means the same on every rank and in every release.
+replica has rows, and `$map`, `$counter`, `$tuple`, `$float`, `$bytes`, `$array` for what JSON lacks. A tensor's
+name is its path in the tree, so it means the same on every rank and in every release.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import enum
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -19,16 +20,17 @@ import numpy as np
 import torch
 import xxhash
 from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from holdfast.checkpoint.files import Buffer
 from holdfast.checkpoint.joining import tensors_in
-from holdfast.checkpoint.manifest import TensorRecord
+from holdfast.checkpoint.manifest import LARGEST, TensorRecord
 from holdfast.checkpoint.moving import Move, copiers, move
 from holdfast.checkpoint.naming import parameter_names, saved_names, saved_state
 from holdfast.checkpoint.optimizers import labelled, rehearse
 from holdfast.checkpoint.pages import address_of
 from holdfast.checkpoint.shard import ITEM_BYTES, METADATA, Piece, TensorSpec
-from holdfast.checkpoint.trees import MAP, MARK, in_order
+from holdfast.checkpoint.trees import MAP, MARK, in_order, parts, text_bytes, too_much
 from holdfast.errors import StateError
 from holdfast.parts import is_sharded, is_whole, local
 
@@ -161,6 +163,16 @@ def flatten(objects: Mapping[str, Stateful]) -> Flat:
     return Flat(tree=tree, tensors=encoder.tensors, sharded=encoder.sharded, parts=encoder.parts)
 
 
+def check_stateful(objects: Mapping[str, Any]) -> None:
+    """StateError for what is no object with a state, such as a state itself."""
+    for name, thing in objects.items():
+        if not isinstance(thing, Stateful):
+            raise StateError(
+                f"{name!r} is of type {type(thing).__name__}, which has no state_dict() and load_state_dict(): give "
+                f"the object itself, as in {name}=model and not {name}=model.state_dict()"
+            )
+
+
 def _sorted_to(thing: Stateful) -> int:
     """How deep its mappings need no order of their own: of a module the names, of an optimizer all."""
     return (isinstance(thing, torch.optim.Optimizer) and _DEEPEST) or (isinstance(thing, torch.nn.Module) and 1) or 0
@@ -205,7 +217,12 @@ def _named(leaf: Any) -> Any:
 
 def check_savable(objects: Mapping[str, Stateful]) -> None:
     """StateError for what cannot be saved, also for what an optimizer's first step will add to its state."""
-    flatten(objects)
+    flat = flatten(objects)
+    if text_bytes(flat.tree) > LARGEST:
+        raise StateError(
+            f"no checkpoint can hold this: MANIFEST.json would have more than {LARGEST} bytes. "
+            f"{too_much(parts(flat.tree))} in its state_dict()"
+        )
     for name, thing in objects.items():
         if isinstance(thing, torch.optim.Optimizer):
             flatten_values({name: rehearse(thing)})
@@ -238,8 +255,8 @@ class _Encoder:
             return _text(value, path)
         if isinstance(value, np.ndarray):
             return {"$array": self._tensor(_from_numpy(value, path), path)}
-        if isinstance(value, np.generic) and not isinstance(value.item(), np.generic):
-            return self.encode(value.item(), path)
+        if isinstance(value, np.generic):
+            return self.encode(_plain_number(value, path), path)
         if isinstance(value, enum.Enum):
             raise _refused(path, value)
         return self._plain(value, path)
@@ -266,6 +283,8 @@ class _Encoder:
                 return {"$tuple": [self.encode(item, (*path, str(i))) for i, item in enumerate(value)]}
             case list():
                 return [self.encode(item, (*path, str(i))) for i, item in enumerate(value)]
+            case Counter():
+                return {"$counter": self._mapping(value, path)}
             case Mapping():
                 return self._mapping(value, path)
         raise _refused(path, value)
@@ -283,7 +302,7 @@ class _Encoder:
         return {MAP: [[self.encode(key, (*path, "key")), item] for key, item in items]}
 
     def _tensor(self, tensor: torch.Tensor, path: tuple[str, ...], *, part: bool = False) -> str:
-        _check_tensor(tensor, path)
+        check_tensor(tensor, path)
         lazily = (tensor.is_conj(), tensor.is_neg())  # of one memory, other numbers
         identity = (_place(tensor), tensor.dtype, tensor.device, tuple(tensor.shape), tensor.stride(), lazily)
         # Tied weights are saved once. Of a part without elements that must be told as well: other ranks have some.
@@ -319,6 +338,17 @@ def _refused(path: tuple[str, ...], value: Any, what: str = "") -> StateError:
     )
 
 
+def _plain_number(value: np.generic, path: tuple[str, ...]) -> Any:
+    """A NumPy scalar as Python has it. A date would become a number, and a long double another one."""
+    plain = isinstance(value, (np.integer, np.floating, np.bool_, np.str_, np.bytes_))
+    if not plain or isinstance(value, (np.timedelta64, np.longdouble)):
+        raise StateError(
+            f"{'.'.join(path)} is of NumPy's type {type(value).__name__}, which cannot be saved without pickle: have "
+            "str(value) in its state_dict(), and make it from that in load_state_dict()"
+        )
+    return value.item()
+
+
 def _text(value: str, path: tuple[str, ...]) -> str:
     try:
         value.encode()
@@ -338,18 +368,43 @@ def _integer(value: int, path: tuple[str, ...]) -> int:
     return int(value)
 
 
-def _check_tensor(tensor: torch.Tensor, path: tuple[str, ...]) -> None:
+def check_tensor(tensor: torch.Tensor, path: tuple[str, ...]) -> None:
+    """StateError for a tensor that cannot be saved as it is."""
     if is_lazy(tensor):
         raise StateError(
             f"{'.'.join(path)} has no shape yet: run a batch through its module before its state_dict() is asked for"
+        )
+    if not _has_memory(tensor):
+        raise StateError(
+            f"{'.'.join(path)} is a {type(tensor).__name__}, which is made of other tensors and has no memory of its "
+            "own: have a plain tensor (such as its dequantize()), or the tensors that it is made of, in its "
+            "state_dict(), or leave its module out of what is saved"
         )
     if tensor.is_nested or tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
         raise StateError(f"{'.'.join(path)} is not a dense tensor in memory, and only those can be saved: {_MEND}")
     if tensor.dtype not in _DTYPES:
         raise StateError(
-            f"{'.'.join(path)} is of dtype {tensor.dtype}, which safetensors does not have: cast it to one of "
-            f"{', '.join(sorted(_TORCH))} in its state_dict()"
+            f"{'.'.join(path)} is of dtype {tensor.dtype}, which is none of those that are saved "
+            f"({', '.join(sorted(_TORCH))}): keep {_view(tensor.dtype)} in its place, which is as exact, "
+            "in a module's buffer or in a state_dict()"
         )
+
+
+def _view(dtype: torch.dtype) -> str:
+    """How a tensor of a dtype that is not saved is seen as one that is, with all of its bits."""
+    return "torch.view_as_real(tensor)" if dtype.is_complex else "tensor.view(torch.uint8)"
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Whether its numbers lie in a memory of its own: a wrapper of other tensors has none, and its address is 0."""
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter) or tensor.is_meta or tensor.is_nested:
+        return True
+    if is_traceable_wrapper_subclass(tensor):
+        return False
+    try:
+        return not tensor.numel() or tensor.data_ptr() != 0
+    except RuntimeError:
+        return False
 
 
 def _from_numpy(value: np.ndarray[Any, Any], path: tuple[str, ...]) -> torch.Tensor:
@@ -359,12 +414,25 @@ def _from_numpy(value: np.ndarray[Any, Any], path: tuple[str, ...]) -> torch.Ten
             "state_dict(), an array each"
         )
     try:
-        return torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))
+        tensor = torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))
     except (TypeError, ValueError):  # a dtype that torch has not; the bytes of another machine
+        tensor = None
+    if tensor is None or tensor.dtype not in _DTYPES:
         raise StateError(
-            f"{'.'.join(path)} is a NumPy array of dtype {value.dtype}, which torch does not have: "
-            "cast it in its state_dict()"
-        ) from None
+            f"{'.'.join(path)} is a NumPy array of dtype {value.dtype}, which is none of those that are saved "
+            f"({', '.join(sorted(_TORCH))}): have {_numpy_view(value.dtype)} in its state_dict()"
+        )
+    return tensor
+
+
+def _numpy_view(dtype: np.dtype[Any]) -> str:
+    """What has all that such an array has, and can be saved."""
+    if not dtype.isnative:
+        return 'array.astype(array.dtype.newbyteorder("="))'
+    views = {"M": 'array.view("int64")', "m": 'array.view("int64")', "c": 'array.view("float64")'}
+    if dtype.itemsize <= np.dtype(np.complex128).itemsize and dtype.kind in views:
+        return f"{views[dtype.kind]}, and its dtype as a string,"
+    return "array.tolist(), of what can be saved,"
 
 
 def all_of_it(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
@@ -396,6 +464,8 @@ def _unmark(mark: str, value: Any, tensor: Callable[[str], torch.Tensor], rows: 
             return array if array.is_meta else array.numpy()
         case "$tuple":
             return tuple(unflatten(item, tensor, rows) for item in value)
+        case "$counter":
+            return Counter(unflatten(value, tensor))
         case "$map":
             return {unflatten(key, tensor): unflatten(item, tensor, rows) for key, item in value}
         case "$float":
@@ -412,7 +482,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 def empty(spec: TensorSpec) -> torch.Tensor:
     """A tensor of its own memory, for bytes to come."""
-    return torch.empty(spec.shape, dtype=_TORCH[spec.dtype])
+    return torch.empty(spec.shape, dtype=_TORCH[spec.dtype], device="cpu")
 
 
 def blank(record: TensorRecord | TensorSpec) -> torch.Tensor:
@@ -439,12 +509,12 @@ def adopt(record: TensorRecord, data: memoryview) -> torch.Tensor:
     row = ITEM_BYTES[record.dtype] * math.prod(record.shape[1:])
     shape = (data.nbytes // row if row else record.shape[0], *record.shape[1:]) if record.shape else ()
     if not data.nbytes:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     return torch.frombuffer(data, dtype=torch.uint8).view(dtype).reshape(shape)
 
 
 def _of_boxes(record: TensorRecord, data: memoryview, dtype: torch.dtype) -> torch.Tensor:
-    whole, at = torch.empty(record.shape, dtype=dtype), 0
+    whole, at = torch.empty(record.shape, dtype=dtype, device="cpu"), 0
     for chunk in record.chunks:
         box = torch.frombuffer(data[at : at + chunk.nbytes], dtype=torch.uint8).view(dtype).reshape(chunk.shape)
         place = tuple(slice(begin, begin + size) for begin, size in zip(chunk.start, chunk.shape, strict=True))

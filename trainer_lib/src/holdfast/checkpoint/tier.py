@@ -20,12 +20,24 @@ from uuid import uuid4
 from holdfast.checkpoint.claims import clean_claims
 from holdfast.checkpoint.files import encode_json, read_regular, sync_folder
 from holdfast.checkpoint.manifest import LARGEST, Manifest, decode
-from holdfast.checkpoint.names import DELETED_MANIFEST, LATEST, MANIFEST, QUARANTINE, CommitName, parse_commit
-from holdfast.errors import CheckpointError, DamagedError, UnknownFormatError
+from holdfast.checkpoint.names import (
+    CLAIMS,
+    DELETED_MANIFEST,
+    LATEST,
+    MANIFEST,
+    QUARANTINE,
+    RUN_LOCK,
+    UPLOADING,
+    CommitName,
+    parse_commit,
+)
+from holdfast.errors import CheckpointError, DamagedError, UnknownFormatError, UsageError
 from holdfast.worlds import Pair
 
 _log = logging.getLogger("holdfast.checkpoint.tier")
 
+_OWN_NAMES: Final = frozenset({CLAIMS, LATEST, QUARANTINE, RUN_LOCK, UPLOADING})
+_MOST_NAMED: Final = 5
 # What these mean on a read is that the bytes are gone; any other error is this process's own trouble.
 _LOST: Final = frozenset({errno.ENOENT, errno.EIO, errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
 
@@ -50,6 +62,40 @@ def list_commits(root: Path) -> tuple[CommitName, ...]:
         for name in parsed
         if name is not None and not name.staging and not os.path.lexists(root / str(name) / DELETED_MANIFEST)
     )
+
+
+def check_place(root: Path) -> None:
+    """UsageError for a commit's own folder: commits inside of it would go with it."""
+    if (root / MANIFEST).exists():
+        raise UsageError(f"{root} is a checkpoint itself: give the folder that holds it, {root.parent}")
+
+
+def what_is_wrong(root: Path) -> str:
+    """Why a folder may be another one than was meant; empty if it has commits, or may well be a new one."""
+    try:
+        names = sorted(path.name for path in root.iterdir())
+    except FileNotFoundError:
+        return f"there is no folder {root}"
+    except OSError as error:
+        return f"{root} cannot be read: {error.strerror}"
+    if any(map(parse_commit, names)):
+        return ""
+    below = [name for name in names if _holds_commits(root / name)]
+    if below:
+        return f"{root} holds no checkpoints, but {_some(below)} in it: give that folder"
+    strange = [name for name in names if name not in _OWN_NAMES]
+    return f"{root} holds no checkpoints of Holdfast, but {_some(strange)}" if strange else ""
+
+
+def _holds_commits(folder: Path) -> bool:
+    try:
+        return folder.is_dir() and bool(list_commits(folder))
+    except OSError:
+        return False
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:_MOST_NAMED]) + (", …" if len(names) > _MOST_NAMED else "")
 
 
 def read_manifest(root: Path, name: CommitName) -> Manifest:
@@ -84,20 +130,26 @@ class reading:  # noqa: N801  (reads like the context manager that it is)
 
 def quarantine(root: Path, name: CommitName, reason: str) -> bool:
     """Move a bad commit out of the way; False if it cannot be moved (it is then ignored where it is)."""
-    target = root / QUARANTINE / f"{name}.{uuid4().hex[:8]}"
     try:
-        if (root / QUARANTINE).is_symlink():
-            raise OSError(errno.ELOOP, f"{root / QUARANTINE} is a link, which may lead anywhere")
-        (root / QUARANTINE).mkdir(exist_ok=True)
-        (root / str(name)).rename(target)
-        note = {"path": str(name), "reason": reason, "time": datetime.now(UTC).isoformat()}
-        target.with_name(f"{target.name}.reason.json").write_bytes(encode_json(note))
-        sync_folder(root)
+        target = set_aside(root, name, reason)
     except OSError as error:
         _log.error("%s is damaged (%s) and cannot be moved to quarantine: %s", name, reason, error.strerror)
         return False
     _log.error("%s is damaged (%s): moved to %s", name, reason, target.relative_to(root))
     return True
+
+
+def set_aside(root: Path, name: CommitName, reason: str) -> Path:
+    """Move a commit to `quarantine/`, where retention deletes nothing; returns where it is now."""
+    target = root / QUARANTINE / f"{name}.{uuid4().hex[:8]}"
+    if (root / QUARANTINE).is_symlink():
+        raise OSError(errno.ELOOP, f"{root / QUARANTINE} is a link, which may lead anywhere")
+    (root / QUARANTINE).mkdir(exist_ok=True)
+    (root / str(name)).rename(target)
+    note = {"path": str(name), "reason": reason, "time": datetime.now(UTC).isoformat()}
+    target.with_name(f"{target.name}.reason.json").write_bytes(encode_json(note))
+    sync_folder(root)
+    return target
 
 
 def delete(root: Path, names: Iterable[CommitName]) -> None:

@@ -49,13 +49,18 @@ class Together:
 
     def _gather(self, value: Any) -> list[Any]:
         data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(lengths, torch.tensor([data.numel()]), group=self._group)
-        padded = torch.zeros(max(int(length) for length in lengths), dtype=torch.uint8)
+        lengths = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(self.size)]
+        dist.all_gather(lengths, torch.tensor([data.numel()], device="cpu"), group=self._group)
+        padded = torch.zeros(max(int(length) for length in lengths), dtype=torch.uint8, device="cpu")
         padded[: data.numel()] = data
         parts = [torch.empty_like(padded) for _ in range(self.size)]
         dist.all_gather(parts, padded, group=self._group)
         return [json.loads(bytes(part[: int(n)].numpy())) for part, n in zip(parts, lengths, strict=True)]
+
+
+def ranks() -> int:
+    """How many ranks the script's default process group has; 1 if there is none."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def joined(flat: Flat, exchange: Exchange, samples: Mapping[str, str]) -> Joined:

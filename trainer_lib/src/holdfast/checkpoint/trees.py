@@ -1,4 +1,4 @@
-"""The order of mappings in trees of state. Pure.
+"""The order of mappings in trees of state, and how much text they hold. Pure.
 
 The keys of a JSON object in a manifest are sorted. So a mapping of text whose order is another one is said as
 `{"$map": [[key, value], …]}`, which every release reads, and comes back in its order. What is compared between ranks
@@ -7,12 +7,13 @@ is compared without it: a mapping that was filled in another order is no other s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any, Final
 
 MAP: Final = "$map"
 MARK: Final = "$"
+_NAMED: Final = 3
 _SAID: Final = f'{{"{MAP}":[["'
 
 
@@ -35,6 +36,34 @@ def mapping(tree: Any) -> dict[str, Any] | None:
 def _is_entry(pair: Any) -> bool:
     plain = isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str)
     return plain and not pair[0].startswith(MARK)
+
+
+def parts(objects: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The trees of objects, each cut into its first parts, by their paths."""
+    for name, tree in objects.items():
+        found = mapping(tree)
+        yield from ((f"{name}.{key}", part) for key, part in found.items()) if found else [(name, tree)]
+
+
+def text_bytes(tree: Any) -> int:
+    """About as many bytes as a tree has as JSON: few numbers are longer than eight."""
+    if isinstance(tree, str):
+        return len(tree) + 3
+    if isinstance(tree, dict):
+        return 2 + sum(len(key) + 4 + text_bytes(item) for key, item in tree.items())
+    if isinstance(tree, list):
+        return 2 + sum(map(text_bytes, tree)) + len(tree)
+    return 8
+
+
+def too_much(trees: Iterable[tuple[str, Any]]) -> str:
+    """For people: which of these named trees are the largest, and what to do where all of them are too large."""
+    sizes = sorted(((text_bytes(tree), name) for name, tree in trees), reverse=True)
+    told = ", ".join(f"{name} ({nbytes / 1e6:.3g} MB)" for nbytes, name in sizes[:_NAMED])
+    return (
+        f"{len(sizes)} values that are no tensors are kept in it; the largest are {told}. Keep large values as "
+        "tensors: bytes as torch.frombuffer(bytearray(value), dtype=torch.uint8)"
+    )
 
 
 def has_order(text: str) -> bool:

@@ -8,7 +8,7 @@ has arrived. What went wrong is told, and tried again; what is given up leaves n
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -16,10 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import xxhash
+
 from holdfast.checkpoint import retention
 from holdfast.checkpoint.aging import Ages
 from holdfast.checkpoint.failures import FailureCause, cause_of
-from holdfast.checkpoint.manifest import Manifest, digest
+from holdfast.checkpoint.manifest import CHUNK_BYTES, FileRecord, Manifest, digest
 from holdfast.checkpoint.names import CommitName, parse_commit, slices_file
 from holdfast.checkpoint.pace import Pace
 from holdfast.checkpoint.reading import read_slices
@@ -31,6 +33,8 @@ from holdfast.worlds import Claim, Pair
 _PIECE: Final = 16 << 20
 _SHORTEST_WAIT: Final = 1.0
 _LONGEST_WAIT: Final = 60.0
+FENCED_SECONDS: Final = 24 * 3600.0
+"""How long a commit stays that a claim fences."""
 _NO_RULES: Final = retention.Rules()
 
 
@@ -130,9 +134,13 @@ def decide(queue: Queue, settings: UploadSettings, now: float) -> Upload | Wait 
 # Doing it.
 
 
+class _ReplacedError(CheckpointError):
+    """A newer commit has come, for which retention deleted what this one stands on."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How one upload went; `gone`: its source was deleted before it began, which a newer commit makes good."""
+    """How one upload went; `gone`: its source, or what it stands on, was deleted, which a newer commit makes good."""
 
     name: CommitName
     nbytes: int = 0
@@ -165,6 +173,7 @@ class Uploader:
     _begun: dict[CommitName, Incoming] = field(default_factory=dict, init=False)
     _kept: set[Claim] | None = field(default=None, init=False)
     _verified: set[tuple[int, Pair]] = field(default_factory=set, init=False)
+    _fenced: dict[CommitName, float] = field(default_factory=dict, init=False)
     _ages: Ages = field(init=False)
 
     def __post_init__(self) -> None:
@@ -172,17 +181,23 @@ class Uploader:
 
     def upload(self, name: CommitName) -> Outcome:
         """Copy one commit; raises nothing but defects."""
-        with self.hold(name):
-            if name not in self.source.commits():
-                return Outcome(name=name, gone=True)
-            return self._upload(name)
+        try:
+            with self.hold(name):
+                return self._upload(name)
+        except OSError as error:
+            said = f"the shared tier cannot be read: {error}"
+            return Outcome(name=name, cause=FailureCause.SOURCE, message=said)
 
     def _upload(self, name: CommitName) -> Outcome:
+        if name not in self.source.commits():
+            return Outcome(name=name, gone=True)
         began = self.now()
         try:
             self._keep_claims()
             self._let_go(name)
             nbytes = self._copy(name, set(self.target.commits()))
+        except _ReplacedError:
+            return Outcome(name=name, gone=True)
         except DamagedError as error:
             if name in self.source.commits():
                 return Outcome(name=name, cause=FailureCause.DAMAGED, message=str(error))
@@ -191,9 +206,6 @@ class Uploader:
             unreadable = isinstance(error.__cause__, OSError) and not isinstance(error, UnavailableError)
             cause = FailureCause.SOURCE if unreadable else cause_of(error)
             return Outcome(name=name, cause=cause, message=str(error))
-        except OSError as error:
-            said = f"the shared tier cannot be read: {error}"
-            return Outcome(name=name, cause=FailureCause.SOURCE, message=said)
         return Outcome(name=name, nbytes=nbytes, seconds=self.now() - began)
 
     def tidy(self, name: CommitName) -> str:
@@ -201,7 +213,8 @@ class Uploader:
         try:
             manifest = self.target.manifest(name)
             self._verified.add((name.step, name.pair))
-            decided = retention.decide(
+            decide = partial(
+                retention.decide,
                 self._ages.look(),
                 self.target.claims(),
                 job_uid=manifest.job_uid,
@@ -211,12 +224,28 @@ class Uploader:
                 rules=self.settings.rules,
                 now=datetime.now(UTC),
             )
-            for gone in retention.leaving(decided):
-                self.target.delete(gone)
+            gone = retention.leaving(decide(spared=self._fenced_lately(decide())))
+            for one in gone:
+                self.target.delete(one)
+            if gone:
+                self._delete_above({str(one) for one in gone})
             self.target.sweep(name)
-        except CheckpointError as error:
+        except (CheckpointError, OSError) as error:
             return str(error)
         return ""
+
+    def _delete_above(self, gone: set[str]) -> None:
+        """What another uploader published meanwhile on what was just deleted: each looks after it wrote."""
+        above = (one.name for one in self._ages.look() if one.stands_on & gone)
+        for name in sorted(above, key=_age, reverse=True):
+            self.target.delete(name)
+
+    def _fenced_lately(self, decided: Iterable[retention.Decision]) -> list[CommitName]:
+        """Of those that are fenced, the ones that this uploader has not known as such for a day."""
+        now = self.now()
+        names = (CommitName(step=one.commit.step, pair=one.commit.pair) for one in decided if one.fenced)
+        self._fenced = {name: self._fenced.get(name, now) for name in names}
+        return [name for name, since in self._fenced.items() if now - since < FENCED_SECONDS]
 
     def _copy(self, name: CommitName, there: set[CommitName]) -> int:
         manifest = self.source.manifest(name)
@@ -231,15 +260,19 @@ class Uploader:
             self._begun.pop(name).discard()
             raise
         del self._begun[name]
+        if lacking := {str(one) for one in below} - {str(one) for one in self.target.commits()}:
+            self.target.delete(name)
+            raise _ReplacedError(f"{', '.join(sorted(lacking))}, on which it stands, was deleted meanwhile")
         there.add(name)
         return before + sum(record.nbytes for record in manifest.own.values())
 
     def _fill(self, incoming: Incoming, name: CommitName, manifest: Manifest) -> None:
         for file, record in sorted(manifest.own.items()):
             with self.source.open(name, file) as opened:
-                written = incoming.write(file, self._pieces(opened))
+                bad = DamagedError(f"{file} of {name} on the shared tier is not what was written")
+                written = incoming.write(file, self._pieces(opened, record, bad))
             if written != record:
-                raise DamagedError(f"{file} of {name} on the shared tier is not what was written")
+                raise bad
             beside = read_slices(partial(self.source.open, name), file)
             if decode(beside, record) is not None:
                 incoming.write(slices_file(file), [beside])
@@ -259,12 +292,17 @@ class Uploader:
                 self.target.keep_claim(claim)
                 self._kept.add(claim)
 
-    def _pieces(self, opened: Source) -> Iterator[memoryview]:
+    def _pieces(self, opened: Source, record: FileRecord, bad: DamagedError) -> Iterator[memoryview]:
+        """What is damaged is not sent: another uploader may have published this very file meanwhile."""
+        digests = iter(record.chunks)
         buffer = memoryview(bytearray(min(_PIECE, max(1, opened.nbytes))))
         for offset in range(0, opened.nbytes, _PIECE):
             piece = buffer[: min(_PIECE, opened.nbytes - offset)]
             self.pace.take(piece.nbytes)
             opened.read_into(offset, piece)
+            for begin in range(0, piece.nbytes, CHUNK_BYTES):
+                if xxhash.xxh3_128_hexdigest(piece[begin : begin + CHUNK_BYTES]) != next(digests, None):
+                    raise bad
             yield piece
 
 

@@ -23,6 +23,7 @@ from holdfast.checkpoint.exchange import Exchange
 from holdfast.checkpoint.failures import FailureCause, cause_among, failed
 from holdfast.checkpoint.files import Buffer, make_folder, sync_folder
 from holdfast.checkpoint.filling import Filling
+from holdfast.checkpoint.finite import Inspection
 from holdfast.checkpoint.manifest import Chunk, FileRecord, Manifest, Records, check
 from holdfast.checkpoint.names import CommitName, inherited
 from holdfast.checkpoint.pace import UNHINDERED, Pace
@@ -63,6 +64,8 @@ class Snapshot:
     """Copies many pieces at once, where that is faster than to read each."""
     inexact: frozenset[str] = frozenset()
     """Of these tensors, with a threshold for deltas, a restored element need only be within it."""
+    weights: frozenset[str] = frozenset()
+    """The tensors without which there is nothing to train: they must be finite, or the commit fails."""
     samples: Mapping[str, str] = field(default_factory=dict)
     """By object, what tells whether its tensors are alike on all ranks (see `alike`)."""
 
@@ -248,8 +251,17 @@ def write_share(
     try:
         if links is not None:
             return _write_links(folder, staged, rank, check, links).to_json()
+        inspect = Inspection(own, staged.snapshot.weights).update
         files = write_shard(
-            folder, rank, own, staged.image, alone, filling=staged.filling, check=check, pace=staged.pace
+            folder,
+            rank,
+            own,
+            staged.image,
+            alone,
+            filling=staged.filling,
+            check=check,
+            pace=staged.pace,
+            inspect=inspect,
         )
     except MemoryError:
         lacks = f"rank {rank}: no memory for what changed since {links and links.parent}"
@@ -265,6 +277,7 @@ def write_share(
 def _write_links(folder: Path, staged: Staged, rank: int, check: Callable[[], None], links: _Links) -> ShardRecord:
     staged.filling.wait(staged.plan.nbytes, check)
     snapshot, alone = staged.snapshot, links.parent is None
+    Inspection(staged.plan, snapshot.weights).update(staged.image[: staged.plan.nbytes])
     share = links.chain.share(snapshot.name, rank, staged.plan, staged.image, alone=alone, inexact=snapshot.inexact)
     written = write_shard(folder, rank, share.plan, share.image, snapshot.alone, check=check, pace=staged.pace)
     return links.chain.record(snapshot.name, share, written)

@@ -7,6 +7,7 @@ there was nothing to verify or to copy, which says nothing about the commits.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from typing import Any
 
 from holdfast.checkpoint.retention import Rules
 from holdfast.checkpoint.sparse import told
+from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoints import views
 from holdfast.checkpoints.content import Content, tensor_bytes
 from holdfast.checkpoints.copying import Copied, Uncopied, copy_all, left_out
@@ -27,8 +29,13 @@ from holdfast.checkpoints.options import parser
 from holdfast.checkpoints.places import Place, choose, every, fenced, find
 from holdfast.checkpoints.progress import printable, progress, size
 from holdfast.checkpoints.pruning import Pruning, carry_out, plan
+from holdfast.checkpoints.rewinding import Rewinding
+from holdfast.checkpoints.rewinding import carry_out as go_back
+from holdfast.checkpoints.rewinding import plan as rewind
 from holdfast.checkpoints.verifying import Verdict, verify
 from holdfast.errors import DamagedError, HoldfastError, UsageError
+from holdfast.launch.folder_lock import hold
+from holdfast.paths import local_path
 
 
 class Exit(IntEnum):
@@ -191,7 +198,8 @@ def _prune(known: argparse.Namespace) -> Exit:
     place = _changeable(find(known.where))
     if place.name is not None or known.keep_last < 1:
         raise UsageError("holdfast checkpoints prune: give the folder of the commits, and --keep-last of at least 1")
-    pruning = plan(place.store, Rules.parse(",".join(known.rule)), known.keep_last, now=datetime.now(UTC))
+    rules, now = Rules.parse(",".join(known.rule)), datetime.now(UTC)
+    pruning = plan(place.store, rules, known.keep_last, now=now, others=known.others)
     if not known.dry_run:
         carry_out(place.store, pruning)
     document = {"tier": place.store.url, "dryRun": known.dry_run, **pruning.to_json()}
@@ -207,13 +215,36 @@ def _pruned(pruning: Pruning, *, dry: bool) -> str:
     return "\n".join([*damaged, views.aligned(rows) if rows else "no commit", *left])
 
 
+def _rewind(known: argparse.Namespace) -> Exit:
+    place = _changeable(find(known.where))
+    if place.name is not None or not isinstance(place.store, FolderStore):
+        raise UsageError("holdfast checkpoints rewind: give the job's own folder of commits, not a URL or one commit")
+    root = Path(place.store.url)
+    release = asyncio.run(hold(root, "holdfast checkpoints rewind", patience=0))
+    try:
+        rewinding = rewind(place.store, known.step)
+        if not known.dry_run:
+            go_back(root, rewinding)
+    finally:
+        release()
+    document = {"tier": place.store.url, "dryRun": known.dry_run, **rewinding.to_json()}
+    _print(document, lambda: _rewound(rewinding, dry=known.dry_run), as_json=known.json)
+    return Exit.FINE
+
+
+def _rewound(rewinding: Rewinding, *, dry: bool) -> str:
+    word = "would be moved" if dry else "moved"
+    moved = [f"{name}: {word} to quarantine/" for name in rewinding.newer] or ["no commit is newer"]
+    return "\n".join([*moved, f"the job resumes from {rewinding.base}"])
+
+
 def _convert(known: argparse.Namespace) -> Exit:
     from holdfast.checkpoints.interchange import convert
     from holdfast.checkpoints.interchange.sources import read_source
 
     target = _changeable(find(known.target, fresh=True))
-    found = convert.pick(read_source(Path(known.source)), known.key)
-    values = convert.objects(found, name=known.object, split=known.split)
+    found = convert.pick(read_source(local_path(known.source)), known.key)
+    values = convert.stripped(convert.objects(found, name=known.object, split=known.split), known.strip_prefix)
     name = convert.commit(target.store, values, step=known.step, made=datetime.now(UTC))
     document = {"commit": str(name), "target": target.store.url, "objects": sorted(values)}
     _print(document, lambda: f"{name}: made in {target.store.url} of {', '.join(sorted(values))}", as_json=known.json)
@@ -228,7 +259,7 @@ def _export(known: argparse.Namespace) -> Exit:
         chosen = weights(content.manifest, known.object)
         total = sum(tensor_bytes(content.manifest.tensors[source]) for source in chosen.tensors.values())
         with progress("export", total) as shown:
-            made = export(content, chosen, Path(known.target), most=known.max_shard_size, shown=shown)
+            made = export(content, chosen, local_path(known.target), most=known.max_shard_size, shown=shown)
     document = {
         "commit": str(content.name),
         "files": [str(file) for file in made.files],
@@ -251,6 +282,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], Exit]] = {
     "diff": _diff,
     "copy": _copy,
     "prune": _prune,
+    "rewind": _rewind,
     "convert": _convert,
     "export": _export,
 }

@@ -44,7 +44,14 @@ def parser() -> argparse.ArgumentParser:
         help="what stays beside the last ones: hours=6, daily=7, weekly=13, every=10000",
     )
     pruned.add_argument("--keep-last", type=_step, required=True, help="the newest that are whole; at least 1")
+    pruned.add_argument(
+        "--others", action="store_true", help="also what other jobs left there and the present one does not continue"
+    )
     pruned.add_argument("--dry-run", action="store_true", help="say what would go and why, and delete nothing")
+    rewound = verbs.add_parser("rewind", help="have the job resume from an older commit", allow_abbrev=False)
+    rewound.add_argument("where", metavar="FOLDER", help="the job's folder of commits; the job must not run")
+    rewound.add_argument("--step", type=_step, required=True, help="the step of the commit to resume from")
+    rewound.add_argument("--dry-run", action="store_true", help="say what would be done, and change nothing")
     _interchange(verbs)
     for verb in verbs.choices.values():
         verb.add_argument("--json", action="store_true", help="print JSON")
@@ -57,6 +64,9 @@ def _interchange(verbs: Any) -> None:
     taken.add_argument("target", metavar="TARGET", help="the folder that gets the commit; made if it is not there")
     taken.add_argument("--step", type=_step, default=0, help="the commit's step (0)")
     taken.add_argument("--key", default="", help="the part of the source that is meant, such as state_dict")
+    taken.add_argument(
+        "--strip-prefix", default="", metavar="PREFIX", help="what a wrapper put before all names, such as module."
+    )
     naming = taken.add_mutually_exclusive_group()
     naming.add_argument("--object", default="model", help="the name of the object in the commit (model)")
     naming.add_argument("--split", action="store_true", help="each top-level part is an object of its own")

@@ -46,8 +46,11 @@ class Pruning:
         return {"commits": lines, "damaged": damaged, "leftovers": list(self.leftovers)}
 
 
-def plan(store: Store, rules: Rules, keep_last: int, *, now: datetime) -> Pruning:
-    """Decide as the job of the newest claim would; the newest commits are read back until `keep_last` are whole."""
+def plan(store: Store, rules: Rules, keep_last: int, *, now: datetime, others: bool = False) -> Pruning:
+    """Decide as the job of the newest claim would; the newest commits are read back until `keep_last` are whole.
+
+    `others`: what other jobs left in the folder, and this one never read, may go as well.
+    """
     claims = store.claims()
     newest = max(claims, key=_pair, default=None)
     entries = Ages(store).look()
@@ -65,6 +68,7 @@ def plan(store: Store, rules: Rules, keep_last: int, *, now: datetime) -> Prunin
         rules=rules,
         now=now,
         uploading=None if root is None else on_its_way(root),
+        others=others,
     )
     left = _leftovers(store, now)
     return Pruning(decisions=decisions, claims=claims, damaged=tuple(damaged), leftovers=left)

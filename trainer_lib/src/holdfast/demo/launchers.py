@@ -15,6 +15,7 @@ from typing import Any
 
 from holdfast import children
 from holdfast.constants import ENV_CHECKPOINT_DIR, ENV_RUN_DIR, STATUS_FILE
+from holdfast.launch.process import own_program
 
 COUNT = 3
 PACE_FILE = "pace"
@@ -46,7 +47,7 @@ class Launchers:
         options = ["--nnodes", f"2:{COUNT}", "--rdzv-endpoint", self._endpoint, "--checkpoint-interval", "100"]
         script = [sys.executable, "-m", "holdfast.demo.train", str(self._root), str(self._max_steps)]
         self._processes[number] = children.start(
-            [sys.executable, "-m", "holdfast", "run", *options, "--", *script],
+            own_program("holdfast", "run", *options, "--", *script),
             environ=self._environ | own,
             log=self._log_file(number),
         )

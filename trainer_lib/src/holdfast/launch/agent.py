@@ -152,7 +152,7 @@ class Agent:
             self._local.disk = self._disk.describe
         self._hangs = HangWatch(config.run_dir, self._local.hung, self._hang_found)
         self._control = ControlChannel(me=self._me, listener=self)
-        self._store = StoreHost(self._store_lost)
+        self._store = StoreHost(self._store_lost, on_broken=self.fault)
         self._status = StatusFile(config.run_dir, self._document)
         self._membership = MembershipFile(config.run_dir, self.see_membership)
         self._reaper = Reaper(is_child)
@@ -173,8 +173,8 @@ class Agent:
 
     # Life
 
-    async def run(self) -> int:
-        """Live until the core says how to leave; returns the exit code."""
+    async def run(self) -> Ending:
+        """Live until the core says how to leave."""
         tasks = [asyncio.create_task(self._guard(work)) for work in await self._start()]
         try:
             ending = await self._exit
@@ -183,7 +183,7 @@ class Agent:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         await self._leave(ending)
-        return ending.code
+        return ending
 
     async def _start(self) -> list[Coroutine[Any, Any, None]]:
         clean(self._config.run_dir)
@@ -193,6 +193,7 @@ class Agent:
             self._memory.start()
         if self._disk is not None:
             self._disk.start()
+        self._supervisor.repair_compile_cache()  # a launcher before this one may have been killed with its ranks
         await self._socket.start()
         port = await self._control.start(self._config.host or None, self._config.control_port)
         _log.info("launcher started", extra={"fields": {"control": port, "pid": os.getpid()}})

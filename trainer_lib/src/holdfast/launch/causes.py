@@ -23,6 +23,21 @@ _LOST_PEER = re.compile(
 _TRACEBACK = re.compile(
     r"(?:\[rank\d+\]: ?)?(?:Traceback\b|\s*File \"[^\"]+\", line \d+|[\w.]+(?:Error|Exception)\b)"
 )
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
+# Of the host or of a GPU. An allocator of torch's raises a RuntimeError.
+_OUT_OF_MEMORY = re.compile(
+    r"(?:[\w.]*\b_?(?:Array)?MemoryError|(?:[\w.]+\.)?OutOfMemoryError)\b|"
+    r"RuntimeError: .*(?:DefaultCPUAllocator: can't allocate memory|std::bad_alloc|CUDA out of memory)"
+)
+# A restart cures none of these. It may cure what the host, a device, a network or a library of others raises.
+_MISTAKES = frozenset(
+    {
+        *("SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError", "NameError"),
+        *("UnboundLocalError", "AttributeError", "TypeError", "ValueError", "KeyError", "IndexError"),
+        *("AssertionError", "NotImplementedError", "ZeroDivisionError", "UsageError"),
+    }
+)
+_FRAME = re.compile(r'\s*File "([^"]+)", line (\d+)')
 _NO_RESOURCES = tuple(os.strerror(number) for number in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE))
 _STOPPED_BY_US = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT})
 
@@ -98,7 +113,8 @@ def _died(end: RankEnd, place: Place, who: str) -> Failure:
     if not end.exception and _COMMUNICATION.search(last) and _LOST_PEER.search(last):
         return _failure(end, place, Cause.INFRASTRUCTURE, "PeerLost", Priority.PEER_LOST, f"{who}: {last}")
     if end.exception or any(map(_TRACEBACK.match, end.traceback)):
-        return _failure(end, place, Cause.APPLICATION, "Exception", Priority.EXCEPTION, last)
+        cause, reason = _of_exception(last)
+        return _failure(end, place, cause, reason, Priority.EXCEPTION, last)
     text = f"{who} ended with {end.returncode}" + (f": {last}" if last else "")
     return _failure(end, place, Cause.APPLICATION, "ExitCode", Priority.EXCEPTION, text)
 
@@ -137,9 +153,10 @@ def raised(
     rank: int, exception: str, traceback: tuple[str, ...], place: Place, *, step: int | None = None
 ) -> Failure:
     """The script's own exception, as its loop told before the process ended."""
+    cause, reason = _of_exception(exception)
     return Failure(
-        cause=Cause.APPLICATION,
-        reason="Exception",
+        cause=cause,
+        reason=reason,
         message=exception,
         priority=Priority.EXCEPTION,
         at=place.at,
@@ -149,7 +166,22 @@ def raised(
         exit_code=1,
         traceback=traceback,
         step=step,
+        mistake=_mistake(exception, traceback),
     )
+
+
+def _of_exception(text: str) -> tuple[Cause, str]:
+    """Return the cause and the reason of an exception, from its type and message."""
+    if _OUT_OF_MEMORY.match(_RANK_PREFIX.sub("", text)):
+        return Cause.OOM, "OutOfMemory"
+    return Cause.APPLICATION, "Exception"
+
+
+def _mistake(exception: str, traceback: tuple[str, ...]) -> str:
+    """Return type and place of an error in the program, which the next attempt makes again; nothing for others."""
+    kind = _RANK_PREFIX.sub("", exception).partition(":")[0].removeprefix("holdfast.errors.").strip()
+    frames = [match for line in traceback if (match := _FRAME.match(_RANK_PREFIX.sub("", line)))]
+    return f"{kind} at {frames[-1][1]}:{frames[-1][2]}" if kind in _MISTAKES and frames else ""
 
 
 def not_started(program: str, message: str, place: Place) -> Failure:
@@ -184,6 +216,7 @@ def _failure(  # noqa: PLR0917  (a table of causes reads best in columns)
         exit_code=end.exit_code or 1,
         traceback=end.traceback,
         step=end.step,
+        mistake=_mistake(message, end.traceback) if reason == "Exception" else "",
     )
 
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from holdfast.errors import AuthenticationError, ControlError, DocumentError
+from holdfast.greetings import Greetings
 from holdfast.launch import wire
 from holdfast.launch.events import How
 
 _log = logging.getLogger("holdfast.launch.control")
-_MAX_GREETINGS = 64
 _MAX_QUEUED_BYTES = 8 << 20
 _RETRY_SECONDS = (0.05, 0.1, 0.2, 0.4)
 _NEVER_SEEN_SECONDS = 5.0
@@ -93,7 +93,7 @@ class ControlChannel:
         self._peers: dict[str, _Peer] = {}
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._greetings = 0
+        self._greetings: Greetings[asyncio.StreamWriter] = Greetings()
         self._complaints: dict[str, str] = {}
         self._clock = AwakeClock(heartbeat / 4)
         self.port = 0
@@ -219,19 +219,27 @@ class ControlChannel:
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._keep(asyncio.current_task())
-        if self._key is None or self._greetings >= _MAX_GREETINGS:
+        if self._key is None:
             writer.transport.abort()
             return
-        self._greetings += 1
+        host = wire.peer_host(writer)
+        members = {peer.address.host for peer in self._peers.values() if peer.address is not None}
+        dropped = self._greetings.begin(writer, host, members=members)
+        if dropped is not None:
+            dropped.transport.abort()
+            self._listener.stranger()
         try:
             connection = await wire.answer(reader, writer, me=self._me, key=self._key)
+        except wire.NoGreetingError:
+            writer.transport.abort()  # a probe of the port, such as the one before a worker is admitted
+            return
         except (OSError, TimeoutError, ControlError, DocumentError) as error:
-            self._complain(str(writer.get_extra_info("peername")[0]), error)
+            self._complain(host, error)
             self._listener.stranger()
             writer.transport.abort()
             return
         finally:
-            self._greetings -= 1
+            self._greetings.end(writer)
         connection.send(_BEAT)
         await self._serve(connection)
 

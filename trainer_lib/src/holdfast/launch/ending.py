@@ -108,13 +108,18 @@ def _someone_done(turn: Turn, attempt: Attempt) -> bool:
 
 def _end(turn: Turn, attempt: Attempt, root: Failure) -> None:
     pair = attempt.world.pair
+    again = attempt.step is None and _is_same_mistake(turn.state.failure, root)
     turn.set(failed=pair, failure=root)
     _back_off(turn, attempt, root)
     incident = Incident(pair=pair, failure=root, action=Remedy.WAIT, detected=root.at or turn.now)
     adopt_incident(turn, incident)
     close_attempt(turn, root.message)
     if _speaks(turn, attempt):
-        _give_up_if_due(turn, incident)
+        _give_up_if_due(turn, incident, again=again)
+
+
+def _is_same_mistake(before: Failure | None, root: Failure) -> bool:
+    return before is not None and bool(root.mistake) and before.mistake == root.mistake
 
 
 def _back_off(turn: Turn, attempt: Attempt, root: Failure) -> None:
@@ -220,8 +225,9 @@ def _speaks(turn: Turn, attempt: Attempt) -> bool:
     return bool(alive) and alive[0] == turn.state.me
 
 
-def _give_up_if_due(turn: Turn, incident: Incident) -> None:
-    why = _forbidden(turn, incident.failure) or _spent(turn, incident.failure.cause)
+def _give_up_if_due(turn: Turn, incident: Incident, *, again: bool) -> None:
+    failure = incident.failure
+    why = _forbidden(turn, failure) or _spent(turn, failure.cause) or (_made_again(turn, failure) if again else "")
     if why:
         message = f"{incident.failure.message}; {why}"
         incident = replace(incident, action=Remedy.FAIL)
@@ -233,6 +239,14 @@ def _forbidden(turn: Turn, failure: Failure) -> str:
     """What a rule of the job says against another try."""
     rule = turn.rules.restart.match(failure)
     return f"rule {rule.name} says {FAIL_JOB}" if rule is not None and rule.action == FAIL_JOB else ""
+
+
+def _made_again(turn: Turn, failure: Failure) -> str:
+    """Why another try is no use, unless a rule of the job says what to do about this failure, here or elsewhere."""
+    restart = turn.rules.restart
+    if restart.elsewhere or restart.match(failure) is not None:
+        return ""
+    return "the attempt before ended with the same error at the same place, and no step was made since: correct it"
 
 
 def _spent(turn: Turn, cause: Cause) -> str:

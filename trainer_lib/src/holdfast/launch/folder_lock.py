@@ -15,11 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.checkpoint.files import make_folder
+from holdfast.checkpoint.names import RUN_LOCK
 from holdfast.constants import ENV_CHECKPOINT_DIR
 from holdfast.errors import UsageError
 
 _log = logging.getLogger("holdfast.launch")
-LOCK = "run.lock"
 PATIENCE_SECONDS = 15.0  # a run that was told to end may be in its last commit
 _POLL_SECONDS = 0.2
 _MOST_TOLD = 200
@@ -33,7 +33,7 @@ async def hold(folder: Path, me: str, *, patience: float = PATIENCE_SECONDS) -> 
     """
     try:
         make_folder(folder)
-        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        lock = os.open(folder / RUN_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         _log.warning("%s cannot be locked against other runs: %s", folder, error)
         return _nothing

@@ -249,6 +249,11 @@ class LocalRanks:
             case _:
                 pass
 
+    def _durable(self, membership: Membership) -> int:
+        """The step of the newest checkpoint on the volume, as far as the operator knows and ranks here have told."""
+        own = self.progress.checkpoints.get(SHARED_TIER, {}).get("step", 0)
+        return max(int(own), int(membership.document.get("durableStep") or 0))
+
     def _greet(self, rank: Rank) -> None:
         membership = self._membership
         if membership is None or rank.pair is None:
@@ -260,6 +265,7 @@ class LocalRanks:
             "claims": [claims[pair].to_json() for pair in sorted(claims)],
             "settings": membership.document.get("settings", {}),
             "reached": self._chronicle.accounts.highest,
+            "durable": self._durable(membership),
             "trained": None if self._trained is None else self._trained.to_json(),
             "books": self._chronicle.accounts.books.to_json(),
             "memory": self.memory(),
@@ -321,7 +327,7 @@ class LocalRanks:
 
     def _say_failed(self, pair: Pair, body: Mapping[str, Any]) -> None:
         """In one line of all ranks."""
-        cause = self.progress.tallies.failed(pair, body)
+        cause = self.progress.tallies.failed(pair, body, self._now())
         if cause:
             fields = {"step": body["step"], "tier": body["tier"], "cause": cause}
             said = "the commit of step %s on the %s tier failed (%s): %s"

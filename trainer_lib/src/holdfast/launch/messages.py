@@ -43,7 +43,10 @@ class Remedy(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """One thing that went wrong in an attempt, as the launcher that saw it says it."""
+    """One thing that went wrong in an attempt, as the launcher that saw it says it.
+
+    `mistake`: type and place of an error in the program, which a restart does not cure; empty for any other failure.
+    """
 
     cause: Cause
     reason: str
@@ -56,6 +59,7 @@ class Failure:
     exit_code: int | None = None
     traceback: tuple[str, ...] = ()
     step: int | None = None
+    mistake: str = ""
 
     @property
     def rank_of_root(self) -> tuple[int, float]:
@@ -76,6 +80,7 @@ class Failure:
             "exitCode": self.exit_code,
             "traceback": list(self.traceback),
             "step": self.step,
+            "mistake": self.mistake,
         }
 
     @classmethod
@@ -93,6 +98,7 @@ class Failure:
             exit_code=value["exitCode"],
             traceback=tuple(value["traceback"]),
             step=value["step"],
+            mistake=str(value["mistake"]),
         )
 
 

@@ -26,11 +26,12 @@ def rehearse(url: str, name: str) -> Check:
         store = open_store(url, attempts=_ATTEMPTS)
         if not isinstance(store, ObjectStore):
             return Check(result=Result.SKIPPED, message=f"{store.url} is a folder")
-        store.rehearse(name)
+        lacks = store.rehearse(name)
     except HoldfastError as error:
         words = str(error).removesuffix("; nothing was concluded")
         return Check(result=Result.FAILED, message=words, of_the_job=of_the_job(error))
-    return Check(result=Result.PASSED, message=f"{store.url} lists, takes, gives and deletes")
+    words = "; ".join([f"{store.url} lists, takes, gives and deletes", *lacks])
+    return Check(result=Result.PASSED, message=words)
 
 
 def of_the_job(error: HoldfastError) -> bool:

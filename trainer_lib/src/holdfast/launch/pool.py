@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
+from holdfast.constants import ENV_PROCESS_MARK
 from holdfast.errors import SpawnError
 from holdfast.launch.process import Child, ChildProcess, Origin, ProcessExit, adopt_orphans
 from holdfast.launch.script import Script, of_place, parse
@@ -207,14 +208,14 @@ class Pool:
             _log.info("a warm process stands by", extra=_fields(standing.child))
         elif message:
             with contextlib.suppress(OSError):  # it is dead and gone, and its line says so next
-                self._there(standing, int(message))
+                self._there(standing, *message.decode().split())
         else:
             self._gone(standing)
 
-    def _there(self, standing: _Standing, pid: int) -> None:
+    def _there(self, standing: _Standing, pid: str, mark: str) -> None:
         if standing.child is None:
             standing.child = Child(self._standing_ended)
-        standing.child.adopt(pid)
+        standing.child.adopt(int(pid), mark)
         if standing.order is not None:
             self._forget(standing)
             _send(standing, standing.child, standing.order)
@@ -315,7 +316,8 @@ def _send(standing: _Standing, child: Child, order: _Order) -> bool:
         child.pump(errors, 2, order.prefix, keep=True)
         child.pump(output, 1, order.prefix)
         try:
-            _send_order(standing.line, order.environ, their_output, their_errors)
+            environ = {**order.environ, ENV_PROCESS_MARK: child.mark}
+            _send_order(standing.line, environ, their_output, their_errors)
         except OSError:
             child.kill()
             return False

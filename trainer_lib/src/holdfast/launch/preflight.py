@@ -7,24 +7,27 @@ process of its own, so that its client stays out of the launcher. What was found
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
 import os
+import shutil
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from holdfast.checkpoint.files import create_durably, make_folder, move_exclusively, sync_folder
 from holdfast.constants import PREFLIGHT_FILE, PROTOCOL_VERSION
 from holdfast.environment import Environment, process_environment
 from holdfast.launch.files import write_json
+from holdfast.launch.process import own_program
 
 _log = logging.getLogger("holdfast.launch.preflight")
 STORAGE: Final = "Storage"
@@ -85,8 +88,12 @@ class Volume(Protocol):
         """Wait until the volume has all of it."""
         ...
 
+    def use_names(self) -> None:
+        """Do what a checkpoint does with names; an OSError says what the volume cannot do."""
+        ...
+
     def remove(self) -> None:
-        """Take the trial's file away."""
+        """Take all that the trial made away."""
         ...
 
 
@@ -112,6 +119,28 @@ class Folder:
     def sync(self) -> None:
         os.fsync(self._fd)
 
+    def use_names(self) -> None:
+        before, after = self._path.with_name(f"{self._path.name}.tmp"), self._path.with_name(f"{self._path.name}.d")
+        steps: dict[str, Callable[[], object]] = {
+            "make a folder": lambda: make_folder(before),
+            "write a file": lambda: create_durably(before / "new", b""),
+            "give a file a name that nobody else has": lambda: move_exclusively(before / "new", before / "claim"),
+            "fsync a folder": lambda: sync_folder(before),
+            "rename a folder": lambda: before.rename(after),
+        }
+        self._clear(before, after)  # of a trial that was killed
+        try:
+            for what, do in steps.items():
+                with _naming(what):
+                    do()
+        finally:
+            self._clear(before, after)
+
+    @staticmethod
+    def _clear(*folders: Path) -> None:
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+
     def remove(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
@@ -119,8 +148,17 @@ class Folder:
             self._path.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """An error says what could not be done."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, f"it cannot {what}: {os.strerror(error.errno or 0)}") from error
+
+
 def try_volume(volume: Volume, needs: Needs, monotonic: Callable[[], float]) -> Check:
-    """Look for room, then write and sync a little."""
+    """Look for room, write and sync a little, then use names as checkpoints do."""
     try:
         free = volume.free_bytes()
         if free is not None and free < needs.free_bytes:
@@ -145,6 +183,7 @@ def _timed(volume: Volume, needs: Needs, monotonic: Callable[[], float], free: i
         volume.write(piece)
     volume.sync()
     pace = TRIAL_BYTES / max(monotonic() - begun, 1e-3)
+    volume.use_names()
     if pace < needs.write_bytes:
         return _failed(
             f"the checkpoint volume takes {_size(pace)} a second, {_size(needs.write_bytes)} are asked for"
@@ -210,11 +249,11 @@ class Board:
         self._lock = threading.Lock()
         self._checks: dict[str, Check] = {}
 
-    def tell(self, name: str, check: Check) -> None:
-        """Write it, if it is news."""
+    def tell(self, name: str, check: Check) -> bool:
+        """Write it, if it is news; whether it stands there."""
         with self._lock:
             if check == self._checks.get(name):
-                return
+                return True
             level = logging.WARNING if check.result is Result.FAILED else logging.INFO
             _log.log(level, "preflight: %s: %s: %s", name, check.result, check.message)
             checks = {**self._checks, name: check}
@@ -222,8 +261,9 @@ class Board:
                 write_json(self._path, document(checks))
             except OSError as error:
                 _log.error("cannot write %s: %s; the operator waits for it in vain", self._path, error.strerror)
-                return
+                return False
             self._checks = checks
+            return True
 
 
 def document(checks: Mapping[str, Check]) -> dict[str, Any]:
@@ -251,13 +291,19 @@ class Trial:
         threading.Thread(target=self.run, name=f"preflight-{self._name}", daemon=True).start()
 
     def run(self) -> None:
-        """Until it is fit."""
+        """Until it is fit, and that is written: the worker waits for it."""
         while True:
-            check = self._attempt()
-            self._board.tell(self._name, check)
-            if check.result is not Result.FAILED:
+            check = self._tried()
+            if self._board.tell(self._name, check) and check.result is not Result.FAILED:
                 return
             self._sleep(_RETRY_SECONDS)
+
+    def _tried(self) -> Check:
+        try:
+            return self._attempt()
+        except Exception as error:  # noqa: BLE001 — the worker waits for a result
+            _log.exception("preflight: %s: the check itself failed", self._name)
+            return _failed(f"the check itself failed: {error!r}")
 
 
 def start(environment: Environment, object_url: str) -> None:
@@ -295,6 +341,6 @@ def _start_store(board: Board, environment: Environment, url: str) -> None:
         board.tell(OBJECT_STORE, Check(result=Result.SKIPPED, message="there is no object store"))
         return
     name = environment.pod_name or environment.pod_uid
-    command = [sys.executable, "-m", "holdfast.launch.object_probe", url, name]
+    command = own_program("holdfast.launch.object_probe", url, name)
     attempt = partial(try_store, command, environment.preflight_seconds)
     Trial(board, OBJECT_STORE, attempt).begin("the object store is tried")

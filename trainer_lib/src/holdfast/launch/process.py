@@ -2,6 +2,11 @@
 
 A child dies with its launcher (PR_SET_PDEATHSIG), and what is left of its group is killed before it is reaped,
 while the zombie still keeps the process id from being used again.
+
+A process that a child started may have left the group (`setsid`), and its parent is another once the child has ended.
+Each child therefore has a mark in its environment, which every descendant inherits and `/proc/PID/environ` shows. If
+a child fails or is killed, it counts as ended when all processes with its mark have ended: they may hold GPU memory
+that its successor needs. After a normal end they stay: the script may have detached them on purpose.
 """
 
 from __future__ import annotations
@@ -11,18 +16,25 @@ import contextlib
 import ctypes
 import io
 import itertools
+import logging
 import os
+import secrets
+import select
 import signal
 import subprocess
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import IO, cast
+from pathlib import Path
+from typing import IO, Final, cast
 
+from holdfast.constants import ENV_PROCESS_MARK
 from holdfast.errors import SpawnError
 
+_log = logging.getLogger("holdfast.launch.process")
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _TAIL_LINES = 40
@@ -31,6 +43,10 @@ _PIECE_BYTES = 1 << 16
 # What it wrote last is waited for in many short pieces: a host that stands still uses up one of them.
 _DRAIN_LOOKS, _DRAIN_SECONDS = 25, 0.02
 _NOT_STARTED = 127
+# A killed process needs this long at most to give back what it holds; one that is stuck in a driver needs longer.
+_DESCENDANTS_SECONDS: Final = 10.0
+_DESCENDANTS_LOOK_SECONDS: Final = 0.02
+_MARK_BYTES: Final = 8
 # Children use every core they get; the launcher needs little, but that little in time for its heartbeats.
 _NICE = 5
 
@@ -75,6 +91,7 @@ class Child:
         self.origin = Origin.FRESH
         self.on_exit: Callable[[ProcessExit], None] | None = on_exit
         self.reaped = asyncio.Event()
+        self.mark = new_mark()
         self._loop = asyncio.get_running_loop()
         self._sent: set[int] = set()
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -90,15 +107,17 @@ class Child:
         quiet: bool = False,
     ) -> None:
         """Let it be a new program. `quiet`: what it writes is kept for the exit report and shown to nobody."""
+        environ = {**environ, ENV_PROCESS_MARK: self.mark}
         popen = _start(argv, environ, piped_stdout=bool(prefix) or quiet, pass_fds=pass_fds)
         self.origin = Origin.FRESH
         self._attach(popen.pid, popen.wait)
         self.pump(popen.stderr, None if quiet else 2, prefix, keep=True)
         self.pump(popen.stdout, None if quiet else 1, prefix)
 
-    def adopt(self, pid: int) -> None:
+    def adopt(self, pid: int, mark: str) -> None:
         """Let it be a process that became our child when its parent ended; raises `OSError` if it is none of ours."""
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        self.mark = mark
         self._attach(pid, lambda: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
     def give_up(self, why: str) -> None:
@@ -152,6 +171,29 @@ class Child:
         os.close(self._pidfd)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
+        left = set() if _ended_well(self.pid) else _kill_marked(self.mark)
+        if left:
+            self._outlasting = self._loop.create_task(self._outlast(left))
+        else:
+            self._reap()
+
+    async def _outlast(self, left: set[int]) -> None:
+        """Wait until no process with our mark is left."""
+        deadline = self._loop.time() + _DESCENDANTS_SECONDS
+        while left and self._loop.time() < deadline:
+            await asyncio.sleep(_DESCENDANTS_LOOK_SECONDS)
+            over, _, _ = select.select(left, (), (), 0)
+            for pidfd in over:
+                os.close(pidfd)
+            left = left.difference(over) or _kill_marked(self.mark)
+        if left:
+            text = "%d processes that process %d had started were killed %.0f s ago and still hold their memory"
+            _log.warning(text, len(left), self.pid, _DESCENDANTS_SECONDS)
+        for pidfd in left:
+            os.close(pidfd)
+        self._reap()
+
+    def _reap(self) -> None:
         returncode = self._wait()
         _unreaped.discard(self.pid)
         self._over(returncode)
@@ -189,6 +231,56 @@ class ChildProcess(Child):
     ) -> None:
         super().__init__(on_exit)
         self.launch(argv=argv, environ=environ, prefix=prefix, pass_fds=pass_fds, quiet=quiet)
+
+
+def new_mark() -> str:
+    """Return a mark that no other process has."""
+    return secrets.token_hex(_MARK_BYTES)
+
+
+def mark_this_process() -> str:
+    """Replace the mark that this process inherited by fork, where `/proc/PID/environ` shows it; return the new."""
+    mark = new_mark()
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_void_p
+    ctypes.memmove(getenv(ENV_PROCESS_MARK.encode()), mark.encode(), len(mark))
+    return mark
+
+
+def _ended_well(pid: int) -> bool:
+    """Whether a child that has ended, and is not reaped, exited with 0."""
+    info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    return info is not None and info.si_code == os.CLD_EXITED and info.si_status == 0
+
+
+def _kill_marked(mark: str) -> set[int]:
+    """Kill every process with this mark; return their pidfds, which the caller closes."""
+    killed = set()
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit() or not _has_mark(entry.path, mark):
+            continue
+        with contextlib.suppress(ProcessLookupError):
+            pidfd = os.pidfd_open(int(entry.name))
+            killed.add(pidfd)
+            if _has_mark(entry.path, mark):  # the process ID may have been used again before the pidfd was opened
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    return killed
+
+
+def _has_mark(process: str, mark: str) -> bool:
+    """Whether a process has this mark. One that has ended has no environment, and those of others cannot be read."""
+    try:
+        return f"{ENV_PROCESS_MARK}={mark}".encode() in Path(process, "environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def own_program(module: str, *words: str) -> list[str]:
+    """Return the command that runs a module of ours.
+
+    `-P` keeps the working directory off the module path: a user's `queue.py` there would be imported by our programs.
+    """
+    return [sys.executable, "-P", "-m", module, *words]
 
 
 def is_child(pid: int) -> bool:
@@ -233,12 +325,16 @@ def _start(
 
 
 def _copy(source: io.BufferedReader, target: int | None, prefix: str, tail: deque[str] | None) -> None:
-    """Copy on a thread of its own: a slow reader of our output must not stop the event loop."""
+    """Copy on a thread of its own: a slow reader of our output must not stop the event loop.
+
+    What cannot be written, as on a full disk, is left out: a pipe without a reader would end the child.
+    """
     mark, rest = prefix.encode(), b""
     with source, contextlib.suppress(OSError, ValueError):
         while piece := source.readline(_PIECE_BYTES) if mark else source.read1(_PIECE_BYTES):
             if target is not None:
-                _write_all(target, mark + piece)
+                with contextlib.suppress(OSError):
+                    _write_all(target, mark + piece)
             if tail is not None:
                 *lines, rest = (rest + piece).split(b"\n")
                 tail.extend(_readable(line) for line in lines)

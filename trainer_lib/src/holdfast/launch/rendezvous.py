@@ -9,8 +9,9 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from holdfast.errors import ControlError, DocumentError, UsageError
-from holdfast.launch import wire
+from holdfast.errors import AuthenticationError, ControlError, DocumentError, UsageError
+from holdfast.greetings import Greetings
+from holdfast.launch import endpoint, wire
 from holdfast.launch.standalone import LEASE_SECONDS, Joined, Record, Roster, job_key, rendezvous_key
 
 _log = logging.getLogger("holdfast.launch.rendezvous")
@@ -39,6 +40,7 @@ class Endpoint:
         self._stranger = stranger
         self._now = now
         self._connections: dict[str, wire.Connection] = {}
+        self._greetings: Greetings[asyncio.StreamWriter] = Greetings()
         self._published: dict[str, Any] | None = None
 
     async def serve(self, listener: socket.socket | None, own: Joined) -> None:
@@ -73,6 +75,10 @@ class Endpoint:
         self._accept(with_key(document, self._secret))
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        dropped = self._greetings.begin(writer, wire.peer_host(writer))
+        if dropped is not None:
+            dropped.transport.abort()
+            self._stranger()
         try:
             connection = await wire.answer(reader, writer, me=ENDPOINT, key=rendezvous_key(self._secret))
             first = await connection.receive()
@@ -81,11 +87,16 @@ class Endpoint:
             member = Joined(uid=connection.peer, entry=first["member"])
             if self._refuses(connection, first.get("asked")):
                 return
+        except wire.NoGreetingError:
+            writer.transport.abort()
+            return
         except (OSError, TimeoutError, ControlError, DocumentError, KeyError) as error:
             _log.error("a launcher was refused at the endpoint: %s", error)
             self._stranger()
             writer.transport.abort()
             return
+        finally:
+            self._greetings.end(writer)
         self._connections[member.uid] = connection
         _log.info("%s joined", member.uid)
         self._roster = self._roster.joined(member, self._now())
@@ -153,34 +164,54 @@ async def _hear(connection: wire.Connection, heard: Callable[[dict[str, Any]], N
         connection.abort()
 
 
-async def dial(host: str, port: int, *, me: str, secret: bytes, patience: float) -> wire.Connection:
-    """Connect to the endpoint, which may not be there yet."""
-    loop = asyncio.get_running_loop()
+async def dial(
+    host: str,
+    port: int,
+    *,
+    me: str,
+    secret: bytes,
+    patience: float,
+    lookup: endpoint.Lookup = endpoint.look_up,
+) -> wire.Connection:
+    """Connect to the endpoint, which may not be there yet; log what is found there whenever that changes.
+
+    Raise UsageError after `patience` seconds, and at once if a program that is no launcher answers.
+    """
+    loop, told = asyncio.get_running_loop(), ""
     deadline = loop.time() + patience
     while True:
+        where = f"{host}:{port}"
         try:
-            return await wire.dial(host, port, me=me, peer=ENDPOINT, key=rendezvous_key(secret), timeout=5.0)
-        except (OSError, TimeoutError) as error:
+            address = endpoint.choose(await lookup(host, port))
+            where = f"{address}:{port}"
+            return await wire.dial(address, port, me=me, peer=ENDPOINT, key=rendezvous_key(secret), timeout=5.0)
+        except (OSError, TimeoutError, wire.HungUpError) as error:
+            found = f"{where}: {_found(error)}"
             if loop.time() >= deadline:
-                raise UsageError(
-                    f"--rdzv-endpoint {host}:{port} does not answer: {error}; start the launcher on that host"
-                ) from error
+                raise UsageError(f"--rdzv-endpoint {found}; start the launcher on that host") from error
+        except AuthenticationError:
+            raise
+        except ControlError as error:
+            raise UsageError(
+                f"--rdzv-endpoint {where}: another program listens there, which is no launcher ({error}): give "
+                "another port"
+            ) from error
+        if found != told:
+            told = found
+            _log.info("waits up to %.0f s for the launcher at --rdzv-endpoint %s", deadline - loop.time(), found)
         await asyncio.sleep(0.2)
 
 
-def bind(host: str, port: int) -> socket.socket | None:
-    """Own the endpoint if its address is this machine's and nobody owns it yet; None: another launcher does."""
-    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(address)
-            listener.listen(128)
-        except OSError:
-            listener.close()
-            continue
-        return listener
-    return None
+def _found(error: Exception) -> str:
+    if isinstance(error, wire.NoAnswerError):
+        return "what listens there accepts connections and does not answer as a launcher does"
+    if isinstance(error, wire.HungUpError):
+        return "what listens there closes connections and does not answer as a launcher does"
+    if isinstance(error, ConnectionRefusedError):
+        return "no program listens there"
+    if isinstance(error, TimeoutError):
+        return "the address does not answer"
+    return str(error)
 
 
 def with_key(document: dict[str, Any], secret: bytes) -> dict[str, Any]:

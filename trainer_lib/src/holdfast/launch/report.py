@@ -12,6 +12,7 @@ from holdfast.launch.local import Progress
 from holdfast.launch.messages import Incident, World
 from holdfast.launch.rank import Rank
 from holdfast.launch.state import Attempt, State
+from holdfast.launch.tallies import Failing
 from holdfast.launch.termination import Ending, redact
 from holdfast.logs import rfc3339
 from holdfast.worlds import Pair
@@ -115,12 +116,17 @@ def _progress(progress: Progress) -> dict[str, Any]:
             tier: {**commit, "time": _time(commit["time"])} for tier, commit in progress.checkpoints.items()
         },
         **progress.tallies.to_json(),
+        "checkpointsFailing": {tier: _failing(failing) for tier, failing in progress.tallies.failing.items()},
         "quarantined": list(progress.quarantined),
         "loss": progress.loss,
         "throughput": None if progress.throughput is None else round(progress.throughput, 3),
         "stepSeconds": None if progress.step_seconds is None else round(progress.step_seconds, 6),
         "gradientNorm": progress.gradient_norm,
     }
+
+
+def _failing(failing: Failing) -> dict[str, Any]:
+    return {**vars(failing), "since": _time(failing.since), "message": _shown(failing.message)}
 
 
 def _highest_claim(state: State, progress: Progress) -> dict[str, Any] | None:

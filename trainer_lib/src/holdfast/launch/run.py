@@ -9,6 +9,7 @@ import os
 import secrets
 import shutil
 import socket
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -24,15 +25,18 @@ from holdfast.constants import (
     ENV_MEMORY_TIER,
     ENV_OBJECT_URL,
     STORE_PORT,
+    Cause,
+    ExitCode,
 )
 from holdfast.environment import Environment
 from holdfast.errors import UsageError
-from holdfast.launch import folder_lock, gpus, preflight, rendezvous
+from holdfast.launch import command, endpoint, folder_lock, gpus, preflight, rendezvous, termination
 from holdfast.launch.agent import Agent, AgentConfig
 from holdfast.launch.memory_options import MemoryOptions, TierOptions
 from holdfast.launch.report import Identity
 from holdfast.launch.standalone import Joined, Record, Roster, Terms
 from holdfast.launch.supervisor import Command, resolve_command
+from holdfast.launch.termination import Ending
 from holdfast.logs import LogContext, configure
 
 if TYPE_CHECKING:
@@ -51,12 +55,24 @@ async def launch(options: RunOptions, environment: Environment) -> int:
     context = LogContext()
     logger = configure(context, background=True)
     try:
-        if environment.under_operator:
-            return await _under_operator(options, environment, context)
-        return await _alone(options, environment, context)
+        ending = await _run(options, environment, context)
+    except UsageError as error:
+        # Not final: it may hold for this pod only, such as a script on a volume that its node did not mount.
+        refused = Ending(code=ExitCode.USAGE, cause=Cause.APPLICATION, reason="Usage", message=str(error))
+        termination.write(environment.termination_log, refused)
+        raise
     finally:
         for handler in logger.handlers:
             handler.close()
+    sys.stderr.write(termination.last_words(ending))  # after the log, so that nothing follows it
+    return ending.code
+
+
+async def _run(options: RunOptions, environment: Environment, context: LogContext) -> Ending:
+    command.check(resolve_command(options.command), nested=options.nested_launcher)
+    if environment.under_operator:
+        return await _under_operator(options, environment, context)
+    return await _alone(options, environment, context)
 
 
 def _command(options: RunOptions, environment: Environment, *, processes: int) -> Command:
@@ -71,7 +87,7 @@ def _command(options: RunOptions, environment: Environment, *, processes: int) -
     )
 
 
-async def _under_operator(options: RunOptions, environment: Environment, context: LogContext) -> int:
+async def _under_operator(options: RunOptions, environment: Environment, context: LogContext) -> Ending:
     """The membership comes from the file that the sidecar keeps."""
     pod = environment.pod_name or environment.pod_uid
     context.update(pod=pod, job=environment.job_name)
@@ -118,7 +134,7 @@ def _upload(options: RunOptions, environment: Environment) -> UploadSettings | N
     )
 
 
-async def _alone(options: RunOptions, environment: Environment, context: LogContext) -> int:
+async def _alone(options: RunOptions, environment: Environment, context: LogContext) -> Ending:
     """No operator: the launcher that owns the endpoint plays its part, the others join it."""
     made = environment.run_dir is None
     run_dir = environment.run_dir or _temporary_dir()
@@ -235,14 +251,21 @@ async def _find_place(options: RunOptions, environment: Environment) -> _Place:
     if options.endpoint is None:
         return _Place(host="127.0.0.1", secret=secrets.token_bytes(32))
     host, port = options.endpoint
+    addresses = await endpoint.resolve(host, port, patience=_JOIN_SECONDS)
+    address = endpoint.choose(addresses)
+    secret = _secret(environment, host, address)
+    if options.max_nodes > 1:
+        for text in endpoint.remarks(host, addresses):
+            _log.warning("%s", text)
     try:
-        found = await asyncio.to_thread(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-        secret = _secret(environment, host, str(found[0][4][0]))
-        listener = await asyncio.to_thread(rendezvous.bind, host, port)
-        address = await asyncio.to_thread(_address_towards, host, port)
+        bound = await asyncio.to_thread(endpoint.bind, address, port)
+        own = await asyncio.to_thread(_address_towards, address, port)
     except OSError as error:
         raise UsageError(f"holdfast run: --rdzv-endpoint {host}:{port} cannot be used: {error}") from error
-    return _Place(host=address, secret=secret, endpoint=options.endpoint, listener=listener)
+    if bound.elsewhere:
+        text = "--rdzv-endpoint %s is %s, which is not an address of this host: another host's launcher must own it"
+        _log.info(text + " (nobody owns the address of a Service)", host, address)
+    return _Place(host=own, secret=secret, endpoint=options.endpoint, listener=bound.listener)
 
 
 def _address_towards(host: str, port: int) -> str:
@@ -279,7 +302,7 @@ class _Standalone:
         self._terms = terms
         self._agent = Agent(config, context)
 
-    async def run(self) -> int:
+    async def run(self) -> Ending:
         """Run both until the launcher leaves."""
         agent = asyncio.create_task(self._agent.run())
         beside = asyncio.create_task(self._beside())
@@ -290,7 +313,7 @@ class _Standalone:
         await asyncio.gather(beside, return_exceptions=True)
         return await agent
 
-    async def _endpoint_lost(self, agent: asyncio.Task[int], beside: asyncio.Task[None]) -> None:
+    async def _endpoint_lost(self, agent: asyncio.Task[Ending], beside: asyncio.Task[None]) -> None:
         """The endpoint says goodbye before its last message is worked on: wait a little for that."""
         error = beside.exception()
         await asyncio.wait([agent], timeout=0.0 if error else _LOST_ENDPOINT_SECONDS)
@@ -314,7 +337,7 @@ class _Standalone:
             await self._be_member(own, *self._place.elsewhere)
 
     async def _be_endpoint(self, own: Joined) -> None:
-        endpoint = rendezvous.Endpoint(
+        served = rendezvous.Endpoint(
             roster=Roster(terms=self._terms, publication=secrets.token_hex(4)),
             secret=self._place.secret,
             accept=self._agent.see_membership,
@@ -322,7 +345,7 @@ class _Standalone:
             stranger=self._agent.stranger,
             now=self._agent.now,
         )
-        await endpoint.serve(self._place.listener, own)
+        await served.serve(self._place.listener, own)
 
     async def _be_member(self, own: Joined, host: str, port: int) -> None:
         connection = await rendezvous.dial(host, port, me=own.uid, secret=self._place.secret, patience=_JOIN_SECONDS)

@@ -13,23 +13,31 @@ import json
 import logging
 import os
 import socket
-import sys
 from collections.abc import Callable
 
 from holdfast.errors import StoreError
 from holdfast.launch.messages import Master
-from holdfast.launch.process import ChildProcess, ProcessExit
+from holdfast.launch.process import ChildProcess, ProcessExit, own_program
 from holdfast.worlds import Pair
 
 _log = logging.getLogger("holdfast.launch.store")
 _BACKLOG = 4096
+# A process that ends so often before it has served a store will not serve the next one either.
+_MAX_FAILURES = 3
 
 
 class StoreHost:
-    """Opens stores in its child; `on_lost` is told the pair whose store died or could not be served."""
+    """Opens stores in its child; `on_lost` is told the pair whose store died or could not be served.
 
-    def __init__(self, on_lost: Callable[[Pair, str], None]) -> None:
+    `on_broken` is called if the child ends several times in a row and has not served a store in between.
+    """
+
+    def __init__(
+        self, on_lost: Callable[[Pair, str], None], *, on_broken: Callable[[str], None] = lambda _: None
+    ) -> None:
         self._on_lost = on_lost
+        self._on_broken = on_broken
+        self._failures = 0
         self._child: ChildProcess | None = None
         self._line: socket.socket | None = None
         self._pairs: tuple[Pair, ...] = ()
@@ -45,7 +53,7 @@ class StoreHost:
             return self._line
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        argv = [sys.executable, "-m", "holdfast.launch.store_host", str(theirs.fileno())]
+        argv = own_program("holdfast.launch.store_host", str(theirs.fileno()))
         with theirs:
             self._child = ChildProcess(
                 argv=argv, environ=_environ(), on_exit=self._ended, pass_fds=(theirs.fileno(),)
@@ -86,6 +94,7 @@ class StoreHost:
             self._problem(json.loads(answer))
 
     def _problem(self, answer: dict[str, object]) -> None:
+        self._failures = 0
         for pair in self._pairs:
             if answer.get("pair") == str(pair) and answer.get("error"):
                 self._on_lost(pair, str(answer["error"]))
@@ -97,8 +106,12 @@ class StoreHost:
         self._child = self._line = None
         pairs, self._pairs = self._pairs, ()
         tail = ended.stderr_tail[-1] if ended.stderr_tail else ""
+        what = f"the store's process ended with {ended.exit_code} {tail}".rstrip()
+        self._failures += 1
+        if self._failures >= _MAX_FAILURES and pairs:
+            self._on_broken(f"{what}, {self._failures} times in a row: no attempt can start on this host")
         for pair in pairs:
-            self._on_lost(pair, f"the store's process ended with {ended.exit_code} {tail}".rstrip())
+            self._on_lost(pair, what)
 
 
 def _family(host: str) -> socket.AddressFamily:

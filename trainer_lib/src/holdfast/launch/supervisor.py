@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from holdfast.constants import MAX_TEXT
 from holdfast.errors import DocumentError, SpawnError
+from holdfast.launch import compile_cache
 from holdfast.launch.agent_socket import RankMessage
 from holdfast.launch.causes import RankEnd
 from holdfast.launch.files import read_json
@@ -32,7 +33,7 @@ from holdfast.launch.process import Child, ChildProcess, ProcessExit
 from holdfast.launch.rank import Rank, Spawner
 from holdfast.launch.rank_env import RankPlace, places, rank_environ, standby_environ, world_message
 from holdfast.launch.starvation import cpu_wait
-from holdfast.launch.termination import last_lines
+from holdfast.launch.termination import error_lines, last_lines
 from holdfast.worlds import Pair
 
 _log = logging.getLogger("holdfast.launch.supervisor")
@@ -104,7 +105,7 @@ class Supervisor:
         self._ranks: dict[int, Rank] = {}
         self._world: tuple[World, Master, Membership] | None = None
         self._stopping: list[Pair] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
         self.pair: Pair | None = None
         self.speaks_holdfast = False  # sticky: this script has the loop
 
@@ -333,6 +334,10 @@ class Supervisor:
         rank.forgotten = True
         self.kill(rank)
 
+    def repair_compile_cache(self) -> None:
+        """Remove, on a thread, what a killed compiler left in the cache that ranks share."""
+        self._do(asyncio.to_thread(compile_cache.repair, compile_cache.folder(self._command.environ)))
+
     # How they end
 
     async def _watch(self, process: Child) -> None:
@@ -352,6 +357,8 @@ class Supervisor:
 
     def _ended(self, rank: Rank, ended: ProcessExit) -> None:
         rank.ended = True
+        if ended.returncode == -signal.SIGKILL:
+            self.repair_compile_cache()
         self._listener.process_ended(ended.pid, killed=signal.SIGKILL in ended.sent)
         if rank.forgotten or rank.parked:
             del self._ranks[rank.slot]
@@ -386,16 +393,16 @@ class Supervisor:
             done=rank.done,
             peer_lost=rank.peer_lost,
             exception=exception,
-            traceback=traceback or last_lines(ended.stderr_tail),
+            traceback=traceback or error_lines(ended.stderr_tail),
             step=rank.step if rank.speaks else None,
         )
 
-    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+    def _do(self, work: Coroutine[Any, Any, object]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._finished)
 
-    def _finished(self, task: asyncio.Task[None]) -> None:
+    def _finished(self, task: asyncio.Task[object]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:

@@ -28,6 +28,17 @@ class Written:
         return {"commits": self.commits, "bytes": self.nbytes, "seconds": round(self.seconds, 3)}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Failing:
+    """The commits to one tier that failed since the last durable one."""
+
+    since: float
+    """When the first one failed: seconds since the epoch."""
+    commits: int
+    cause: str
+    message: str
+
+
 @dataclass(kw_only=True)
 class Tallies:
     """Every rank tells of the same commits and restores: each counts once."""
@@ -35,6 +46,8 @@ class Tallies:
     written: dict[str, Written] = field(default_factory=dict)
     failures: dict[str, Counter[str]] = field(default_factory=dict)
     """By tier, why commits failed."""
+    failing: dict[str, Failing] = field(default_factory=dict)
+    """The tiers on which the last commit failed."""
     restores: Counter[str] = field(default_factory=Counter)
     fallbacks: int = 0
     _failed: dict[str, tuple[Pair, int]] = field(default_factory=dict)
@@ -45,19 +58,30 @@ class Tallies:
         """A rank's part of a commit is durable; one in memory may have been sent to another node as well."""
         step, nbytes = int(told["step"]), int(told.get("bytes", 0))
         copying = float(told.get("copying", 0.0))
+        self.failing.pop(str(told["tier"]), None)
         self._write(str(told["tier"]), (pair, step), nbytes, float(told["seconds"]) - copying)
         if copying:
+            self.failing.pop(PEER_TIER, None)
             self._write(PEER_TIER, (pair, step), nbytes, copying)
 
-    def failed(self, pair: Pair, told: Mapping[str, Any]) -> str:
-        """A commit failed: why; nothing if another rank has told of it."""
+    def failed(self, pair: Pair, told: Mapping[str, Any], now: float) -> str:
+        """A commit failed: why; nothing if another rank has told of it. `now` is in seconds since the epoch."""
         tier, commit = str(told["tier"]), (pair, int(told["step"]))
         if self._failed.get(tier) == commit:
             return ""
         self._failed[tier] = commit
         cause = str(told.get("cause", FailureCause.OTHER))
         self.failures.setdefault(tier, Counter())[cause] += 1
+        if cause != FailureCause.NO_FOLDER:  # there, nothing that was promised fails
+            self._fails(tier, cause, str(told["message"]), now)
         return cause
+
+    def _fails(self, tier: str, cause: str, message: str, now: float) -> None:
+        """The message stays until the cause is another one: it is shown, and each commit's names other files."""
+        before = self.failing.get(tier)
+        since, commits = (now, 1) if before is None else (before.since, before.commits + 1)
+        message = before.message if before is not None and before.cause == cause else message
+        self.failing[tier] = Failing(since=since, commits=commits, cause=cause, message=message)
 
     def _write(self, tier: str, commit: tuple[Pair, int], nbytes: int, seconds: float) -> None:
         written = self.written.setdefault(tier, Written())

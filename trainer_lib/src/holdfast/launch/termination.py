@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.constants import MAX_TEXT, PROTOCOL_VERSION
+from holdfast.constants import MAX_TEXT, PROTOCOL_VERSION, ExitCode
 from holdfast.logs import is_own_info
 
 _log = logging.getLogger("holdfast.launch.termination")
@@ -19,6 +19,9 @@ _MAX_LINES = 12
 # Of its C++ part, some of them as the process ends, after what it ends for.
 _TORCHS_WARNING = re.compile(r"(?:\[rank\d+\]:)?\[[IW]\d{4} [\d:.]+ [\w.]+:\d+\]")
 _MAX_LINE = 300
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
+_HEADER = "Traceback (most recent call last):"
+_FRAME = re.compile(r'\s+File "[^"]+", line \d+')
 _SECRET = re.compile(
     r"(?i)((?:token|secret|password|passwd|api[_-]?key|authorization|credential|x-amz-signature)\w*[\"']?\s*[=:]\s*)"
     r"(?:[\"']?(?:bearer|basic|token)\s+)?\S+"
@@ -65,6 +68,27 @@ def last_lines(lines: Sequence[str]) -> tuple[str, ...]:
     """The last lines that say something, each of a length that other launchers can be told."""
     telling = [line for line in lines if line.strip() and not is_own_info(line) and not _TORCHS_WARNING.match(line)]
     return tuple(line.rstrip()[:MAX_TEXT] for line in telling)[-_MAX_LINES:]
+
+
+def error_lines(lines: Sequence[str]) -> tuple[str, ...]:
+    """Return the last traceback, up to and with its exception; the last lines if there is no traceback.
+
+    A framework may print its own advice after the traceback, which is not why the process ended.
+    """
+    bare = [_RANK_PREFIX.sub("", line) for line in lines]
+    frame = max((place for place, line in enumerate(bare) if _FRAME.match(line)), default=len(bare))
+    for place in range(frame, len(bare)):
+        if bare[place][:1].strip():
+            return last_lines(lines[: place + 1])
+    return last_lines(lines)
+
+
+def last_words(ending: Ending) -> str:
+    """Return what a person reads last: why the job has failed; nothing if it has not."""
+    if not ending.final or ending.code == ExitCode.COMPLETE:
+        return ""
+    lines = [redact(line) for line in ending.traceback[-_MAX_LINES:] if not line.endswith(_HEADER)]
+    return "\n".join([*lines, f"holdfast: the job has failed: {redact(ending.message)}", ""])
 
 
 def write(path: Path, ending: Ending) -> None:

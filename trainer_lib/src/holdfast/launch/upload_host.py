@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import socket
 import sys
@@ -19,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from holdfast.checkpoint.names import parse_commit
+from holdfast.checkpoint.names import CommitName, parse_commit
 from holdfast.checkpoint.pace import Pace
 from holdfast.checkpoint.stores.open import open_store
 from holdfast.checkpoint.upload import (
@@ -39,6 +40,8 @@ from holdfast.errors import HoldfastError
 # A last upload that fails is tried again so often; the launcher ends us when its grace period is over.
 _LAST_TRIES = 5
 
+_log = logging.getLogger("holdfast.launch.upload_host")
+
 
 class Host:
     """The queue, filled by a thread that listens and emptied by the one that uploads."""
@@ -54,10 +57,27 @@ class Host:
         """Until the launcher closes its side."""
         for text in self._line:
             name = parse_commit(text.strip())
-            # A commit that was asked for without a step since is an older attempt's: it has come here already.
-            if name is not None and name in self._uploader.source.commits():
+            if name is not None and self._may_be_there(name):
                 self._become(replace(self._queue, newest=name, failures=0, retry_at=0.0))
         self._become(replace(self._queue, closing=True, failures=0, retry_at=0.0))
+
+    def listen_to_the_end(self) -> None:
+        """As a thread: a defect ends the process, which the launcher starts again. Nobody would upload otherwise."""
+        try:
+            self.listen()
+        except BaseException:  # noqa: BLE001 — ends the process
+            _log.exception("the uploader's thread that listens to the launcher failed")
+            os._exit(1)
+
+    def _may_be_there(self, name: CommitName) -> bool:
+        """A commit that was asked for without a step since is an older attempt's: it has come here already.
+
+        Where the folder cannot be read now, the upload looks again, and says so.
+        """
+        try:
+            return name in self._uploader.source.commits()
+        except OSError:
+            return True
 
     def work(self) -> None:
         """Until all is uploaded and the launcher goes."""
@@ -128,7 +148,7 @@ def main() -> int:
         hold=partial(held, folder),
     )
     host = Host(line, connection, uploader)
-    threading.Thread(target=host.listen, daemon=True).start()
+    threading.Thread(target=host.listen_to_the_end, daemon=True).start()
     host.work()
     return 0
 

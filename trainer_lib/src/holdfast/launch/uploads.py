@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import socket
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from holdfast.checkpoint.names import CommitName, parse_commit
 from holdfast.checkpoint.upload import UploadSettings
 from holdfast.errors import SpawnError
 from holdfast.launch.hurry import Speed
-from holdfast.launch.process import ChildProcess, ProcessExit
+from holdfast.launch.process import ChildProcess, ProcessExit, own_program
 
 _log = logging.getLogger("holdfast.launch.uploads")
 _MOST_RESTARTS = 5
@@ -115,7 +114,7 @@ class Uploads:
 
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair()
-        argv = [sys.executable, "-m", "holdfast.launch.upload_host", str(theirs.fileno())]
+        argv = own_program("holdfast.launch.upload_host", str(theirs.fileno()))
         with theirs:
             child = ChildProcess(argv=argv, environ=_environ(), on_exit=self._ended, pass_fds=(theirs.fileno(),))
         order = {"settings": self._settings.to_json() if self._settings else {}, "folder": str(self._folder)}

@@ -315,4 +315,4 @@ def _touch_group() -> None:
         options = c10d.ProcessGroupGloo._Options()
         options._devices = [c10d.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         group = c10d.ProcessGroupGloo(c10d.HashStore(), 0, 1, options)
-        group.allreduce([torch.zeros(1)]).wait()
+        group.allreduce([torch.zeros(1, device="cpu")]).wait()

@@ -26,6 +26,18 @@ HANDSHAKE_SECONDS = 3.0
 LIMIT = MAX_LINE_BYTES
 
 
+class NoGreetingError(ControlError):
+    """The other side connected and closed the connection, and sent nothing: not a word that could be refused."""
+
+
+class HungUpError(ControlError):
+    """The other side closed the connection during the greeting."""
+
+
+class NoAnswerError(TimeoutError):
+    """The other side took the connection, and did not answer the greeting in time."""
+
+
 @dataclass(frozen=True)
 class Connection:
     """An authenticated connection to `peer`."""
@@ -56,16 +68,36 @@ async def read_line(reader: asyncio.StreamReader) -> dict[str, Any] | None:
     """One message as an object; None at the end of the stream. Raises `ControlError` on anything else."""
     try:
         line = await reader.readline()
-        if not line.endswith(b"\n"):
-            return None
-        body = json.loads(line)
     except (ConnectionError, TimeoutError):
         return None
-    except (ValueError, RecursionError) as error:  # also a line beyond the limit, or nested beyond reason
+    except ValueError as error:  # a line beyond the limit
+        raise ControlError(f"not a line of JSON: {error}") from error
+    return _decode(line)
+
+
+def _decode(line: bytes) -> dict[str, Any] | None:
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        body = json.loads(line)
+    except (ValueError, RecursionError) as error:  # also one that is nested beyond reason
         raise ControlError(f"not a line of JSON: {error}") from error
     if not isinstance(body, dict):
         raise ControlError("a message must be a JSON object")
     return body
+
+
+async def _first_line(reader: asyncio.StreamReader) -> dict[str, Any] | None:
+    """Return the first message of a connection; raise NoGreetingError if it ends before its first byte."""
+    try:
+        line = await reader.readline()
+    except ConnectionError as error:
+        raise NoGreetingError(f"the connection was closed before the greeting: {error}") from error
+    except ValueError as error:
+        raise ControlError(f"not a line of JSON: {error}") from error
+    if not line:
+        raise NoGreetingError("the connection was closed before the greeting")
+    return _decode(line)
 
 
 async def dial(host: str, port: int, *, me: str, peer: str, key: bytes, timeout: float) -> Connection:
@@ -80,16 +112,24 @@ async def dial(host: str, port: int, *, me: str, peer: str, key: bytes, timeout:
             talk = (me, peer, mine, theirs["nonce"])
             _check(theirs["mac"], _mac(key, "accept", *talk), peer)
             writer.write(encode({"mac": _mac(key, "dial", *talk)}))
+    except TimeoutError as error:
+        writer.transport.abort()
+        raise NoAnswerError(f"no answer to the greeting within {HANDSHAKE_SECONDS:.0f} s") from error
     except BaseException:
         writer.transport.abort()
         raise
     return Connection(peer, reader, writer)
 
 
+def peer_host(writer: asyncio.StreamWriter) -> str:
+    """Return the address of the other side."""
+    return str((writer.get_extra_info("peername") or ("?",))[0])
+
+
 async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, me: str, key: bytes) -> Connection:
-    """The acceptor's side of `dial`; raises `TimeoutError` or `ControlError`."""
+    """The acceptor's side of `dial`; raises `TimeoutError`, `ControlError` or, of these, `NoGreetingError`."""
     async with asyncio.timeout(HANDSHAKE_SECONDS):
-        first = await _expect(reader, "podUID", "to", "nonce")
+        first = _greeting(await _first_line(reader), "podUID", "to", "nonce")
         check_version(first, "the greeting of a launcher")
         peer, mine = first["podUID"], secrets.token_hex(16)
         if first["to"] != me:
@@ -102,9 +142,12 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, 
 
 
 async def _expect(reader: asyncio.StreamReader, *names: str) -> dict[str, Any]:
-    body = await read_line(reader)
+    return _greeting(await read_line(reader), *names)
+
+
+def _greeting(body: dict[str, Any] | None, *names: str) -> dict[str, Any]:
     if body is None:
-        raise ControlError("the other side closed the connection during the greeting")
+        raise HungUpError("the other side closed the connection during the greeting")
     for name in names:
         value = body.get(name)
         # ASCII: what the proofs are computed over must be encodable, which a lone surrogate is not.

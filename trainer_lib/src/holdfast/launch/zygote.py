@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from holdfast.launch.process import die_with
+from holdfast.launch.process import die_with, mark_this_process
 from holdfast.launch.script import parse
 from holdfast.launch.warm import Loaded, Program, become, freeze, load, name_process, stand_by, threads
 
@@ -58,7 +58,7 @@ def main() -> None:
     _introduce(line, loaded)
     line, warm = _serve(line, launcher)
     name_process(f"holdfast-{WARM}")
-    line.sendall(b"%d\n" % os.getpid())
+    line.sendall(f"{os.getpid()} {mark_this_process()}\n".encode())
     become(program, stand_by(line, touch=warm))
 
 

@@ -1,7 +1,9 @@
 """A copy of the commits elsewhere, which may be out of reach as long as the tier before it has some. No torch.
 
 Invariant: a job never starts from nothing because a store could not be asked. Where the tier before it has commits,
-its claims are all that there are, since each was written there first; who can read none of those commits insists.
+its claims are all that there are, since each was written there first. A restore that finds some of those commits
+lost, none at all, or only older ones than a claim continues, insists: to continue from an older commit would give up
+the copy.
 """
 
 from __future__ import annotations

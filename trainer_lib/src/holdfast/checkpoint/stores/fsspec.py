@@ -15,7 +15,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
 from holdfast.checkpoint.manifest import CHUNK_BYTES
-from holdfast.checkpoint.stores.objects import IN_FLIGHT, ObjectStore, Stat, check_small
+from holdfast.checkpoint.stores.objects import IN_FLIGHT, ObjectStore, Stat, check_small, create_by_looking
 from holdfast.checkpoint.stores.s3_errors import ADVICE, Kind
 from holdfast.errors import CheckpointError, DamagedError, UnavailableError, UsageError
 
@@ -37,6 +37,7 @@ class FsspecBucket:
     """A folder of an fsspec file system."""
 
     part_bytes = 2 * CHUNK_BYTES
+    lacks: tuple[str, ...] = ()
 
     def __init__(self, url: str, in_flight: int) -> None:
         self.in_flight = in_flight
@@ -86,14 +87,7 @@ class FsspecBucket:
 
     def create(self, key: str, data: bytes) -> bool:
         """Look, write, and read back what stayed."""
-        try:
-            return self._holds(key, data)
-        except DamagedError:
-            self.put(key, data)
-        return self._holds(key, data)
-
-    def _holds(self, key: str, data: bytes) -> bool:
-        return self.stat(key).nbytes == len(data) and self.read(key, len(data)) == data
+        return create_by_looking(self, key, data)
 
     def put(self, key: str, data: bytes) -> None:
         """Write a small file."""

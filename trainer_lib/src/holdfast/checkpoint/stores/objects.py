@@ -36,6 +36,8 @@ _log = logging.getLogger("holdfast.checkpoint.objects")
 SHA256SUMS: Final = "SHA256SUMS"
 # Before them: what this commit will be.
 CONTENT: Final = "CONTENT"
+GIVEN_UP: Final = "GIVEN-UP"
+"""Stands in a commit's folder while its files are removed."""
 IN_FLIGHT: Final = 8
 # Of what is digested several times, so that only the first time waits for the memory.
 _IN_CACHE: Final = 256 << 10
@@ -58,6 +60,10 @@ class Bucket(Protocol):
     @property
     def url(self) -> str:
         """Where it is, without credentials."""
+
+    @property
+    def lacks(self) -> Sequence[str]:
+        """What the store was found to lack so far and what is done instead, in words."""
 
     @property
     def part_bytes(self) -> int:
@@ -108,6 +114,25 @@ def check_small(key: str, nbytes: int, most: int) -> None:
     """DamagedError for what claims to be larger than anything that was written there."""
     if nbytes > most:
         raise DamagedError(f"{key.rpartition('/')[2]}: {nbytes} bytes are more than it can have")
+
+
+def holds(bucket: Bucket, key: str, data: bytes) -> bool:
+    """Whether an object has these bytes; False too if another writer replaces or removes it meanwhile."""
+    try:
+        return bucket.stat(key).nbytes == len(data) and bucket.read(key, len(data)) == data
+    except DamagedError:
+        return False
+
+
+def create_by_looking(bucket: Bucket, key: str, data: bytes) -> bool:
+    """Do what `Bucket.create` does on a store without exclusive creation: look, write, and read back what stayed.
+
+    Of two writers in the same moment the last one stays, and the other finds the bytes of that one unless it read
+    back before they came.
+    """
+    if not _exists(bucket, key):
+        bucket.put(key, data)
+    return holds(bucket, key, data)
 
 
 class Digests:
@@ -218,25 +243,45 @@ class ObjectIncoming:
         return digests.record()
 
     def publish(self, manifest: Manifest) -> None:
-        """Create the manifest. That it is there already, the same to the byte, is what a lost answer leaves."""
-        here = {key.removeprefix(self._folder) for key in self._bucket.keys(self._folder)}
-        if not here.issuperset(self._sums):
-            raise CheckpointError(f"{self._bucket.url}/{self._folder} was given up by another writer: try again")
+        """Create the manifest. If the same manifest exists already, an earlier answer was lost or another writer won.
+
+        Another writer of the same checkpoint may remove files meanwhile (`_give_up`). Then this raises
+        CheckpointError and removes the manifest that it created, but never one that existed before.
+        """
+        self._insist_on_files()
         sums = "".join(f"{digest}  {file}\n" for file, digest in sorted(self._sums.items()))
         self._bucket.put(self._folder + SHA256SUMS, sums.encode())
-        if not self._bucket.create(self._folder + MANIFEST, encode(manifest)):
+        key = self._folder + MANIFEST
+        ours = [] if _exists(self._bucket, key) else [key]
+        if not self._bucket.create(key, encode(manifest)):
             raise CheckpointError(
                 f"{self._bucket.url}: {self._name} is there already, with another manifest; nothing was changed"
             )
+        self._insist_on_files(otherwise=ours)
+
+    def _insist_on_files(self, otherwise: Sequence[str] = ()) -> None:
+        """CheckpointError if another writer removes files; `otherwise` are the keys that go then."""
+        here = {key.removeprefix(self._folder) for key in self._bucket.keys(self._folder)}
+        if GIVEN_UP in here or not here.issuperset(self._sums):
+            self._bucket.delete(otherwise)
+            raise CheckpointError(f"{self._bucket.url}/{self._folder} was given up by another writer: try again")
 
     def discard(self) -> None:
         """Remove what was written, unless it is a commit."""
         try:
-            if not _exists(self._bucket, self._folder + MANIFEST):
-                self._bucket.abandon(self._folder)
-                self._bucket.delete(self._bucket.keys(self._folder))
+            _give_up(self._bucket, self._folder)
         except CheckpointError as error:
             _log.warning("what was uploaded of %s stays where it is: %s", self._name, error)
+
+
+def _give_up(bucket: Bucket, folder: str) -> None:
+    """Remove what was never finished. A writer that publishes the same commit finds the mark, or a file missing."""
+    mark = folder + GIVEN_UP
+    bucket.put(mark, b"")
+    if not _exists(bucket, folder + MANIFEST):
+        bucket.abandon(folder)
+        bucket.delete([key for key in bucket.keys(folder) if key != mark])
+    bucket.delete([mark])
 
 
 def _exists(bucket: Bucket, key: str) -> bool:
@@ -269,16 +314,25 @@ class ObjectStore:
         """How many parts to ask for at once."""
         return self._bucket.in_flight
 
-    def rehearse(self, name: str) -> None:
-        """List, write, read back and delete, as an upload and a restore would: nothing of it stays."""
+    def rehearse(self, name: str) -> Sequence[str]:
+        """List, write, read back and delete, as an upload and a restore would: nothing of it stays.
+
+        Return what the store was found to lack, in words. CheckpointError if it creates an object that exists.
+        """
         self._bucket.folders(self._prefix)
         key, data = f"{self._prefix}.preflight-{name}", name.encode()
         self._bucket.put(key, data)
         try:
             if self._bucket.read(key, len(data)) != data:
                 raise DamagedError(f"{self._bucket.url}/{key} holds other bytes than were written")
+            if self._bucket.create(key, data + b"."):
+                raise CheckpointError(
+                    f"{self._bucket.url}/{key} was created although it exists: two jobs could overwrite each other's "
+                    "checkpoints here. Use another store"
+                )
         finally:
             self._bucket.delete([key])
+        return self._bucket.lacks
 
     def commits(self) -> tuple[CommitName, ...]:
         """The names that have a manifest."""
@@ -360,8 +414,7 @@ class ObjectStore:
         for name in map(parse_commit, sorted({*begun, *self._bucket.folders(self._prefix)})):
             if name is None or name in committed or (name.pair, name.step) >= (below.pair, below.step):
                 continue
-            self._bucket.abandon(f"{self._prefix}{name}/")
-            self._bucket.delete(self._bucket.keys(f"{self._prefix}{name}/"))
+            _give_up(self._bucket, f"{self._prefix}{name}/")
             _log.info("removed what was never finished of %s", name)
 
     def _key(self, name: CommitName, file: str) -> str:

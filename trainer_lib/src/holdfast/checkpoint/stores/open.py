@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.objects import IN_FLIGHT, ObjectStore
 from holdfast.errors import UsageError
+from holdfast.paths import local_path
 
 
 def open_store(url: str, *, attempts: int | None = None, in_flight: int | None = None) -> FolderStore | ObjectStore:
@@ -48,4 +48,4 @@ def _folder(path: str) -> FolderStore:
         raise UsageError(
             "a checkpoint folder has no name: give a path, file:///PATH, s3://BUCKET/PREFIX or another URL"
         )
-    return FolderStore(Path(path))
+    return FolderStore(local_path(path))

@@ -27,6 +27,7 @@ from holdfast.checkpoint.stores.peer import Copy, names
 from holdfast.checkpoint.stores.slots import Place, Slot, SlotSet, SlotWriter, remove
 from holdfast.checkpoint.stores.wire import GREETING_SECONDS, MAX_GREETING, MAX_MESSAGE, SLICE_SECONDS, Wire, mac
 from holdfast.errors import CheckpointError, DamagedError, NoRoomError
+from holdfast.greetings import Greetings
 from holdfast.worlds import Pair
 
 _log = logging.getLogger("holdfast.checkpoint.peer")
@@ -85,6 +86,7 @@ class PeerServer:
         self._keepers: dict[str, _Keeper] = {}
         self._lock = threading.Lock()
         self._wires: set[Wire] = set()
+        self._greetings: Greetings[Wire] = Greetings()
         family = socket.AF_INET6 if host and ":" in host else socket.AF_INET
         self._socket = socket.create_server((host or "", 0), family=family, backlog=128)
         self.port: int = self._socket.getsockname()[1]
@@ -138,15 +140,15 @@ class PeerServer:
     def _accept(self) -> None:
         while not self._closed:
             try:
-                connection, _ = self._socket.accept()
+                connection, address = self._socket.accept()
             except OSError as error:
                 if not self._closed:
                     _log.warning("a connection to this launcher's memory could not be taken: %s", error)
                     time.sleep(SLICE_SECONDS)  # out of descriptors: others go in time
                 continue
-            self._admit(connection)
+            self._admit(connection, str(address[0]))
 
-    def _admit(self, connection: socket.socket) -> None:
+    def _admit(self, connection: socket.socket, host: str) -> None:
         key = self.key
         if key is None or len(self._wires) >= _MAX_CONNECTIONS:
             connection.close()
@@ -154,26 +156,39 @@ class PeerServer:
         try:
             wire = Wire(connection, limit=MAX_GREETING)
             wire.until = time.monotonic() + GREETING_SECONDS
+            self._begin_greeting(wire, host)
             threading.Thread(target=self._serve, args=(wire, key), name="holdfast-memory", daemon=True).start()
         except (OSError, RuntimeError) as error:
             connection.close()
             _log.warning("a connection to this launcher's memory could not be served: %s", error)
 
+    def _begin_greeting(self, wire: Wire, host: str) -> None:
+        with self._lock:
+            dropped = self._greetings.begin(wire, host)
+            if dropped is not None:
+                self.strangers += 1
+                dropped.close()
+
     def _serve(self, wire: Wire, key: bytes) -> None:
-        session, known = _Session(self, self._folder, wire), False
+        session, known, silent = _Session(self, self._folder, wire), False, False
         self._wires.add(wire)
         try:
             known = self._greet(wire, key)
+            with self._lock:
+                self._greetings.end(wire)
             if known:
                 wire.limit, wire.until = MAX_MESSAGE, float("inf")
                 while True:
                     session.answer(wire.receive(float("inf")))
         except (OSError, CheckpointError, *_UNUSABLE) as error:
+            silent = (
+                isinstance(error, ConnectionError) and not wire.heard
+            )  # closed before a word: a probe of the port
             _log.debug("a connection to this launcher's memory ended: %s", error)
         finally:
-            if not known:
-                with self._lock:
-                    self.strangers += 1
+            with self._lock:
+                self._greetings.end(wire)
+                self.strangers += not known and not silent
             session.close()
             self._wires.discard(wire)
             wire.close()

@@ -2,6 +2,8 @@
 
 Each part travels with its checksum, which the server compares; a file whose upload was interrupted goes on from the
 parts that are there. With awscrt the checksum is CRC64NVME, of the whole object too; without it SHA-256 of each part.
+Not every server knows all that AWS does: what one refuses, or ignores though the protocol relies on it, is done
+without from then on (`Lack`).
 Retries are ours, not botocore's: they cover bodies that break off, and are bounded in one place.
 """
 
@@ -21,10 +23,11 @@ from queue import SimpleQueue
 from threading import Lock
 from typing import Any, Final
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 from holdfast.checkpoint.manifest import CHUNK_BYTES
-from holdfast.checkpoint.stores.objects import IN_FLIGHT, ObjectStore, Stat, check_small
-from holdfast.checkpoint.stores.s3_errors import Kind, Trouble, pause, trouble_of
+from holdfast.checkpoint.stores.objects import IN_FLIGHT, ObjectStore, Stat, check_small, create_by_looking, holds
+from holdfast.checkpoint.stores.s3_errors import Kind, Lack, Trouble, pause, trouble_of
 from holdfast.checkpoint.stores.s3_ranges import LEAST_BYTES, SIGNED_SECONDS, Ranges, Timeouts
 from holdfast.environment import aws_region
 from holdfast.errors import CheckpointError, DamagedError, UnavailableError, UsageError
@@ -65,14 +68,24 @@ class S3Settings:
 
     @classmethod
     def of_url(cls, url: str) -> S3Settings:
-        """`s3://bucket/prefix`."""
+        """Read `s3://bucket/prefix`. An empty segment of the path (`//`) is dropped, with a warning."""
         parts = urlsplit(url)
         if parts.query or parts.fragment or "@" in parts.netloc:
             raise UsageError(
                 "an S3 URL is s3://BUCKET/PREFIX; endpoint, region and credentials come from the environment "
                 "(AWS_ENDPOINT_URL_S3, AWS_REGION, AWS_ACCESS_KEY_ID, …) or from boto3's files"
             )
-        return cls(bucket=parts.netloc, prefix=parts.path.strip("/"))
+        segments = list(filter(None, parts.path.split("/")))
+        if not {".", ".."}.isdisjoint(segments):
+            raise UsageError(f"{url}: '.' and '..' are names in S3, and some servers follow them: leave them out")
+        prefix = "/".join(segments)
+        if prefix != parts.path.strip("/"):
+            _log.warning(
+                "%s has an empty path segment, which some servers drop: s3://%s/%s is used. Move what was written "
+                "with the empty segment there",
+                *(url, parts.netloc, prefix),
+            )
+        return cls(bucket=parts.netloc, prefix=prefix)
 
 
 def s3_store(settings: S3Settings) -> ObjectStore:
@@ -83,8 +96,9 @@ def s3_store(settings: S3Settings) -> ObjectStore:
 class Checksum:
     """The checksum that the server compares: of each part, and of the whole object as the server then keeps it."""
 
-    def __init__(self) -> None:
-        self._crc, self._combine = _crc64nvme(), _combine_crc64nvme()
+    def __init__(self, *, crc: bool = True) -> None:
+        """`crc`: use CRC64NVME where awscrt is installed."""
+        self._crc, self._combine = (_crc64nvme(), _combine_crc64nvme()) if crc else (None, None)
         self._whole = 0
         self._parts: list[bytes] = []
 
@@ -99,9 +113,9 @@ class Checksum:
         return f"Checksum{self.name}"
 
     @property
-    def kind(self) -> str:
-        """What the object's own is."""
-        return "COMPOSITE" if self._crc is None else "FULL_OBJECT"
+    def kind(self) -> Mapping[str, str]:
+        """The parameter that asks for one of the whole object. SHA-256 has none: servers keep that of its parts'."""
+        return {} if self._crc is None else {"ChecksumType": "FULL_OBJECT"}
 
     def of(self, block: memoryview | bytes) -> str:
         """A block's own."""
@@ -163,6 +177,8 @@ class S3Bucket:
         self._settings = settings
         self._sleep = sleep
         self._lock = Lock()
+        self._tried_conditions = False
+        self._lacks: dict[Lack, None] = {}
         self._client = _client(settings)
         timeouts = Timeouts(connect=settings.connect_seconds, read=settings.read_seconds)
         self._ranges = Ranges(sign=self._sign, timeouts=timeouts, authorities=_authorities())
@@ -172,6 +188,11 @@ class S3Bucket:
     def url(self) -> str:
         """The bucket."""
         return f"s3://{self._settings.bucket}"
+
+    @property
+    def lacks(self) -> tuple[str, ...]:
+        """What the server refused or ignored so far."""
+        return tuple(self._lacks)
 
     @property
     def part_bytes(self) -> int:
@@ -218,15 +239,32 @@ class S3Bucket:
             _finish([self._pool.submit(self._read_range, key, stat.tag, begin, piece) for begin, piece in pieces])
 
     def create(self, key: str, data: bytes) -> bool:
-        """Write with `If-None-Match: *`; what is there may be our own, its answer lost."""
+        """Write with `If-None-Match: *` if the server honours it; what is there may be our own, its answer lost."""
+        if not self._honours_conditions(key):
+            return create_by_looking(self, key, data)
         try:
             self._put(key, data, IfNoneMatch="*")
         except _TakenError:
-            return self._holds(key, data)
+            return holds(self, key, data)
         return True
 
-    def _holds(self, key: str, data: bytes) -> bool:
-        return self.stat(key).nbytes == len(data) and self.read(key, len(data)) == data
+    def _honours_conditions(self, key: str) -> bool:
+        """Try it once, on an object of our own next to `key`, where the rights are the same."""
+        if not self._tried_conditions:
+            trial = f"{key}.trial-{uuid4().hex[:8]}"
+            self._put(trial, b"1")
+            try:
+                self._put(trial, b"2", IfNoneMatch="*")
+                self._do_without(Lack.CONDITIONS, "it was ignored")
+            except _TakenError:
+                pass
+            except _RefusedError as error:
+                self._do_without(Lack.CONDITIONS, error)
+            finally:
+                with contextlib.suppress(CheckpointError):  # an uploader may have no right to delete
+                    self.delete([trial])
+            self._tried_conditions = True
+        return Lack.CONDITIONS not in self._lacks
 
     def put(self, key: str, data: bytes) -> None:
         """Write a small object."""
@@ -263,13 +301,31 @@ class S3Bucket:
     def delete(self, keys: Sequence[str]) -> None:
         """Up to 1,000 at once."""
         for begin in range(0, len(keys), _DELETED_AT_ONCE):
-            named = [{"Key": key} for key in keys[begin : begin + _DELETED_AT_ONCE]]
-            answer = self.call("delete_objects", named[0]["Key"], Delete={"Objects": named, "Quiet": True})
-            for failed in answer.get("Errors", ()):
-                trouble = trouble_of(_Answered(failed.get("Code", "")))
-                raise UnavailableError(
-                    f"cannot delete {self.url}/{failed.get('Key')}: {trouble.advice}", cause=trouble.kind
-                )
+            some = keys[begin : begin + _DELETED_AT_ONCE]
+            if Lack.DELETIONS in self._lacks:
+                self._delete_each(some)
+                continue
+            try:
+                self._delete_at_once(some)
+            except _RefusedError as error:  # for example without Content-MD5, which boto3 no longer sends
+                self._delete_each(some)
+                self._do_without(Lack.DELETIONS, error)
+
+    def _delete_at_once(self, keys: Sequence[str]) -> None:
+        named = [{"Key": key} for key in keys]
+        answer = self.call("delete_objects", keys[0], Delete={"Objects": named, "Quiet": True})
+        for failed in answer.get("Errors", ()):
+            trouble = trouble_of(_Answered(failed.get("Code", "")))
+            raise UnavailableError(
+                f"cannot delete {self.url}/{failed.get('Key')}: {trouble.advice}", cause=trouble.kind
+            )
+
+    def _delete_each(self, keys: Sequence[str]) -> None:
+        def delete(key: str) -> None:
+            with contextlib.suppress(DamagedError):  # it is missing already
+                self.call("delete_object", key, Key=key)
+
+        _finish([self._pool.submit(delete, key) for key in keys])
 
     def unfinished(self, prefix: str) -> list[str]:
         """Keys of multipart uploads that wait."""
@@ -291,12 +347,17 @@ class S3Bucket:
         """Multipart uploads that wait below a prefix."""
         found: list[dict[str, Any]] = []
         marker: dict[str, str] = {}
-        while True:
-            page = self.call("list_multipart_uploads", prefix, Prefix=prefix, **marker)
+        while Lack.UPLOADS not in self._lacks:
+            try:
+                page = self.call("list_multipart_uploads", prefix, Prefix=prefix, **marker)
+            except _RefusedError as error:
+                self._do_without(Lack.UPLOADS, error)
+                break
             found += page.get("Uploads", ())
             if not page.get("IsTruncated"):
                 return found
             marker = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page.get("NextUploadIdMarker", "")}
+        return found
 
     def checksum_of(self, key: str) -> tuple[int, str | None] | None:
         """Length and checksum that the server has of an object, or None if there is none."""
@@ -304,7 +365,29 @@ class S3Bucket:
             found = self._head(key, ChecksumMode="ENABLED")
         except DamagedError:
             return None
-        return int(found["ContentLength"]), found.get(Checksum().field)
+        return int(found["ContentLength"]), found.get(self.checksum().field)
+
+    def checksum(self) -> Checksum:
+        """A new checksum of the best kind that the server takes."""
+        return Checksum(crc=Lack.CRC64NVME not in self._lacks)
+
+    def checked(self, act: Callable[[Checksum], Any]) -> Any:
+        """Do what needs a checksum; if the server refuses CRC64NVME, again with SHA-256."""
+        checksum = self.checksum()
+        try:
+            return act(checksum)
+        except _RefusedError as error:
+            if not checksum.kind:
+                raise
+            done = act(Checksum(crc=False))
+            self._do_without(Lack.CRC64NVME, error)
+            return done
+
+    def _do_without(self, lack: Lack, why: object) -> None:
+        with self._lock:
+            if lack not in self._lacks:
+                self._lacks[lack] = None
+                _log.warning("%s: %s (%s)", self.url, lack, why)
 
     def call(self, operation: str, key: str, **arguments: Any) -> Any:
         """One request, repeated while that may help; its error in words."""
@@ -356,9 +439,8 @@ class S3Bucket:
         if trouble.kind is Kind.NO_UPLOAD:
             return _NoUploadError(f"{name}: its upload is not there")
         tried = f" after {attempts} attempts" if attempts > 1 else ""
-        return UnavailableError(
-            f"{self.url}/{key}{tried}: {trouble.advice}; nothing was concluded", cause=trouble.kind
-        )
+        error = _RefusedError if trouble.kind is Kind.REFUSED else UnavailableError
+        return error(f"{self.url}/{key}{tried}: {trouble.advice}; nothing was concluded", cause=trouble.kind)
 
     def _head(self, key: str, **arguments: Any) -> Any:
         try:
@@ -376,8 +458,10 @@ class S3Bucket:
             raise UnavailableError(f"{self.url}: {trouble.advice}", cause=trouble.kind) from error
 
     def _put(self, key: str, data: bytes, **arguments: Any) -> None:
-        checksum = Checksum()
-        self.call("put_object", key, Key=key, Body=data, **{checksum.field: checksum.of(data)}, **arguments)
+        def put(checksum: Checksum) -> None:
+            self.call("put_object", key, Key=key, Body=data, **{checksum.field: checksum.of(data)}, **arguments)
+
+        self.checked(put)
 
     def _pages(self, operation: str, given: str, told: str, prefix: str, **arguments: Any) -> Iterator[Any]:
         marker: dict[str, str] = {}
@@ -409,6 +493,8 @@ class S3Bucket:
             span = f"bytes={offset + filled}-{offset + target.nbytes - 1}"
             answer = self._send(client, "get_object", {"Key": key, "Range": span, "IfMatch": tag})
             with contextlib.closing(answer["Body"]) as body:
+                if answer.get("ContentLength") not in (None, target.nbytes - filled):
+                    raise ConnectionError("the answer is of another range")
                 while filled < target.nbytes:
                     count = body.readinto(target[filled : filled + _READ_AT_ONCE])
                     if not count:
@@ -429,7 +515,7 @@ class _Upload:
         self._settings = settings
         self._pool = pool
         self._key = key
-        self._checksum = Checksum()
+        self._checksum = bucket.checksum()
         self._free: SimpleQueue[bytearray] = SimpleQueue()
         self._made = 0
         self._broken = False
@@ -474,9 +560,12 @@ class _Upload:
                 _log.info("going on with %s: the store has %d of its parts", self._key, len(parts))
                 return entry["UploadId"], parts
             self._bucket.abort(self._key, entry["UploadId"])
-        kind = {"ChecksumAlgorithm": self._checksum.name, "ChecksumType": self._checksum.kind}
-        made = self._bucket.call("create_multipart_upload", self._key, Key=self._key, **kind)
-        return made["UploadId"], {}
+        return self._bucket.checked(self._begin), {}
+
+    def _begin(self, checksum: Checksum) -> str:
+        self._checksum = checksum
+        kind = {"ChecksumAlgorithm": checksum.name, **checksum.kind}
+        return str(self._bucket.call("create_multipart_upload", self._key, Key=self._key, **kind)["UploadId"])
 
     def _parts(self, upload: str) -> dict[int, dict[str, Any]]:
         found: dict[int, dict[str, Any]] = {}
@@ -526,8 +615,8 @@ class _Upload:
         return {"PartNumber": number, "ETag": tag, self._checksum.field: checksum}
 
     def _complete(self, upload: str, parts: Sequence[Mapping[str, Any]], nbytes: int) -> None:
-        whole = {self._checksum.field: self._checksum.whole()} if self._checksum.kind == "FULL_OBJECT" else {}
-        which = {"Key": self._key, "UploadId": upload, "ChecksumType": self._checksum.kind}
+        whole = {self._checksum.field: self._checksum.whole()} if self._checksum.kind else {}
+        which = {"Key": self._key, "UploadId": upload, **self._checksum.kind}
         try:
             self._bucket.call(
                 "complete_multipart_upload", self._key, **which, **whole, MultipartUpload={"Parts": list(parts)}
@@ -576,6 +665,10 @@ class _TakenError(CheckpointError):
     """The object is there, or is another one than before."""
 
 
+class _RefusedError(UnavailableError):
+    """The server does not do what was asked for."""
+
+
 class _NoUploadError(CheckpointError):
     """The multipart upload is not there."""
 
@@ -594,7 +687,7 @@ def _client(settings: S3Settings) -> Any:
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
     except ImportError as error:
-        raise UsageError("s3:// needs boto3, which is not installed: pip install 'holdfast[s3]'") from error
+        raise UsageError("s3:// needs boto3, which is not installed: pip install 'holdfast-trainer[s3]'") from error
     config = Config(
         signature_version="s3v4",
         connect_timeout=settings.connect_seconds,

@@ -32,6 +32,21 @@ class Kind(StrEnum):
     REFUSED = FailureCause.REFUSED
 
 
+class Lack(StrEnum):
+    """What a server was found to lack, and what is done instead."""
+
+    CONDITIONS = (
+        "it does not honour If-None-Match: an object is looked for, written and read back instead. Give each job a "
+        "prefix of its own, because two that write in the same moment could overwrite each other's checkpoints"
+    )
+    CRC64NVME = "it refuses CRC64NVME checksums of whole objects: SHA-256 of each part is compared instead"
+    DELETIONS = "it refuses DeleteObjects: objects are deleted one by one"
+    UPLOADS = (
+        "it refuses ListMultipartUploads: interrupted uploads start over, and their parts stay. Give the bucket a "
+        "lifecycle rule that aborts incomplete multipart uploads"
+    )
+
+
 RETRIED: Final = frozenset({Kind.NETWORK, Kind.SERVER, Kind.THROTTLED, Kind.CORRUPTED})
 
 # What a store that was reached answers to the job itself, whatever node asks.
@@ -67,7 +82,10 @@ _CODES: Final[Mapping[str, Kind]] = {
     "NoSuchBucket": Kind.NO_BUCKET,
     **dict.fromkeys(("QuotaExceeded", "InsufficientStorage", "XMinioStorageFull", "507"), Kind.FULL),
     "RequestTimeTooSkewed": Kind.CLOCK,
+    **dict.fromkeys(("NotImplemented", "501"), Kind.REFUSED),
 }
+
+_LONGEST_MESSAGE: Final = 200
 
 _CREDENTIALS: Final = frozenset(
     {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "TokenRetrievalError"}
@@ -107,7 +125,11 @@ def _of_answer(response: Mapping[str, Any]) -> Trouble:
     # A 404 under another name says that something is missing, and not that it is the object.
     by_status = None if status == 404 and code else _CODES.get(str(status))
     kind = _CODES.get(code) or by_status or (Kind.SERVER if status >= 500 else Kind.REFUSED)
-    return Trouble(kind=kind, said=f"{status} {code}".strip())
+    said = f"{status} {code}".strip()
+    if kind is Kind.REFUSED:  # what is refused stands in the message only
+        message = " ".join(str(response["Error"].get("Message") or "").split())[:_LONGEST_MESSAGE]
+        said = f"{said}: {message}" if message else said
+    return Trouble(kind=kind, said=said)
 
 
 def pause(attempt: int, *, base: float, cap: float, draw: float) -> float:

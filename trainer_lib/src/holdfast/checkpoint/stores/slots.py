@@ -21,7 +21,7 @@ import json
 import mmap
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -436,10 +436,14 @@ class SlotWriter:
 
 
 class Digests:
-    """The digests of a buffer that is filled from its beginning on, taken while what was filled is still warm."""
+    """The digests of a buffer that is filled from its beginning on, taken while what was filled is still warm.
 
-    def __init__(self, target: memoryview) -> None:
+    `seen` gets all of it, block by block, and may raise.
+    """
+
+    def __init__(self, target: memoryview, seen: Callable[[memoryview], None] = lambda _: None) -> None:
         self._target = target
+        self._seen = seen
         self._whole = xxhash.xxh3_128()
         self._chunks: list[str] = []
         self._done = 0
@@ -455,6 +459,7 @@ class Digests:
                 block = chunk[at : at + BLOCK_BYTES]
                 self._whole.update(block)
                 own.update(block)
+                self._seen(block)
             self._chunks.append(own.hexdigest())
             self._done = end
 

@@ -46,6 +46,7 @@ class Wire:
         self._every = every
         self.limit = limit
         self.until = float("inf")
+        self.heard = False  # whether anything came
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SILENT_SECONDS // 2)
@@ -102,6 +103,7 @@ class Wire:
             count = self._patiently(lambda rest=rest: self._socket.recv_into(rest), patience)  # type: ignore[misc]
             if not count:
                 raise ConnectionError("the other side closed the connection")
+            self.heard = True
             rest = rest[count:]
 
     def _send_some(self, fd: int, offset: int, most: int) -> int:

@@ -43,6 +43,27 @@ def objects(found: Any, *, name: str, split: bool) -> dict[str, Any]:
     return parts
 
 
+def stripped(states: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The states with this prefix taken from the names of those of which every name begins with it."""
+    if not prefix:
+        return dict(states)
+    wrapped = {name for name, state in states.items() if isinstance(state, Mapping) and _all_begin(state, prefix)}
+    if not wrapped:
+        first = next((key for state in states.values() if isinstance(state, Mapping) for key in state), "nothing")
+        raise UsageError(
+            f"--strip-prefix {prefix}: there is no state dict of which every name begins with it (the first name is "
+            f"{first!r}): give the part that is meant with --key, or leave the option out"
+        )
+    return {
+        name: {key.removeprefix(prefix): value for key, value in state.items()} if name in wrapped else state
+        for name, state in states.items()
+    }
+
+
+def _all_begin(state: Mapping[Any, Any], prefix: str) -> bool:
+    return bool(state) and all(isinstance(key, str) and key.startswith(prefix) and key != prefix for key in state)
+
+
 def commit(store: Store, values: Mapping[str, Any], *, step: int, made: datetime) -> CommitName:
     """Make a commit of these objects' states, as `holdfast.checkpoint.load` reads it."""
     if store.claims():

@@ -98,7 +98,7 @@ def _read(folder: Path, metadata: Metadata) -> dict[Any, Any]:
     if left_out:
         _log.warning("%s: %d values are no tensors and are left out: %s", folder, len(left_out), ", ".join(left_out))
     tensors = {
-        name: torch.empty(record.size, dtype=record.properties.dtype)
+        name: torch.empty(record.size, dtype=record.properties.dtype, device="cpu")
         for name, record in records.items()
         if isinstance(record, TensorStorageMetadata)
     }

@@ -30,5 +30,5 @@ def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
 def _tensor(data: mmap.mmap, entry: Entry) -> torch.Tensor:
     dtype, count = torch_dtype(entry.dtype), math.prod(entry.shape)
     if not count:
-        return torch.empty(entry.shape, dtype=dtype)
+        return torch.empty(entry.shape, dtype=dtype, device="cpu")
     return torch.frombuffer(data, dtype=dtype, count=count, offset=entry.offset).reshape(entry.shape)

@@ -1,0 +1,107 @@
+"""A reader that is slower than retention: what was deleted meanwhile is not damaged, and a newer commit is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+
+from holdfast.checkpoint import tier
+from holdfast.checkpoint.dcp import StorageReader, StorageWriter
+from holdfast.checkpoint.exchange import Alone, Exchange
+from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.reader import Restored, restore
+from holdfast.checkpoint.stores.folder import FolderSource, FolderStore
+from holdfast.errors import CheckpointError
+from holdfast.worlds import Pair
+
+Commit = Callable[..., Any]
+
+
+def read(root: Path, exchange: Exchange) -> Restored:
+    return restore(root, exchange, job_uid="job-1", lone=True)
+
+
+@pytest.fixture
+def slow(tmp_path: Path, commit: Commit, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Before a file of a step that stands here is opened, the job has committed a newer one and kept only that."""
+    steps: list[int] = []
+    opened = FolderStore.open
+
+    def late(store: FolderStore, name: CommitName, file: str) -> FolderSource:
+        if name.step in steps:
+            steps.remove(name.step)
+            commit(tmp_path, name.step + 10, {"a": b"newer"})
+            tier.delete(tmp_path, [one for one in tier.list_commits(tmp_path) if one.step <= name.step])
+        return opened(store, name, file)
+
+    monkeypatch.setattr(FolderStore, "open", late)
+    return steps
+
+
+def test_the_newest_checkpoint_is_looked_for_again_and_nothing_counts_as_lost(
+    tmp_path: Path, commit: Commit, content: Callable[..., Any], world: Callable[..., list[Any]], slow: list[int]
+) -> None:
+    commit(tmp_path, 10, {"a": b"old"})
+    commit(tmp_path, 20, {"a": b"new"})
+    slow.append(20)
+    for found in world(2, lambda exchange: read(tmp_path, exchange)):
+        assert (found.step, found.lost, found.quarantined, found.stuck) == (30, (), (), ())
+        assert content(found.loaded) == {"a": b"newer"}
+    assert not (tmp_path / "quarantine").exists()
+
+
+def test_a_manifest_that_is_gone_when_it_is_read_was_deleted_too(
+    tmp_path: Path, commit: Commit, world: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit(tmp_path, 10, {"a": b"old"})
+    listed = FolderStore.commits
+
+    def then_deleted(store: FolderStore) -> tuple[CommitName, ...]:
+        names = listed(store)
+        if {name.step for name in names} == {10}:
+            commit(tmp_path, 20, {"a": b"new"})
+            tier.delete(tmp_path, names)
+        return names
+
+    monkeypatch.setattr(FolderStore, "commits", then_deleted)
+    found = world(2, lambda exchange: read(tmp_path, exchange))
+    assert [(one.step, one.lost) for one in found] == [(20, ())] * 2
+
+
+def test_a_job_that_deletes_faster_than_its_checkpoints_are_read_is_named(
+    tmp_path: Path, commit: Commit, slow: list[int]
+) -> None:
+    commit(tmp_path, 10, {"a": b"old"})
+    slow.extend(range(10, 1000, 10))
+    with pytest.raises(
+        CheckpointError, match=r"deleted while they were read.* keep more of them \(keep_last"
+    ) as ended:
+        read(tmp_path, Alone())
+    assert "step-10.g1.a1" in str(ended.value)
+
+
+def test_a_checkpoint_whose_file_is_missing_while_it_stands_is_damaged(
+    tmp_path: Path, commit: Commit, world: Callable[..., list[Any]]
+) -> None:
+    commit(tmp_path, 10, {"a": b"old"})
+    commit(tmp_path, 20, {"a": b"new"})
+    name = CommitName(step=20, pair=Pair(1, 1))
+    (tmp_path / str(name) / "rank-0.safetensors").unlink()
+    for found in world(2, lambda exchange: read(tmp_path, exchange)):
+        assert (found.step, [one.path for one in found.lost]) == (10, [str(name)])
+
+
+def test_a_load_through_dcp_says_that_its_checkpoint_was_deleted(tmp_path: Path, slow: list[int]) -> None:
+    state = {"w": torch.zeros(4)}
+    dcp.save(state, storage_writer=StorageWriter(tmp_path, step=20), no_dist=True)
+    slow.append(20)
+    with pytest.raises(
+        CheckpointException, match=r"step-20\.g0\.a1 was deleted from .* while it was read, and is not"
+    ):
+        dcp.load(state, storage_reader=StorageReader(tmp_path), no_dist=True)

@@ -1,0 +1,175 @@
+"""The way back to an older commit: the newer ones are fenced on every tier, and none of them is deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from nothing_managed import snapshot
+
+from holdfast.checkpoint import tier
+from holdfast.checkpoint.engine import Attempt, Engine
+from holdfast.checkpoint.exchange import Alone
+from holdfast.checkpoint.fencing import Resume
+from holdfast.checkpoints.main import main
+from holdfast.launch.folder_lock import hold
+from holdfast.worlds import Pair
+
+
+class Run:
+    """One attempt of a job, that restored and claimed."""
+
+    def __init__(self, root: Path, generation: int, attempt: int = 1, *, copies: str = "") -> None:
+        self.engine = Engine(root, keep_last=2, resume=Resume.ALWAYS, on_foreign=lambda claims: None, copies=copies)
+        self.memory = root.with_name("memory")
+        self.memory.mkdir(exist_ok=True)
+        self.enter(Pair(generation, attempt))
+        self.found = self.engine.restore()
+        self.engine.claim(step=self.found.step, pair=self.found.pair)
+
+    def enter(self, pair: Pair) -> None:
+        self.pair = pair
+        publication = f"p{pair.generation}"
+        self.engine.enter(Attempt(pair=pair, job_uid="job-1", publication=publication, run_id="run"), Alone())
+        me = {"node": "n", "pod": "w", "host": "127.0.0.1", "port": 1}
+        said = {"limit": None, "interval": 1, "perSecond": None, "peerInterval": None, "inFlight": None}
+        memory = {**said, "folder": str(self.memory), "me": me, "key": "00"}
+        self.engine.enter_memory(memory, [memory], 0, lambda: None)
+
+    def commits(self, *steps: int) -> Run:
+        for step in steps:
+            assert self.engine.save(snapshot(step, self.pair)).committed
+        return self
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """The newest commit leads to a failure: two attempts began at it."""
+    Run(tmp_path / "ckpt", 1).commits(10, 20)
+    Run(tmp_path / "ckpt", 1, 2)
+    Run(tmp_path / "ckpt", 1, 3)
+    return tmp_path / "ckpt"
+
+
+def steps(root: Path) -> set[int]:
+    return {name.step for name in tier.list_commits(root)}
+
+
+def aside(root: Path) -> list[str]:
+    return sorted(path.name.rpartition(".")[0] for path in (root / "quarantine").glob("*") if path.is_dir())
+
+
+def files(root: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in root.rglob("*") if path.is_file() and path.name != "run.lock"}
+
+
+def test_the_job_resumes_from_the_step_and_goes_on_from_what_it_saves_then(root: Path) -> None:
+    assert main(["rewind", str(root), "--step", "10"]) == 0
+    assert (steps(root), aside(root)) == ({10}, ["step-20.g1.a1"])
+    second = Run(root, 3)
+    assert second.found.step == 10
+    assert Run(root, 3, 2).found.step == 10, "it was killed before its first commit"
+    third = Run(root, 3, 3).commits(15)
+    assert Run(root, 3, 4).found.step == 15, "it does not go back again"
+    assert third.found.step == 10
+
+
+def test_what_later_attempts_under_the_same_claim_left_in_memory_is_fenced(root: Path) -> None:
+    run = Run(root, 1, 4)
+    run.enter(Pair(1, 9))  # it goes on from memory, under the claim of attempt 4
+    assert run.engine.save_in_memory(snapshot(25, run.pair)).committed
+    assert main(["rewind", str(root), "--step", "10"]) == 0
+    assert Run(root, 3).found.step == 10
+
+
+def test_what_was_set_aside_outlives_retention(root: Path) -> None:
+    main(["rewind", str(root), "--step", "10"])
+    Run(root, 3).commits(30, 40, 50)
+    assert (steps(root), aside(root)) == ({40, 50}, ["step-20.g1.a1"])
+
+
+def test_a_copy_of_a_newer_commit_and_a_late_one_are_fenced_as_well(root: Path, tmp_path: Path) -> None:
+    late = Run(root, 1, 4)
+    copies = tmp_path / "copies"
+    assert main(["copy", str(root), str(copies)]) == 0
+    main(["rewind", str(root), "--step", "10"])
+    late.commits(30)
+    found = Run(root, 3, copies=f"file://{copies}").found
+    assert (found.step, found.pair) == (10, Pair(1, 1))
+    assert steps(copies) == {10, 20}
+
+
+def test_a_command_that_was_killed_after_its_claim_is_given_again(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuses(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(tier, "set_aside", refuses)
+    assert main(["rewind", str(root), "--step", "10"]) == 3
+    assert "resumes from step-10.g1.a1, but step-20.g1.a1 cannot be moved" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert main(["rewind", str(root), "--step", "10"]) == 0
+    assert (steps(root), aside(root)) == ({10}, ["step-20.g1.a1"])
+    assert Run(root, 4).found.step == 10
+
+
+def test_a_dry_run_says_what_would_be_done_and_changes_nothing(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = files(root)
+    assert main(["rewind", str(root), "--step", "10", "--dry-run", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["commit"], told["setAside"], told["dryRun"]) == ("step-10.g1.a1", ["step-20.g1.a1"], True)
+    assert files(root) == before
+
+
+def damage(root: Path) -> None:
+    (root / "step-10.g1.a1" / "rank-0.json").write_bytes(b"{}")
+
+
+def forget(root: Path) -> None:
+    for path in (root / "claims").iterdir():
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("prepare", "step", "refusal"),
+    [
+        (lambda root: None, "11", (2, "no commit of step 11 that the job would read; it has steps: 10, 20")),
+        (damage, "10", (1, "step-10.g1.a1 is not whole, so nothing was changed")),
+        (forget, "10", (2, "has no claims, so no job resumes from it")),
+    ],
+)
+def test_what_cannot_be_resumed_from_is_refused_and_nothing_is_changed(
+    root: Path,
+    capsys: pytest.CaptureFixture[str],
+    prepare: Callable[[Path], None],
+    step: str,
+    refusal: tuple[int, str],
+) -> None:
+    prepare(root)
+    before, (code, says) = files(root), refusal
+    assert main(["rewind", str(root), "--step", step]) == code
+    assert says in capsys.readouterr().err
+    assert files(root) == before
+
+
+def test_a_folder_in_which_a_run_trains_is_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = files(root)
+    release = asyncio.run(hold(root, "another run"))
+    try:
+        assert main(["rewind", str(root), "--step", "10"]) == 2
+    finally:
+        release()
+    assert "another run has its checkpoints in" in capsys.readouterr().err
+    assert files(root) == before
+
+
+@pytest.mark.parametrize("where", ["s3://models/runs", "{root}/step-10.g1.a1"])
+def test_a_url_and_one_commit_are_refused(root: Path, where: str) -> None:
+    assert main(["rewind", where.format(root=root), "--step", "10"]) == 2
+    assert steps(root) == {10, 20}

@@ -1,0 +1,23 @@
+"""Connections that send nothing take no place from the others."""
+
+from __future__ import annotations
+
+from holdfast.greetings import Greetings
+
+
+def test_whoever_holds_most_places_loses_its_oldest() -> None:
+    greetings: Greetings[str] = Greetings(4)
+    for key, host in (("m1", "evil"), ("m2", "evil"), ("p1", "peer"), ("m3", "evil")):
+        assert greetings.begin(key, host) is None
+    assert greetings.begin("q1", "other") == "m1"
+    greetings.end("p1")
+    assert greetings.begin("m4", "evil") is None
+    assert greetings.begin("m5", "evil") == "m2"
+
+
+def test_a_member_makes_way_only_where_there_is_nobody_else() -> None:
+    greetings: Greetings[str] = Greetings(3)
+    for key, host in (("p1", "peer"), ("p2", "peer"), ("m1", "evil")):
+        greetings.begin(key, host)
+    assert greetings.begin("p3", "peer", members=("peer",)) == "m1"
+    assert greetings.begin("p4", "peer", members=("peer",)) == "p1"

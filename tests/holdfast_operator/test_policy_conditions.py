@@ -1,0 +1,76 @@
+"""What a user reads of a job whose workers train while something else is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+FULL = {
+    "since": "2026-01-31T12:00:00.000000Z",
+    "commits": 1,
+    "cause": "Full",
+    "message": "rank 1: [Errno 28] No space left on device: 'rank-1.safetensors'",
+}
+
+
+def test_a_volume_that_takes_no_checkpoint_is_named_until_it_does(trained: Any) -> None:
+    sim = trained
+    sim.checkpoints = {"shared": {"step": 300, "generation": 1, "attempt": 1, "time": "2026-01-31T11:50:00Z"}}
+    sim.failing = {"shared": FULL}
+    sim.run(5)
+    assert sim.status.status == "CheckpointsFailing"
+    assert sim.status.holds("Ready"), "all workers train"
+    assert sim.status.condition("Degraded").message == (
+        "no checkpoint could be written since 2026-01-31T12:00:00Z (Full): rank 1: [Errno 28] No space left on "
+        "device: 'rank-1.safetensors'; training continues, but resumes from step 300 if all workers are lost: make "
+        "room on the checkpoint volume"
+    )
+    sim.failing = {"shared": {**FULL, "commits": 9}}
+    sim.run(60)
+    assert [reason for reason, _ in sim.events].count("CheckpointsFailing") == 1
+    sim.failing = {}
+    sim.run(5)
+    assert (sim.status.status, sim.status.holds("Degraded")) == ("Training", False)
+
+
+def test_launchers_that_say_different_things_do_not_make_the_condition_come_and_go(trained: Any) -> None:
+    sim = trained
+    first, second, third = sorted(body["metadata"]["name"] for body in sim.pods.values())
+    later = {**FULL, "since": "2026-01-31T12:10:00.000000Z", "message": "another file"}
+    sim.failing_of = {first: {"shared": later}, second: {}, third: {"shared": FULL}}
+    messages = set()
+    for _ in range(20):
+        sim.step += 10
+        sim.run(1)
+        messages.add(sim.status.condition("Degraded").message)
+    assert [reason for reason, _ in sim.events].count("CheckpointsFailing") == 1
+    assert all("since 2026-01-31T12:00:00Z" in message for message in list(messages)[1:]), messages
+    assert len(messages) <= 2, "that of before, and this one"
+
+
+def test_what_helps_is_told_by_the_cause(trained: Any) -> None:
+    trained.failing = {"shared": {**FULL, "cause": "NonFinite"}}
+    trained.run(5)
+    assert trained.status.condition("Degraded").message.endswith("step that made a weight infinite or NaN")
+
+
+def test_a_checkpoint_alone_makes_no_revision_and_the_next_generation_hears_of_the_newest(trained: Any) -> None:
+    sim, revision = trained, trained.document["revision"]
+    sim.checkpoints = {"shared": {"step": 300, "generation": 1, "attempt": 1, "time": "2026-01-31T11:50:00Z"}}
+    sim.run(5)
+    assert sim.status.last_checkpoint.step == 300
+    assert sim.document["revision"] == revision
+    sim.kill_node("node-1")
+    sim.run(400, until=lambda: sim.document["generation"] == 2)
+    assert sim.document["durableStep"] == 300
+
+
+def test_what_nodes_keep_for_themselves_is_no_checkpoint_that_fails(trained: Any) -> None:
+    trained.failing = {"memory": FULL, "local": FULL}
+    trained.run(5)
+    assert trained.status.status == "Training"
+
+
+def test_nothing_is_said_of_checkpoints_that_cannot_be_understood(trained: Any) -> None:
+    trained.failing = {"shared": {"since": "soon", "cause": ["Full"]}}
+    trained.run(5)
+    assert trained.status.status == "Training"

@@ -1,0 +1,122 @@
+"""A pod that the kubelet evicts: for its own limit that is the script's failure, for the node's sake it is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+Make = Callable[..., Any]
+POD = "gpt-w1"
+FULL = 'Usage of EmptyDir volume "scratch" exceeds the limit "1Mi". '
+LOW = "The node was low on resource: memory. Container trainer was using 9Gi, request is 8Gi"
+
+
+def evict(sim: Any, *, code: int | None = 137, message: str = FULL, pressed: bool = False) -> None:
+    """What a kubelet writes once the containers have ended. Only the node's pressure is a disruption of the pod."""
+    body = sim.pods[sim.uid(POD)]
+    if code is not None:
+        sim.end(POD, code)
+    else:
+        body["status"] = {"phase": "Failed"}
+    body["status"] |= {"reason": "Evicted", "message": message}
+    if pressed:
+        target = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet", "message": message}
+        body["status"]["conditions"] = [target]
+
+
+def sigterm(sim: Any) -> None:
+    """The launcher reports that it leaves, and does so, before anybody knows why it was told to."""
+    told = sim.incident_of(POD, cause="Interruption", reason="Drained") | {"message": f"{POD} leaves: SIGTERM"}
+    sim.world = None
+    sim.pods[sim.uid(POD)]["dead"] = True
+    sim.incidents[told["generation"], told["attempt"]] = told
+
+
+@pytest.fixture(params=["ends first", "told first", "told long before"])
+def filled(trained: Any, request: Any) -> Any:
+    """A training job of which one pod was evicted for its own limit, in each order of what is heard of it."""
+    if request.param == "ends first":
+        evict(trained)
+        sigterm(trained)
+    else:
+        sigterm(trained)
+        trained.run(1 if request.param == "told first" else 6)
+        evict(trained, code=75)
+    trained.run(60, until=lambda: len(trained.world_names()) == 3 and POD not in trained.world_names())
+    trained.run(20)
+    return trained
+
+
+def test_an_eviction_for_a_limit_of_its_own_counts_as_the_scripts_failure(filled: Any) -> None:
+    (incident,) = filled.status.incidents
+    assert (incident.cause, incident.reason, incident.pod) == ("Application", "Evicted", POD)
+    assert FULL.strip() in incident.message
+    assert {count.cause: len(count.times) for count in filled.status.restarts if count.times} == {"Application": 1}
+    assert any(FULL.strip() in message for _, message in filled.events)
+
+
+def test_a_worker_that_fills_its_disk_again_and_again_spends_the_budget(make_sim: Make) -> None:
+    sim = make_sim(replicas=1, minimum=1)
+    for _ in range(600):
+        sim.tick()
+        for body in sim.pods.values() if sim.world is not None else ():
+            sim._end(body, 137)
+            body["status"] |= {"reason": "Evicted", "message": FULL}
+    assert sim.status.condition("Failed").reason == "ApplicationBudgetSpent"
+    assert FULL.strip() in sim.status.condition("Failed").message
+    assert sim.counted == ["Application"] * 4
+
+
+@pytest.mark.parametrize("code", [None, 137, 75])
+def test_a_worker_that_is_evicted_before_it_trains_spends_the_budget_as_well(
+    make_sim: Make, code: int | None
+) -> None:
+    sim = make_sim(replicas=1, minimum=1)
+    for _ in range(600):
+        sim.tick()
+        for name in [name for name in sim.names() if "nodeName" in sim.pods[sim.uid(name)]["spec"]]:
+            body = sim.pods[sim.uid(name)]
+            if body["status"]["phase"] in ("Pending", "Running"):
+                if code is None:
+                    body["status"] = {"phase": "Failed"}
+                else:
+                    sim.end(name, code)
+                body["status"] |= {"reason": "Evicted", "message": FULL}
+                sim.heard.clear()
+    assert sim.status.condition("Failed").reason == "ApplicationBudgetSpent"
+    assert sim.counted == ["Application"] * 4
+
+
+@pytest.mark.parametrize("later", [0, 6])
+def test_an_eviction_for_the_nodes_pressure_is_an_interruption_in_the_kubelets_words(
+    trained: Any, later: int
+) -> None:
+    sigterm(trained)
+    trained.run(later)
+    evict(trained, code=75, message=LOW, pressed=True)
+    trained.run(60, until=lambda: len(trained.world_names()) == 3 and POD not in trained.world_names())
+    (incident,) = trained.status.incidents
+    assert (incident.cause, incident.reason) == ("Interruption", "TerminationByKubelet")
+    assert LOW in incident.message
+    assert trained.counted == ["Interruption"]
+
+
+def test_no_rule_takes_the_code_of_an_evicted_process_for_the_scripts(make_sim: Make) -> None:
+    rules = [{"name": "r", "action": "FailJob", "onSignals": ["SIGKILL"]}]
+    sim = make_sim(recovery={"rules": rules})
+    sim.run(60, until=lambda: sim.status.status == "Training")
+    evict(sim)
+    sim.run(60, until=lambda: len(sim.world_names()) == 3 and POD not in sim.world_names())
+    assert [incident.decision for incident in sim.status.incidents] == ["RecreatePodByDefault"]
+
+
+def test_what_is_evicted_waits_before_it_is_replaced(trained: Any) -> None:
+    sigterm(trained)
+    trained.run(6)
+    evict(trained)
+    trained.settle()
+    assert trained.status.backoff_until is not None
+    assert trained.status.backoff_until > trained.now
+    assert len(trained.created_names) == 3

@@ -1,0 +1,148 @@
+"""Pods that the kubelet refuses at admission: said at once, tried ever more seldom, elsewhere if others take them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from holdfast_operator import constants as c
+
+Make = Callable[..., Any]
+SYSCTL = ("SysctlForbidden", 'forbidden sysctl: "net.core.somaxconn" not allowlisted')
+FULL = ("OutOfcpu", "Node didn't have enough resource: cpu, requested: 900, used: 1900, capacity: 2000")
+
+
+def everywhere(sim: Any, words: tuple[str, str] = SYSCTL) -> Any:
+    sim.refusing = dict.fromkeys(sim.nodes, words)
+    return sim
+
+
+def trains(sim: Any, count: int = 3) -> Callable[[], bool]:
+    return lambda: len(sim.world_names()) == count and sim.status.holds("Ready")
+
+
+@pytest.mark.parametrize(
+    ("words", "helps"),
+    [
+        (
+            SYSCTL,
+            "allow the sysctl on the nodes (allowedUnsafeSysctls of the kubelet), or remove it from the template",
+        ),
+        (FULL, "the scheduler does not count all that uses the node: look for static pods and reserved resources"),
+        (("OutOfnvidia.com/gpu", "no"), "the scheduler does not count all that uses the node"),
+        (("UnexpectedAdmissionError", "no devices"), "check the device plugin and the kubelet's log on the node"),
+        (("Odd", "no"), "compare the template with what the node allows"),
+    ],
+)
+def test_the_kubelets_reason_and_what_would_help_are_in_the_conditions(
+    sim: Any, words: tuple[str, str], helps: str
+) -> None:
+    everywhere(sim, words).run(5)
+    assert sim.status.status == "PodRefused"
+    for kind, holds in (("Degraded", True), ("Ready", False)):
+        condition = sim.status.condition(kind)
+        assert (condition.status, condition.reason) == (holds, "PodRefused")
+        assert condition.message.startswith("the kubelet of node-")
+        assert f"refused gpt-w2: {': '.join(words)}" in condition.message
+        assert helps in condition.message
+    assert any(reason == "PodRefused" and ": ".join(words) in message for reason, message in sim.events)
+    assert (sim.status.restart_count, sim.status.incidents) == (0, ())
+
+
+def test_a_job_that_every_kubelet_refuses_ends_with_the_startup_deadline(make_sim: Make) -> None:
+    sim = everywhere(make_sim(startupDeadlineSeconds=60))
+    sim.run(70, until=lambda: sim.status.terminal)
+    failed = sim.status.condition("Failed")
+    assert failed.reason == "PodRefused"
+    assert SYSCTL[1] in failed.message
+    assert "startupDeadlineSeconds" in failed.message
+
+
+def test_each_wait_is_longer_than_the_one_before_up_to_minutes(make_sim: Make) -> None:
+    sim = everywhere(make_sim(replicas=1, minimum=1, startupDeadlineSeconds=3600))
+    made: list[timedelta] = []
+    begun = sim.now
+    for _ in range(3000):
+        known = len(sim.created_names)
+        sim.tick()
+        made += [sim.now - begun] * (len(sim.created_names) - known)
+    waits = [later - before for before, later in pairwise(made)]
+    assert all(before <= later for before, later in pairwise(waits))
+    assert waits[0] < timedelta(seconds=25)
+    assert c.TEMPLATE_RETRY_MAX <= waits[-1] < c.TEMPLATE_RETRY_MAX + timedelta(seconds=5)
+    assert len(sim.status.avoided) <= c.REFUSING_NODES
+
+
+def test_a_node_that_refuses_what_others_take_is_avoided(make_sim: Make) -> None:
+    sim = make_sim(minimum=3)
+    sim.refusing = {"node-1": FULL}
+    sim.run(90, until=trains(sim))
+    assert [(entry.node, entry.reason) for entry in sim.status.avoided] == [("node-1", "PodRefused")]
+    assert len(sim.created_names) == 4
+    assert sim.status.trouble is None
+    assert (sim.status.restart_count, sim.counted) == (0, [])
+    sim.run(700)
+    assert sim.status.avoided == (), "it may be well again"
+
+
+def test_a_single_worker_is_tried_on_another_node(make_sim: Make) -> None:
+    sim = make_sim(replicas=1, minimum=1)
+    sim.refusing = dict.fromkeys(["node-1", "node-2"], FULL)
+    sim.run(120, until=trains(sim, 1))
+    assert len(sim.created_names) == 3
+
+
+def test_where_no_other_node_has_capacity_the_one_that_refused_is_tried_again(make_sim: Make) -> None:
+    sim = make_sim(replicas=1, minimum=1, nodes=1)
+    sim.refusing = {"node-1": FULL}
+    sim.run(30)
+    assert sim.status.avoided == ()
+    sim.refusing = {}
+    sim.run(60, until=trains(sim, 1))
+
+
+def test_what_refuses_all_pods_lets_the_job_keep_its_nodes(make_sim: Make) -> None:
+    """Else one that is mended would wait for nodes to be good again."""
+    sim = everywhere(make_sim(nodes=12))
+    sim.run(200)
+    assert len(sim.status.avoided) <= c.REFUSING_NODES
+    sim.refusing = {}
+    sim.run(300, until=trains(sim))
+
+
+def test_a_worker_that_trained_and_is_refused_by_a_kubelet_that_restarted_is_an_incident(trained: Any) -> None:
+    body = trained.pods[trained.uid("gpt-w1")]
+    body["status"] = {"phase": "Failed", "reason": "NodeAffinity", "message": "Predicate NodeAffinity failed"}
+    trained.run(60, until=lambda: trains(trained)() and "gpt-w1" not in trained.world_names())
+    (incident,) = trained.status.incidents
+    assert (incident.cause, incident.pod) == ("Infrastructure", "gpt-w1")
+    assert trained.counted == ["Infrastructure"]
+    assert (trained.status.trouble, trained.status.avoided) == (None, ())
+
+
+def test_a_job_that_trains_with_fewer_asks_ever_more_seldom_for_the_one_that_is_refused(trained: Any) -> None:
+    everywhere(trained).end("gpt-w1", 137)
+    trained.run(1800)
+    assert trained.status.status == "PodRefused"
+    assert len(trained.world_names()) == 2
+    assert not trained.status.terminal
+    assert 5 < len(trained.created_names) < 16
+    trained.refusing = {}
+    trained.run(400, until=trains(trained))
+    assert trained.status.trouble is None
+
+
+def test_a_spare_that_is_refused_is_asked_for_ever_more_seldom(make_sim: Make) -> None:
+    sim = make_sim(nodes=6)
+    sim.body["spec"]["workers"]["spares"] = 1
+    sim.run(60, until=lambda: len(sim.created_names) == 4 and trains(sim)())
+    sim.run(20)
+    everywhere(sim).end("gpt-w3", 137)
+    sim.run(1800)
+    assert len(sim.world_names()) == 3
+    assert sim.counted == []
+    assert 6 < len(sim.created_names) < 18

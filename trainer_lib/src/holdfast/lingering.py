@@ -1,0 +1,98 @@
+"""Scripts that have ended in processes that have not: the interpreter waits for threads and children.
+
+A thread that is no daemon (a tracker's, a metrics server's), or such a child of `multiprocessing`, may never end. The
+work is done and saved, and the job would keep its GPUs. So they are named after some seconds, and the process is
+ended after a limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Final, NoReturn
+
+_log = logging.getLogger("holdfast.job")
+
+WARN_SECONDS: Final = 10.0
+_LOOK_SECONDS: Final = 1.0
+_MOST_NAMED: Final = 10
+_TEXT: Final = (
+    "the script has ended, and %d of its threads or children keep this process: %s; it is ended in %.0f s "
+    "(HOLDFAST_EXIT_SECONDS), its work is saved: end them in the script, or make them daemons"
+)
+
+
+def exit_now(status: int) -> NoReturn:
+    """End this process at once. What it printed is written if it can be: a full disk must not keep the process."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # the script may have put anything there
+            stream.flush()
+    os._exit(status)
+
+
+def watch_exit(close: Callable[[], None], *, limit: float, failed: Callable[[], bool]) -> None:
+    """End this process, closed by `close`, `limit` seconds after its script has ended without an exception."""
+
+    def watch() -> None:
+        threading.main_thread().join()
+        if not failed() and outlast(keepers, limit=limit, clock=time.monotonic, sleep=time.sleep):
+            close()
+            exit_now(0)
+
+    threading.Thread(target=watch, name="holdfast-exit", daemon=True).start()
+
+
+def outlast(
+    keeping: Callable[[], Sequence[str]],
+    *,
+    limit: float,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> bool:
+    """Wait for what keeps the process, at most for `limit` seconds; return whether something is left.
+
+    They are named once after `WARN_SECONDS`, or earlier if the limit is shorter.
+    """
+    began, told = clock(), False
+    while found := keeping():
+        waited = clock() - began
+        if not told and waited >= min(WARN_SECONDS, limit):
+            told = True
+            named = ", ".join(found[:_MOST_NAMED]) + (", …" if len(found) > _MOST_NAMED else "")
+            _log.warning(_TEXT, len(found), named, max(0.0, limit - waited))
+        if waited >= limit:
+            _log.warning(
+                "this process is ended: its threads or children did not end within %.0f s of the script", limit
+            )
+            return True
+        sleep(_LOOK_SECONDS)
+    return False
+
+
+def keepers() -> list[str]:
+    """Return what the interpreter waits for at its end: threads with their place, children with their process ID."""
+    loaded = sys.modules.get("multiprocessing.process")
+    children = [] if loaded is None else [child for child in loaded.active_children() if not child.daemon]
+    return [*_threads(), *(f"{child.name} (process {child.pid})" for child in children)]
+
+
+def _threads() -> list[str]:
+    frames = sys._current_frames()
+    here = (threading.main_thread(), threading.current_thread())
+    threads = [thread for thread in threading.enumerate() if not thread.daemon and thread not in here]
+    return [f"{thread.name} ({_place(frames.get(thread.ident or 0))})" for thread in threads]
+
+
+def _place(frame: FrameType | None) -> str:
+    """Return file and line of the innermost code that is not Python's own module of threads."""
+    own = frame
+    while own is not None and own.f_code.co_filename == threading.__file__:
+        own = own.f_back
+    found = own or frame
+    return "ends now" if found is None else f"{found.f_code.co_filename}:{found.f_lineno} in {found.f_code.co_name}"
