@@ -37,7 +37,7 @@ from _checkpoint.contenders import (
     workplace,
 )
 
-from holdfast.launch.rank_env import tunables
+from holdfast.launcher.ranks.environ import tunables
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 FILES: dict[str, Callable[[dict[str, torch.Tensor], Path], object]] = {

@@ -20,18 +20,18 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 
-from holdfast.checkpoint.arena import anonymous
-from holdfast.checkpoint.dcp import StorageWriter
-from holdfast.checkpoint.direct import aligned
-from holdfast.checkpoint.engine import Attempt, Engine
-from holdfast.checkpoint.exchange import Alone
-from holdfast.checkpoint.fencing import Resume
-from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.pages import fault_in, fresh
-from holdfast.checkpoint.saving import Saving
-from holdfast.checkpoint.state import Stateful, flatten
-from holdfast.checkpoint.writer import SaveResult, Snapshot
-from holdfast.worlds import Pair
+from holdfast.checkpoint.dcp.storage import StorageWriter
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.io.direct_writer import aligned
+from holdfast.checkpoint.io.huge_pages import fault_in, fresh
+from holdfast.checkpoint.io.staging_buffer import anonymous
+from holdfast.checkpoint.manager import Attempt, Engine
+from holdfast.checkpoint.policy.fencing import Resume
+from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.save.background import Saving
+from holdfast.checkpoint.save.protocol import SaveResult, Snapshot
+from holdfast.checkpoint.state.flatten import Stateful, flatten
+from holdfast.core.attempt import Pair
 
 CHUNK = 8 << 20
 TENSORS = 628

@@ -27,29 +27,22 @@ import _bench as bench  # noqa: E402
 
 from _checkpoint.contenders import at_hand, workplace  # noqa: E402
 from _checkpoint.restore import when_cold  # noqa: E402
-from holdfast.checkpoint.exchange import Alone  # noqa: E402
-from holdfast.checkpoint.fencing import Resume  # noqa: E402
-from holdfast.checkpoint.manifest import CHUNK_BYTES, FileRecord  # noqa: E402
-from holdfast.checkpoint.names import CommitName, tensors_file  # noqa: E402
-from holdfast.checkpoint.near import MemorySettings, MemoryTier, Terms  # noqa: E402
-from holdfast.checkpoint.reader import Restored, restore  # noqa: E402
-from holdfast.checkpoint.reading import Copies, extent, read_into, whole_file  # noqa: E402
-from holdfast.checkpoint.shard import TensorSpec  # noqa: E402
-from holdfast.checkpoint.stores import Store  # noqa: E402
+from holdfast.checkpoint.format.file_names import CommitName, tensors_file  # noqa: E402
+from holdfast.checkpoint.format.manifest import CHUNK_BYTES, FileRecord  # noqa: E402
+from holdfast.checkpoint.format.shard_layout import TensorSpec  # noqa: E402
+from holdfast.checkpoint.policy.fencing import Resume  # noqa: E402
+from holdfast.checkpoint.ranks.exchange import Alone  # noqa: E402
+from holdfast.checkpoint.restore.chunk_reader import Copies, extent, read_into, whole_file  # noqa: E402
+from holdfast.checkpoint.restore.search import Restored, restore  # noqa: E402
+from holdfast.checkpoint.save.protocol import Snapshot, save  # noqa: E402
+from holdfast.checkpoint.stores.base import Store  # noqa: E402
 from holdfast.checkpoint.stores.folder import FolderStore  # noqa: E402
-from holdfast.checkpoint.stores.memory import MemoryStore  # noqa: E402
-from holdfast.checkpoint.stores.peer import (  # noqa: E402
-    Copy,
-    Neighbour,
-    Peer,
-    PeerStore,
-    room_for,
-    send,
-)
-from holdfast.checkpoint.stores.peer_server import PeerServer  # noqa: E402
-from holdfast.checkpoint.stores.slots import SlotSet, SlotWriter  # noqa: E402
-from holdfast.checkpoint.writer import Snapshot, save  # noqa: E402
-from holdfast.worlds import Pair  # noqa: E402
+from holdfast.checkpoint.stores.memory.peer_client import Copy, Neighbour, Peer, PeerStore, room_for, send  # noqa: E402
+from holdfast.checkpoint.stores.memory.peer_server import PeerServer  # noqa: E402
+from holdfast.checkpoint.stores.memory.slots import SlotSet, SlotWriter  # noqa: E402
+from holdfast.checkpoint.stores.memory.store import MemoryStore  # noqa: E402
+from holdfast.checkpoint.tiers.memory_tier import MemorySettings, MemoryTier, Terms  # noqa: E402
+from holdfast.core.attempt import Pair  # noqa: E402
 
 KEY = b"k" * 32
 PAIR = Pair(1, 1)

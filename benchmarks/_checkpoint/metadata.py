@@ -15,14 +15,14 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from holdfast.checkpoint.arena import Arena
-from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.planning import Planner
-from holdfast.checkpoint.state import flatten_values
-from holdfast.checkpoint.writer import Snapshot, commit, stage
-from holdfast.collectives import Over, store_client
-from holdfast.exchanging import StoreClient, StoreExchange
-from holdfast.worlds import Pair
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.io.staging_buffer import Arena
+from holdfast.checkpoint.save.protocol import Snapshot, commit, stage
+from holdfast.checkpoint.save.write_plan import Planner
+from holdfast.checkpoint.state.flatten import flatten_values
+from holdfast.core.attempt import Pair
+from holdfast.training.distributed.process_group import Over, store_client
+from holdfast.training.distributed.store_exchange import StoreClient, StoreExchange
 from holdfast_testbed.ports import free_port
 
 TENSORS = 628

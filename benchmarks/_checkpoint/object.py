@@ -19,17 +19,17 @@ from typing import Any
 
 from _bench import Row, absent, interleaved, ratios, row
 
-from holdfast.checkpoint.exchange import Alone
-from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.pace import Pace
-from holdfast.checkpoint.reader import restore
-from holdfast.checkpoint.shard import TensorSpec
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.shard_layout import TensorSpec
+from holdfast.checkpoint.io.rate_limit import Pace
+from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.restore.search import restore
+from holdfast.checkpoint.save.protocol import Snapshot, save
 from holdfast.checkpoint.stores.folder import FolderStore
-from holdfast.checkpoint.stores.objects import ObjectStore
-from holdfast.checkpoint.stores.s3 import S3Bucket, S3Settings
-from holdfast.checkpoint.upload import Uploader, UploadSettings
-from holdfast.checkpoint.writer import Snapshot, save
-from holdfast.worlds import Pair
+from holdfast.checkpoint.stores.objects.s3 import S3Bucket, S3Settings
+from holdfast.checkpoint.stores.objects.store import ObjectStore
+from holdfast.checkpoint.tiers.uploader import Uploader, UploadSettings
+from holdfast.core.attempt import Pair
 from holdfast_testbed.errors import TestbedError
 from holdfast_testbed.s3 import REGION, S3Server, s3_server
 

@@ -20,15 +20,15 @@ import torch.distributed.checkpoint as dcp
 
 from _checkpoint.contenders import at_hand, cpu_seconds, extra_bytes, seconds
 from holdfast import checkpoint
-from holdfast.checkpoint.dcp import StorageReader, StorageWriter
-from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.pages import fresh
-from holdfast.checkpoint.reader import restore
-from holdfast.checkpoint.shard import Holding, Piece, TensorSpec
-from holdfast.checkpoint.shard import rows as rows_of
+from holdfast.checkpoint.dcp.storage import StorageReader, StorageWriter
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.shard_layout import Holding, Piece, TensorSpec
+from holdfast.checkpoint.format.shard_layout import rows as rows_of
+from holdfast.checkpoint.io.huge_pages import fresh
+from holdfast.checkpoint.restore.search import restore
+from holdfast.checkpoint.save.protocol import Snapshot, save
 from holdfast.checkpoint.stores.folder import FolderSource, FolderStore
-from holdfast.checkpoint.writer import Snapshot, save
-from holdfast.worlds import Pair
+from holdfast.core.attempt import Pair
 
 CHUNK = 8 << 20
 LARGE, SMALL, WIDTH = 157, 471, 1024

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 from types import FrameType
 
-from holdfast_operator.process import main
+from holdfast_operator.main import main
 
 EVERY_SECONDS = 0.01
 SHOWN = 60

@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from holdfast_operator import constants as c
+from holdfast_operator.api import names as c
 
 _GROUP = f"/apis/{c.GROUP}/{c.API_VERSION}"
 _VERBS = ["get", "list", "watch"]

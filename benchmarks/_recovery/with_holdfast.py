@@ -7,7 +7,7 @@ import torch
 from workload import PER_RANK, Samples, Trace, loss_of, prepare
 
 import holdfast
-from holdfast.errors import PeerLostError
+from holdfast.core.errors import PeerLostError
 
 
 def world_of(job: holdfast.Job) -> str:

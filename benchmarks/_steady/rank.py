@@ -24,8 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import holdfast
 from _steady.workload import SHAPES, Samples, Shape, batch, build, loss_of
-from holdfast.averaging import Reducer
-from holdfast.collectives import Group, Over
+from holdfast.training.distributed.process_group import Group, Over
+from holdfast.training.step.gradient_reducer import Reducer
 
 RANKS = 2
 

@@ -8,13 +8,13 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.checkpoint.exchange import Alone
-from holdfast.checkpoint.manifest import CHUNK_BYTES
-from holdfast.checkpoint.names import MANIFEST, CommitName
-from holdfast.checkpoint.reader import restore
-from holdfast.checkpoint.shard import TensorSpec
-from holdfast.checkpoint.writer import Snapshot, save
-from holdfast.worlds import Pair
+from holdfast.checkpoint.format.file_names import MANIFEST, CommitName
+from holdfast.checkpoint.format.manifest import CHUNK_BYTES
+from holdfast.checkpoint.format.shard_layout import TensorSpec
+from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.restore.search import restore
+from holdfast.checkpoint.save.protocol import Snapshot, save
+from holdfast.core.attempt import Pair
 
 OLD, NEW, OWNER = 10, 20, "drill"
 _FILES = ("rank-0.safetensors", "rank-0.json", MANIFEST)

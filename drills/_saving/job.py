@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast import children
-from holdfast.chaos.trace import Lines
-from holdfast.constants import STATUS_FILE
+from holdfast.cli.support import child_process
+from holdfast.core.constants import STATUS_FILE
+from holdfast.fault_injection.step_trace import Lines
 
 SCRIPT = Path(__file__).with_name("train.py")
 RUN = "drill"
@@ -156,7 +156,7 @@ class Job:
             **self.environ,
         }
         argv = [sys.executable, "-m", "holdfast", "run", *words, "--", sys.executable, str(SCRIPT)]
-        self.launcher = children.start(argv, environ={**os.environ, **own}, log=self.log)
+        self.launcher = child_process.start(argv, environ={**os.environ, **own}, log=self.log)
 
     @property
     def pid(self) -> int:

@@ -19,12 +19,12 @@ from pathlib import Path
 import xxhash
 
 from _saving.job import RUN, Book, DrillError, Job, Pair, frozen, is_dead, running, signal_to
-from holdfast.checkpoint.claims import list_claims
-from holdfast.checkpoint.exchange import Alone
-from holdfast.checkpoint.reader import Loaded, Restored, restore
+from holdfast.checkpoint.folder.claims import list_claims
+from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.restore.search import Loaded, Restored, restore
 from holdfast.checkpoint.stores.folder import FolderStore
-from holdfast.checkpoints.verifying import verify
-from holdfast.errors import HoldfastError
+from holdfast.cli.checkpoints.verify import verify
+from holdfast.core.errors import HoldfastError
 
 INTERVAL_STEPS, FULL_EVERY = 3, 3
 _ENDED_SECONDS = 20.0

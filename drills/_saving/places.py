@@ -20,7 +20,7 @@ from pathlib import Path
 
 from _saving.job import Job, frozen, running
 from _saving.kills import look
-from holdfast.checkpoint.tier import list_commits
+from holdfast.checkpoint.folder.catalog import list_commits
 
 WIDTH = 4000  # 6 MB of state
 _SKEW = Path(__file__).with_name("skew")

@@ -10,23 +10,23 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpoint.retention import Best, Rules
-from holdfast.constants import Cause, Phase
-from holdfast.errors import DocumentError, VersionError
-from holdfast.launch.accounts import Accounts
-from holdfast.launch.agent_socket import AgentSocket, RankMessage
-from holdfast.launch.events import How
-from holdfast.launch.local import Progress, Wish
-from holdfast.launch.membership import Membership
-from holdfast.launch.messages import Failure, Incident, Priority, Remedy, World
-from holdfast.launch.rank import Rank
-from holdfast.launch.rank_env import RankPlace, world_message
-from holdfast.launch.report import Identity, status
-from holdfast.launch.state import Attempt, Master, Peer, State
-from holdfast.launch.tallies import Failing, Tallies, Written
-from holdfast.launch.termination import Ending
-from holdfast.launch.touchfile import TouchFile
-from holdfast.worlds import Claim, Pair
+from holdfast.checkpoint.policy.retention import Best, Rules
+from holdfast.core.attempt import Claim, Pair
+from holdfast.core.constants import Cause, Phase
+from holdfast.core.errors import DocumentError, VersionError
+from holdfast.launcher.accounting.checkpoint_counters import Failing, Tallies, Written
+from holdfast.launcher.accounting.goodput import Accounts
+from holdfast.launcher.drain.touch_file import TouchFile
+from holdfast.launcher.host.termination_log import Ending
+from holdfast.launcher.membership.document import Membership
+from holdfast.launcher.membership.events import How
+from holdfast.launcher.membership.messages import Failure, Incident, Priority, Remedy, World
+from holdfast.launcher.membership.state import Attempt, Master, Peer, State
+from holdfast.launcher.ranks.environ import RankPlace, world_message
+from holdfast.launcher.ranks.event_adapter import Progress, Wish
+from holdfast.launcher.ranks.rank_process import Rank
+from holdfast.launcher.ranks.rank_socket import AgentSocket, RankMessage
+from holdfast.launcher.status.status_document import Identity, status
 
 GOLDEN = Path(__file__).parent
 AT = 1769860800.0  # 2026-01-31T12:00:00Z

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpoint.claims import list_claims, write_claim
-from holdfast.place import Place
-from holdfast.rank_agent import Parting, RankAgent, Requests
-from holdfast.worlds import Claim, Pair
+from holdfast.checkpoint.folder.claims import list_claims, write_claim
+from holdfast.core.attempt import Claim, Pair
+from holdfast.training.launcher_client.agent_client import Parting, RankAgent, Requests
+from holdfast.training.launcher_client.placement import Place
 
 HERE = Path(__file__).parent
 GOLDEN = json.loads((HERE / "agent_socket.json").read_text())

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator import manifests
-from holdfast_operator.api import Pair, parse_job
-from holdfast_operator.constants import SPENT
+from holdfast_operator.agents.hub import AgentHub, PodIdentity
+from holdfast_operator.agents.hub import parse_report as parse_wire
+from holdfast_operator.api.job import Pair, parse_job
+from holdfast_operator.api.names import SPENT
+from holdfast_operator.api.status import Membership
 from holdfast_operator.errors import AgentRequestError
-from holdfast_operator.seen import Restored, parse_pod, parse_report
-from holdfast_operator.status import Membership
-from holdfast_operator.webhook import AgentHub, PodIdentity
-from holdfast_operator.webhook import parse_report as parse_wire
+from holdfast_operator.manifests import children
+from holdfast_operator.views import Restored, parse_pod, parse_report
 
 GOLDEN = Path(__file__).parent
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -68,7 +68,7 @@ def test_the_membership_that_is_served_is_the_golden_one() -> None:
     golden = read("membership.json")
     job = parse_job(golden_job())
     assert job.spec is not None
-    document = manifests.membership_document(
+    document = children.membership_document(
         job, job.spec, Membership.from_json(golden), golden["restarts"], golden["jobKey"], durable_step=400
     )
     assert document == golden

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from holdfast_sidecar.contract import (
+from holdfast_sidecar.errors import MalformedError, UnknownVersionError
+from holdfast_sidecar.preflight.checks import Asked, Facts, judge
+from holdfast_sidecar.protocol.document import (
     GpuError,
     Notice,
     Pod,
@@ -17,8 +19,6 @@ from holdfast_sidecar.contract import (
     parse_document,
     parse_time,
 )
-from holdfast_sidecar.errors import MalformedError, UnknownVersionError
-from holdfast_sidecar.preflight.checks import Asked, Facts, judge
 
 GOLDEN = Path(__file__).parent
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from holdfast.calls import LONG_SECONDS, Call, Calls, Said
-from holdfast.errors import UsageError
+from holdfast.core.errors import UsageError
+from holdfast.training.step.call_mismatch import LONG_SECONDS, Call, Calls, Said
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Dead(Store):
 @pytest.fixture(autouse=True)
 def answers_come_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """In place of a thread that asks."""
-    monkeypatch.setattr("holdfast.calls.aside", lambda ask, *words: ask(*words))
+    monkeypatch.setattr("holdfast.training.step.call_mismatch.aside", lambda ask, *words: ask(*words))
 
 
 def world(store: Store, size: int = 2) -> list[Calls]:

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.optim import swa_utils
 
-from holdfast.checkpoint.state import flatten
-from holdfast.checks import Structure, check_batches, check_loss, check_managed, check_run
-from holdfast.errors import UsageError
+from holdfast.checkpoint.state.flatten import flatten
+from holdfast.core.errors import UsageError
+from holdfast.training.options.validation import Structure, check_batches, check_loss, check_managed, check_run
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:

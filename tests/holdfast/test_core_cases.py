@@ -8,17 +8,17 @@ from dataclasses import replace
 import pytest
 from simulation import Pod, Simulation, Stored
 
-from holdfast.activity import Activity
-from holdfast.checkpoint import fencing
-from holdfast.constants import Cause, Phase
-from holdfast.launch import events
-from holdfast.launch.held import Held
-from holdfast.launch.membership import Budget, Membership
-from holdfast.launch.messages import Failure, Priority
-from holdfast.launch.stalls import Stall
-from holdfast.launch.standalone import Joined, Record, Roster, Terms
-from holdfast.worlds import Claim, Pair
-from holdfast_operator.policies import membership as policy
+from holdfast.checkpoint.policy import fencing
+from holdfast.core.attempt import Claim, Pair
+from holdfast.core.constants import Cause, Phase
+from holdfast.launcher.hang.stall_reports import Stall
+from holdfast.launcher.membership import events
+from holdfast.launcher.membership.document import Budget, Membership
+from holdfast.launcher.membership.held_shards import Held
+from holdfast.launcher.membership.messages import Failure, Priority
+from holdfast.launcher.rendezvous.roster import Joined, Record, Roster, Terms
+from holdfast.telemetry.activity import Activity
+from holdfast_operator.decision.membership import rules as policy
 
 
 def training(replicas: int = 3, **settings: object) -> Simulation:

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.constants import Cause
-from holdfast.errors import DocumentError, VersionError
-from holdfast.launch import messages as m
-from holdfast.launch.agent_socket import RankMessage
-from holdfast.launch.held import Held, together
-from holdfast.launch.membership import Member, Membership, Previous, Rules
-from holdfast.launch.rank import Rank
-from holdfast.launch.rules import largest_world, may_be
-from holdfast.worlds import Claim, Pair
+from holdfast.core.attempt import Claim, Pair
+from holdfast.core.constants import Cause
+from holdfast.core.errors import DocumentError, VersionError
+from holdfast.launcher.membership import messages as m
+from holdfast.launcher.membership.document import Member, Membership, Previous, Rules
+from holdfast.launcher.membership.held_shards import Held, together
+from holdfast.launcher.membership.quorum import largest_world, may_be
+from holdfast.launcher.ranks.rank_process import Rank
+from holdfast.launcher.ranks.rank_socket import RankMessage
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "contract" / "membership.json").read_text())
 

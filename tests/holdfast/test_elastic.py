@@ -13,10 +13,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.data import Audit, Position, expected_audit, sample_at
-from holdfast.data.loader import Loader, make_loader
-from holdfast.elastic import Elasticity, Ramp, Scaler, global_batch
-from holdfast.errors import UsageError
+from holdfast.core.errors import UsageError
+from holdfast.training.data import Audit, Position, expected_audit, sample_at
+from holdfast.training.data.loader import Loader, make_loader
+from holdfast.training.options.elasticity import Elasticity, Ramp, Scaler, global_batch
 
 LINEAR = Elasticity(batch="scaled", learning_rate="linear", reference_world_size=2)
 WORLDS = st.integers(min_value=1, max_value=9)

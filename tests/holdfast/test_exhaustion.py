@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulation import Simulation
 
-from holdfast.constants import Cause
-from holdfast.launch import events
-from holdfast.launch.exhaustion import GAP, SPAN, noted
-from holdfast.launch.membership import Budget
-from holdfast.launch.messages import Failure, Incident, Priority, Remedy
-from holdfast.worlds import Pair
+from holdfast.core.attempt import Pair
+from holdfast.core.constants import Cause
+from holdfast.launcher.membership import events
+from holdfast.launcher.membership.document import Budget
+from holdfast.launcher.membership.messages import Failure, Incident, Priority, Remedy
+from holdfast.launcher.membership.oom_incidents import GAP, SPAN, noted
 
 KINDS = {
     "OutOfMemory": (Cause.OOM, Priority.OOM),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.fencing import (
+from holdfast.checkpoint.policy.fencing import (
     Commit,
     Resume,
     binding,
@@ -18,7 +18,7 @@ from holdfast.checkpoint.fencing import (
     readable,
     superfluous,
 )
-from holdfast.worlds import Claim, Pair
+from holdfast.core.attempt import Claim, Pair
 
 JOB = "job-b"
 OLD = "job-a"

@@ -17,9 +17,9 @@ from typing import NoReturn
 
 import pytest
 
-from holdfast import rank_agent
-from holdfast.constants import EXIT_PEER_LOST
-from holdfast.lingering import WARN_SECONDS, exit_now, keepers, outlast
+from holdfast.core.constants import EXIT_PEER_LOST
+from holdfast.training.launcher_client import agent_client
+from holdfast.training.launcher_client.exit_watch import WARN_SECONDS, exit_now, keepers, outlast
 
 
 class Ended:
@@ -93,7 +93,7 @@ class Full(io.StringIO):
 
 @pytest.mark.parametrize(
     ("leave", "status"),
-    [(partial(exit_now, 3), 3), (partial(rank_agent.end, "the launcher closed its socket"), EXIT_PEER_LOST)],
+    [(partial(exit_now, 3), 3), (partial(agent_client.end, "the launcher closed its socket"), EXIT_PEER_LOST)],
     ids=["exit_now", "the launcher is gone"],
 )
 def test_a_process_that_must_end_ends_also_where_its_output_cannot_be_written(
@@ -109,7 +109,7 @@ def test_a_process_that_must_end_ends_also_where_its_output_cannot_be_written(
 def test_so_does_one_whose_script_has_ended() -> None:
     script = """
 import sys, threading
-from holdfast.lingering import watch_exit
+from holdfast.training.launcher_client.exit_watch import watch_exit
 
 class Full:
     def flush(self):

@@ -8,8 +8,8 @@ import logging
 
 import pytest
 
-from holdfast.launch.termination import last_lines
-from holdfast.logs import BackgroundHandler, JsonFormatter, LogContext, PeopleFormatter
+from holdfast.core.log_format import BackgroundHandler, JsonFormatter, LogContext, PeopleFormatter
+from holdfast.launcher.host.termination_log import last_lines
 
 CONTEXT = LogContext(fields={"pod": "gpt-w0", "generation": 2, "attempt": 1, "rank": 2})
 FORMATTERS = [JsonFormatter(CONTEXT), PeopleFormatter(CONTEXT), PeopleFormatter(LogContext())]

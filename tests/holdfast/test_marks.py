@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.errors import DocumentError, InvariantError
-from holdfast.marks import (
+from holdfast.core.attempt import Pair
+from holdfast.core.errors import DocumentError, InvariantError
+from holdfast.training.protocol.step_commit import (
     Doubt,
     Standing,
     affirmed,
@@ -18,7 +19,6 @@ from holdfast.marks import (
     torn,
     voted,
 )
-from holdfast.worlds import Pair
 
 A, B, C = Pair(1, 1), Pair(1, 2), Pair(2, 1)
 NEWCOMER = Standing()

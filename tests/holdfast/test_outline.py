@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from holdfast.outline import difference, digest, outline
+from holdfast.training.step.model_outline import difference, digest, outline
 
 
 class Model(torch.nn.Module):

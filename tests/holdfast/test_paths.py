@@ -10,12 +10,12 @@ import torch
 
 import holdfast
 from holdfast import checkpoint
-from holdfast.checkpoint.dcp import StorageReader, StorageWriter
+from holdfast.checkpoint.dcp.storage import StorageReader, StorageWriter
 from holdfast.checkpoint.stores.open import open_store
-from holdfast.checkpoints.main import main
-from holdfast.environment import read_environment
-from holdfast.errors import UsageError
-from holdfast.paths import local_path
+from holdfast.cli.checkpoints.main import main
+from holdfast.core.environment import read_environment
+from holdfast.core.errors import UsageError
+from holdfast.core.paths import local_path
 
 TAKERS: dict[str, Callable[[str], object]] = {
     "save": lambda where: checkpoint.save(where, step=1, model=torch.nn.Linear(1, 1)),

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulation import Simulation
 
-from holdfast.constants import Cause
-from holdfast.launch.membership import Budget
-from holdfast.launch.messages import Failure, Priority
-from holdfast.launch.restart import Restart, Rule, first_match
-from holdfast.worlds import Pair
-from holdfast_operator.manifests import rules_for_launchers
-from holdfast_operator.policies import rules as operators
-from holdfast_operator.policies.facts import Facts
-from holdfast_operator.recovery import parse_rules
+from holdfast.core.attempt import Pair
+from holdfast.core.constants import Cause
+from holdfast.launcher.membership.document import Budget
+from holdfast.launcher.membership.messages import Failure, Priority
+from holdfast.launcher.membership.restart_rules import Restart, Rule, first_match
+from holdfast_operator.api.recovery import parse_rules
+from holdfast_operator.decision.failures import rules as operators
+from holdfast_operator.decision.failures.evidence import Facts
+from holdfast_operator.manifests.children import rules_for_launchers
 
 
 def failure(reason: str = "ExitCode", code: int | None = None, cause: Cause = Cause.APPLICATION) -> Failure:

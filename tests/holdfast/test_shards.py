@@ -7,11 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.shard import Holding, TensorSpec, held_by, rows
-from holdfast.errors import UsageError
-from holdfast.marks import Doubt, Standing
-from holdfast.shards import deal, resolve
-from holdfast.worlds import Pair
+from holdfast.checkpoint.format.shard_layout import Holding, TensorSpec, held_by, rows
+from holdfast.core.attempt import Pair
+from holdfast.core.errors import UsageError
+from holdfast.training.protocol.shard_assignment import deal, resolve
+from holdfast.training.protocol.step_commit import Doubt, Standing
 
 FIRST, SECOND, THIRD = Pair(1, 1), Pair(1, 2), Pair(1, 3)
 NEWCOMER = Standing()

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.undo import ALWAYS_COPIED_BYTES, Undo
+from holdfast.training.step.rollback import ALWAYS_COPIED_BYTES, Undo
 
 LARGE = ALWAYS_COPIED_BYTES // 4 + 1
 

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import yaml
 
-from holdfast_operator import manifests, smoke
-from holdfast_operator.api import parse_job
-from holdfast_operator.constants import LEASE_NAME
-from holdfast_operator.seen import Platform
+from holdfast_operator import helm_test
+from holdfast_operator.api.job import parse_job
+from holdfast_operator.api.names import LEASE_NAME
+from holdfast_operator.api.status import Worker
+from holdfast_operator.manifests import children
 from holdfast_operator.settings import from_environment
-from holdfast_operator.status import Worker
+from holdfast_operator.views import Platform
 from holdfast_testbed.chart import CHART, render
 from holdfast_testbed.commands import run
 from holdfast_testbed.errors import TestbedError
@@ -263,7 +264,7 @@ def test_rights_over_nodes_come_with_their_mode(values: list[str], granted: set[
 
 
 def test_the_operator_reads_what_it_may_do_with_nodes_as_it_stands_in_the_values() -> None:
-    from holdfast_operator.remediation.rules import Mode, Rules, parse_rules
+    from holdfast_operator.remediation.settings import Mode, Rules, parse_rules
 
     assert parse_rules(environment(render())["HOLDFAST_NODE_REMEDIATION"]) == Rules()
     alert = "nodeRemediation.alerts[0]"
@@ -437,7 +438,7 @@ def smoke_job(*values: str) -> dict[str, Any]:
     """The job of `helm test`."""
     (only,) = one(hooks(*values), "Pod")["spec"]["containers"]
     *command, job, _seconds = only["command"]
-    assert command == ["python", "-m", smoke.__name__]
+    assert command == ["python", "-m", helm_test.__name__]
     found: dict[str, Any] = json.loads(job)
     return found
 
@@ -610,7 +611,7 @@ def worker_pod_on(platform: Platform) -> dict[str, Any]:
         }
     )  # fmt: skip
     assert job.spec is not None
-    return manifests.pod(job, job.spec, Worker(incarnation=0, batch=0), platform)
+    return children.pod(job, job.spec, Worker(incarnation=0, batch=0), platform)
 
 
 def test_the_rules_are_those_of_the_file_with_the_runbooks_where_they_are_published() -> None:

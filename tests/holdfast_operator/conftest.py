@@ -16,9 +16,12 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator import constants as c
-from holdfast_operator.act import status_patch, without_nulls
-from holdfast_operator.actions import (
+from holdfast_operator.api import names as c
+from holdfast_operator.api.job import format_seconds, format_time, parse_job, parse_time
+from holdfast_operator.api.status import Phase, Status
+from holdfast_operator.cluster.node_usage import usage_of
+from holdfast_operator.decision.decide import decide
+from holdfast_operator.decision.plan import (
     ApplyChildren,
     CreatePod,
     DeleteJob,
@@ -29,12 +32,11 @@ from holdfast_operator.actions import (
     Publish,
     RestorePod,
 )
-from holdfast_operator.api import format_seconds, format_time, parse_job, parse_time
-from holdfast_operator.decide import decide
-from holdfast_operator.line import Known, Line, standing_of
-from holdfast_operator.observe import doubtful, rival_of, unlisted
-from holdfast_operator.occupancy import usage_of
-from holdfast_operator.seen import (
+from holdfast_operator.reconcile.act import status_patch, without_nulls
+from holdfast_operator.reconcile.observe import doubtful, rival_of, unlisted
+from holdfast_operator.reconcile.torchrun_reports import spoken_for
+from holdfast_operator.scheduling.gang_queue import Known, Line, standing_of
+from holdfast_operator.views import (
     Observed,
     Platform,
     PodView,
@@ -48,8 +50,6 @@ from holdfast_operator.seen import (
     parse_report,
     read_renewal,
 )
-from holdfast_operator.standin import spoken_for
-from holdfast_operator.status import Phase, Status
 
 Body = dict[str, Any]
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast_operator.act import Actor, event_manifest, status_patch, without_nulls
-from holdfast_operator.actions import CreatePod, DeletePod, Event, Publish, RestorePod
+from holdfast_operator.agents.hub import AgentHub
+from holdfast_operator.decision.plan import CreatePod, DeletePod, Event, Publish, RestorePod
 from holdfast_operator.errors import ClusterError, ConflictError, NotFoundError, RejectedError
-from holdfast_operator.observe import Memory
-from holdfast_operator.webhook import AgentHub
+from holdfast_operator.reconcile.act import Actor, event_manifest, status_patch, without_nulls
+from holdfast_operator.reconcile.observe import Memory
 
 VALUES = st.recursive(
     st.none() | st.integers(0, 3) | st.text(max_size=2),

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator.agentserver import AgentServer, Limits, Observer
+from holdfast_operator.agents.hub import AgentHub, PodIdentity
+from holdfast_operator.agents.server import AgentServer, Limits, Observer
+from holdfast_operator.agents.tls import TlsKeeper
 from holdfast_operator.errors import AuthenticationUnavailableError
-from holdfast_operator.rates import Rate
-from holdfast_operator.tls import TlsKeeper
-from holdfast_operator.webhook import AgentHub, PodIdentity
+from holdfast_operator.runtime.rate_limit import Rate
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "contract" / "report.json").read_text())
 WORKER = "pod:uid-w0"
@@ -45,7 +45,7 @@ class MemorySecrets:
         self.content: dict[str, dict[str, bytes]] = {}
 
     def read(self, name: str) -> Any:
-        from holdfast_operator.ownsecrets import StoredSecret
+        from holdfast_operator.cluster.secrets import StoredSecret
 
         return StoredSecret(data=self.content[name], version="1") if name in self.content else None
 

@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast_operator.cache import Cache, Listing
-from holdfast_operator.feed import Feed
-from holdfast_operator.queue import KeyedQueue
+from holdfast_operator.cluster.cache import Cache, Listing
+from holdfast_operator.cluster.informer import Feed
+from holdfast_operator.runtime.workqueue import KeyedQueue
 
 
 def job(name: str, version: int, uid: str = "") -> dict[str, Any]:

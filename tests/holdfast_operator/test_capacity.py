@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_operator.capacity import Ask, Room, admits, keeps_away, no_node, place_together, too_big
-from holdfast_operator.quantities import quantity, requests
-from holdfast_operator.seen import NodeView, Tenant, Usage
+from holdfast_operator.api.quantities import quantity, requests
+from holdfast_operator.scheduling.capacity import Ask, Room, admits, keeps_away, no_node, place_together, too_big
+from holdfast_operator.views import NodeView, Tenant, Usage
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
 

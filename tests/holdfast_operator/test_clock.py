@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_operator.clock import SteadyClock
+from holdfast_operator.runtime.clock import SteadyClock
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from kubernetes.client import ApiClient
 
-from holdfast_operator.cluster import Cluster, JsonObject
+from holdfast_operator.cluster.client import Cluster, JsonObject
 from holdfast_operator.errors import ConflictError
 
 OWNED = {"name": "s", "namespace": "ml", "ownerReferences": [{"uid": "job"}]}

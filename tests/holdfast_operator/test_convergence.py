@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from holdfast_operator.act import status_patch
+from holdfast_operator.reconcile.act import status_patch
 
 FAULTS = ("delete", "kill", "force", "node", "node-unready", "notice", "restart", "nothing", "cut off")
 # No shrinking: it would take longer than all other tests together, and the faults of an example are few.

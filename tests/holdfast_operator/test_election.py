@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast_operator.election import (
+from holdfast_operator.errors import ClusterError, ConflictError
+from holdfast_operator.leadership.elector import Calls, Elector
+from holdfast_operator.leadership.lease import (
     Lease,
     Sight,
     Step,
@@ -24,8 +26,6 @@ from holdfast_operator.election import (
     lease_of,
     seen,
 )
-from holdfast_operator.errors import ClusterError, ConflictError
-from holdfast_operator.leader import Calls, Elector
 
 TERMS = Terms()
 OTHERS = Lease(holder="b", renewed="10:00", version="7")
@@ -341,7 +341,7 @@ def test_at_no_time_do_two_lead(steps: list[tuple[str, float, str, float, float,
 
 
 def test_the_clock_of_an_election_also_runs_while_the_machine_sleeps() -> None:
-    from holdfast_operator.clock import uptime
+    from holdfast_operator.runtime.clock import uptime
 
     before = uptime()
     with open("/proc/uptime") as file:  # noqa: PTH123 - not a regular file

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator import constants as c
-from holdfast_operator.api import parse_job
-from holdfast_operator.manifests import children, network_policy, pod
-from holdfast_operator.seen import Platform
-from holdfast_operator.status import Worker
+from holdfast_operator.api import names as c
+from holdfast_operator.api.job import parse_job
+from holdfast_operator.api.status import Worker
+from holdfast_operator.manifests.children import children, network_policy, pod
+from holdfast_operator.views import Platform
 from holdfast_testbed.flows import End, Flow, allowed
 
 PLATFORM = Platform(sidecar_image="s", agents_url="https://o", ca_bundle="PEM")

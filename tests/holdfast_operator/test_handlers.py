@@ -11,15 +11,15 @@ import kopf
 import pytest
 import yaml
 
-from holdfast_operator import handlers
+from holdfast_operator.cluster import watches
 
 # As ``process`` does: told to end before kopf hears signals itself.
 TOLD_EARLY = """
 import signal, threading
-from holdfast_operator import handlers
-from holdfast_operator.cache import Cache
-from holdfast_operator.feed import Feed
-from holdfast_operator.queue import KeyedQueue
+from holdfast_operator.cluster import watches as handlers
+from holdfast_operator.cluster.cache import Cache
+from holdfast_operator.cluster.informer import Feed
+from holdfast_operator.runtime.workqueue import KeyedQueue
 
 ended = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: ended.set())
@@ -34,9 +34,9 @@ LISTED = """
 import copy, json, threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
-from holdfast_operator import constants as c
-from holdfast_operator import handlers
-from holdfast_operator.cluster import JOBS_PAGE, PAGE
+from holdfast_operator.api import names as c
+from holdfast_operator.cluster import watches as handlers
+from holdfast_operator.cluster.client import JOBS_PAGE, PAGE
 
 PODS, ended, asked, came = 2 * PAGE + 1, threading.Event(), [], set()
 VERBS = ["get", "list", "watch"]
@@ -172,11 +172,11 @@ def test_a_watch_that_ends_for_good_ends_the_operator(environment: dict[str, str
 def test_what_came_is_let_go_soon_after_it_was_taken() -> None:
     settings = kopf.OperatorSettings()
     before = settings.queueing.idle_timeout
-    handlers.configure(settings)
+    watches.configure(settings)
     assert 0 < settings.queueing.idle_timeout <= before / 10
 
 
 def test_the_peering_of_another_kopf_operator_pauses_nothing_here() -> None:
     settings = kopf.OperatorSettings()
-    handlers.configure(settings)
+    watches.configure(settings)
     assert settings.peering.standalone

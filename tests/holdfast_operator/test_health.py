@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from holdfast_operator.health import HealthServer
+from holdfast_operator.runtime.health import HealthServer
 
 
 @pytest.fixture

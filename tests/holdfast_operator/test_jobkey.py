@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 import pytest
 
+from holdfast_operator.agents.job_key import KEY_SECRET, ensure_operator_key, job_key
+from holdfast_operator.cluster.secrets import StoredSecret
 from holdfast_operator.errors import RotationError
-from holdfast_operator.jobkey import KEY_SECRET, ensure_operator_key, job_key
-from holdfast_operator.ownsecrets import StoredSecret
 
 
 class MemorySecrets:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator.actions import DeletePod
-from holdfast_operator.decide import decide
-from holdfast_operator.seen import Observed
-from holdfast_operator.status import AvoidedNode
+from holdfast_operator.api.status import AvoidedNode
+from holdfast_operator.decision.decide import decide
+from holdfast_operator.decision.plan import DeletePod
+from holdfast_operator.views import Observed
 
 Make = Callable[..., Any]
 

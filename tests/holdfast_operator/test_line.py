@@ -11,11 +11,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_operator.capacity import Ask, Room
-from holdfast_operator.line import Known, Line, standing_of
-from holdfast_operator.lines import Lines
-from holdfast_operator.occupancy import Occupancy
-from holdfast_operator.seen import NodeView, Rival, Standing, Tenant, Usage, parse_node, parse_pod
+from holdfast_operator.cluster.node_usage import Occupancy
+from holdfast_operator.scheduling.capacity import Ask, Room
+from holdfast_operator.scheduling.gang_queue import Known, Line, standing_of
+from holdfast_operator.scheduling.gang_queue_cache import Lines
+from holdfast_operator.views import NodeView, Rival, Standing, Tenant, Usage, parse_node, parse_pod
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 POD = {"containers": [{"name": "trainer", "resources": {"requests": {"cpu": "1"}}}]}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator import logs
+from holdfast_operator.runtime import logs
 
 TOKEN = "eyJhbGciOiJSUzI1NiIsImtpZCI6IiJ9.eyJhdWQiOlsiaG9sZGZhc3QiXX0.c2lnbmF0dXJl"
 

@@ -11,11 +11,18 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator import constants as c
-from holdfast_operator.api import HangSpec, ObjectSpec, parse_job
-from holdfast_operator.manifests import children, digest, disruption_budget, membership_document, pod, settings
-from holdfast_operator.seen import Observed, Platform, parse_pod
-from holdfast_operator.status import Membership, Worker
+from holdfast_operator.api import names as c
+from holdfast_operator.api.job import HangSpec, ObjectSpec, parse_job
+from holdfast_operator.api.status import Membership, Worker
+from holdfast_operator.manifests.children import (
+    children,
+    digest,
+    disruption_budget,
+    membership_document,
+    pod,
+    settings,
+)
+from holdfast_operator.views import Observed, Platform, parse_pod
 
 WORKER = Worker(incarnation=4, batch=4, gated=True)
 CONTRACT = Path(__file__).parents[1] / "contract"

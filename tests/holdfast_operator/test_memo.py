@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast_operator.memo import Memo
+from holdfast_operator.cluster.memo import Memo
 
 
 def test_each_object_is_read_once() -> None:

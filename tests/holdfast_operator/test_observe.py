@@ -6,12 +6,12 @@ import copy
 from datetime import timedelta
 from typing import Any
 
-from holdfast_operator.cache import Cache, Listing
-from holdfast_operator.constants import APPLY_AGAIN, LABEL_APP_MANAGED_BY
-from holdfast_operator.observe import Memory, Observer
-from holdfast_operator.seen import Standing
-from holdfast_operator.slim import slim_pod
-from holdfast_operator.webhook import AgentHub
+from holdfast_operator.agents.hub import AgentHub
+from holdfast_operator.api.names import APPLY_AGAIN, LABEL_APP_MANAGED_BY
+from holdfast_operator.cluster.cache import Cache, Listing
+from holdfast_operator.cluster.trimming import slim_pod
+from holdfast_operator.reconcile.observe import Memory, Observer
+from holdfast_operator.views import Standing
 
 
 class NoCluster:

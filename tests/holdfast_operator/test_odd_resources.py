@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from odd_resources import AMOUNTS, AWAY, EXPRESSION, JUNK, SPECS
 
-from holdfast_operator.api import parse_job
-from holdfast_operator.capacity import Ask, Room, too_big
-from holdfast_operator.manifests import pod
-from holdfast_operator.observe import rival_of
-from holdfast_operator.quantities import quantity
-from holdfast_operator.seen import NodeView, parse_pod, parse_report
+from holdfast_operator.api.job import parse_job
+from holdfast_operator.api.quantities import quantity
+from holdfast_operator.manifests.children import pod
+from holdfast_operator.reconcile.observe import rival_of
+from holdfast_operator.scheduling.capacity import Ask, Room, too_big
+from holdfast_operator.views import NodeView, parse_pod, parse_report
 
 Make = Callable[..., Any]
 Json = dict[str, Any]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator.decide import decide
+from holdfast_operator.decision.decide import decide
 
 
 @pytest.mark.parametrize(("jobs", "seconds"), [(1, 5), (250, 5), (1000, 20), (3000, 60)])

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator.api import Scheduling, parse_scheduling
+from holdfast_operator.api.job import Scheduling, parse_scheduling
 from holdfast_operator.errors import UnreadableError
-from holdfast_operator.placement import placed
+from holdfast_operator.manifests.placement import placed
 
 Make = Callable[..., Any]
 ZONE = "topology.kubernetes.io/zone"

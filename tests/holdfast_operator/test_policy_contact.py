@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast_operator import constants as c
-from holdfast_operator.api import Pair
-from holdfast_operator.policies.contact import cut_off
-from holdfast_operator.policies.draft import Draft
-from holdfast_operator.seen import Report, World
-from holdfast_operator.status import Member, Membership, Phase, Worker
+from holdfast_operator.api import names as c
+from holdfast_operator.api.job import Pair
+from holdfast_operator.api.status import Member, Membership, Phase, Worker
+from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.workers.network_partition import cut_off
+from holdfast_operator.views import Report, World
 
 Make = Callable[..., Draft]
 PAIR = Pair(generation=1, attempt=1)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator.actions import DeleteJob
+from holdfast_operator.decision.plan import DeleteJob
 
 Make = Callable[..., Any]
 

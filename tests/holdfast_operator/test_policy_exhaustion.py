@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast_operator import constants as c
-from holdfast_operator.api import format_time
+from holdfast_operator.api import names as c
+from holdfast_operator.api.job import format_time
 
 Make = Callable[..., Any]
 POD = "gpt-w2"

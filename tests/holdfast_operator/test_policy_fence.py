@@ -15,13 +15,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import Phase as Part
 from hypothesis import strategies as st
 
-from holdfast_operator import constants as c
-from holdfast_operator.api import parse_time
-from holdfast_operator.policies import fence, roster
-from holdfast_operator.policies.draft import Draft
-from holdfast_operator.seen import NodeView, Renewals, Report, World, parse_node, read_renewal
-from holdfast_operator.slim import slim
-from holdfast_operator.status import Phase, Progress, Worker
+from holdfast_operator.api import names as c
+from holdfast_operator.api.job import parse_time
+from holdfast_operator.api.status import Phase, Progress, Worker
+from holdfast_operator.cluster.trimming import slim
+from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.workers import fencing, observed_workers
+from holdfast_operator.views import NodeView, Renewals, Report, World, parse_node, read_renewal
 
 Make = Callable[..., Any]
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -62,10 +62,10 @@ BEATS = replace(NODE, renewals=LATE, heartbeat=seconds(610))
 def proved(observed: Any, node: NodeView, *, at: float, pod: Any = None, reports: tuple[Report, ...] = ()) -> bool:
     pods = () if pod is None else (pod,)
     draft = Draft(seen=observed, now=seconds(at), status=observed.status)
-    worker = replace(GONE, left_in_time=fence.left_in_time(draft, GONE, pod, NOW))
+    worker = replace(GONE, left_in_time=fencing.left_in_time(draft, GONE, pod, NOW))
     status = replace(observed.status, workers=(worker,), incarnations=1)
     seen = replace(observed, nodes=(node,), status=status, pods=pods, reports=reports)
-    return fence.proved_gone(fence.apply(Draft(seen=seen, now=seconds(at), status=status))) == {"u"}
+    return fencing.proved_gone(fencing.apply(Draft(seen=seen, now=seconds(at), status=status))) == {"u"}
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,9 @@ def test_an_operator_that_starts_after_a_pod_vanished_knows_by_the_status_whethe
     worker = replace(GONE, phase=phase, since=seconds(since), absent_since=None)
     told = None if progress is None else Progress(step=1, time=seconds(progress))
     status = replace(observed.status, workers=(worker,), incarnations=1, progress=told)
-    (found,) = roster.apply(Draft(seen=replace(observed, pods=(), reports=()), now=NOW, status=status)).status.workers
+    (found,) = observed_workers.apply(
+        Draft(seen=replace(observed, pods=(), reports=()), now=NOW, status=status)
+    ).status.workers
     assert (found.absent_since, found.left_in_time) == (NOW, in_time)
     assert Worker.from_json(found.to_json()) == found
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from holdfast_operator.actions import CreatePod, LiftGate
-from holdfast_operator.observe import rival_of
-from holdfast_operator.seen import Refusal
+from holdfast_operator.decision.plan import CreatePod, LiftGate
+from holdfast_operator.reconcile.observe import rival_of
+from holdfast_operator.views import Refusal
 
 Make = Callable[..., Any]
 

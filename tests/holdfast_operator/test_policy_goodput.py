@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator import constants as c
-from holdfast_operator.seen import parse_report
-from holdfast_operator.status import Goodput
-from holdfast_operator.status.goodput import since
+from holdfast_operator.api import names as c
+from holdfast_operator.api.status import Goodput
+from holdfast_operator.api.status.goodput import since
+from holdfast_operator.views import parse_report
 
 Make = Callable[..., Any]
 WORKERS = ("gpt-w0", "gpt-w1", "gpt-w2")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast_operator.policies.membership import (
+from holdfast_operator.decision.membership.rules import (
     Claim,
     Hold,
     Member,

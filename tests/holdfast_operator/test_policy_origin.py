@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator.act import status_patch
-from holdfast_operator.status import Status
+from holdfast_operator.api.status import Status
+from holdfast_operator.reconcile.act import status_patch
 
 Make = Callable[..., Any]
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast_operator.api import parse_spec
+from holdfast_operator.api.job import parse_spec
+from holdfast_operator.api.preflight import PreflightSpec
+from holdfast_operator.api.status import Worker
+from holdfast_operator.decision.workers.unreachable_peers import to_blame
 from holdfast_operator.errors import UnreadableError
-from holdfast_operator.manifests import pod as pod_manifest
-from holdfast_operator.policies.reach import to_blame
-from holdfast_operator.preflight import PreflightSpec
-from holdfast_operator.seen import parse_report
-from holdfast_operator.status import Worker
+from holdfast_operator.manifests.children import pod as pod_manifest
+from holdfast_operator.views import parse_report
 
 Body = dict[str, Any]
 WELL = {"GPU": "Passed", "Storage": "Passed", "ObjectStore": "Passed", "Network": "Passed", "Clock": "Passed"}

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator import constants as c
-from holdfast_operator.observe import rival_of
+from holdfast_operator.api import names as c
+from holdfast_operator.reconcile.observe import rival_of
 
 Make = Callable[..., Any]
 QUEUED = {"scheduling": {"queue": "team-a"}}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator import constants as c
+from holdfast_operator.api import names as c
 
 Make = Callable[..., Any]
 SYSCTL = ("SysctlForbidden", 'forbidden sysctl: "net.core.somaxconn" not allowlisted')

@@ -14,15 +14,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recoveries import RECOVERIES
 
-from holdfast_operator import constants as c
-from holdfast_operator.api import Backoff, Pair
-from holdfast_operator.policies import offenders
-from holdfast_operator.policies.backoff import pause, share
-from holdfast_operator.policies.draft import Draft
-from holdfast_operator.policies.facts import Facts
-from holdfast_operator.policies.record import record
-from holdfast_operator.status import Count, Incident, Status
-from holdfast_operator.tally import Offender
+from holdfast_operator.api import names as c
+from holdfast_operator.api.job import Backoff, Pair
+from holdfast_operator.api.status import Count, Incident, Status
+from holdfast_operator.api.status.failure_history import Offender
+from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.failures import repeat_offenders
+from holdfast_operator.decision.failures.backoff import pause, share
+from holdfast_operator.decision.failures.evidence import Facts
+from holdfast_operator.decision.failures.record_incident import record
 
 Make = Callable[..., Any]
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -718,7 +718,7 @@ def test_a_node_is_good_again_when_its_time_is_over(hours: list[float], limit: i
     entry = Offender(node="n", times=tuple(NOW - timedelta(hours=age) for age in hours))
     weight = entry.weight(NOW)
     if weight >= limit - 0.5:
-        over = NOW + offenders.until_below(weight, limit) + timedelta(seconds=1)
+        over = NOW + repeat_offenders.until_below(weight, limit) + timedelta(seconds=1)
         assert entry.weight(over) < limit - 0.5
 
 

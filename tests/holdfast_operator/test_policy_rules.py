@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recoveries import ASKED, RECOVERIES, RULES
 
-from holdfast_operator.api import parse_spec
+from holdfast_operator.api.job import parse_spec
+from holdfast_operator.api.recovery import parse_escalation, parse_rules
+from holdfast_operator.decision.failures.evidence import Facts
+from holdfast_operator.decision.failures.rules import first_match
 from holdfast_operator.errors import UnreadableError
-from holdfast_operator.manifests import settings as told_to_launchers
-from holdfast_operator.policies.facts import Facts
-from holdfast_operator.policies.rules import first_match
-from holdfast_operator.recovery import parse_escalation, parse_rules
-from holdfast_operator.seen import GpuError
+from holdfast_operator.manifests.children import settings as told_to_launchers
+from holdfast_operator.views import GpuError
 
 XID_79 = GpuError(gpu="GPU-1", kind="Xid", xid=79)
 ECC = GpuError(gpu="GPU-1", kind="DoubleBitEcc")

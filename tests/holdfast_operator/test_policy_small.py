@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator import constants as c
-from holdfast_operator.policies import avoid, causes, fence
-from holdfast_operator.policies.draft import Draft
-from holdfast_operator.seen import Exit, NodeView, PodView
-from holdfast_operator.status import AvoidedNode, Phase, Worker
+from holdfast_operator.api import names as c
+from holdfast_operator.api.status import AvoidedNode, Phase, Worker
+from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.failures import avoided_nodes, causes
+from holdfast_operator.decision.workers import fencing
+from holdfast_operator.views import Exit, NodeView, PodView
 
 Make = Callable[..., Any]
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -99,8 +100,8 @@ LOST = Worker(
 def test_a_silent_node_proves_nothing(observed: Any, worker: Worker, node: NodeView | None, proved: bool) -> None:
     status = replace(observed.status, workers=(worker,), incarnations=1)
     seen = replace(observed, nodes=(node,) if node else (), status=status)
-    draft = fence.apply(Draft(seen=seen, now=NOW + timedelta(minutes=9), status=status))
-    assert (fence.proved_gone(draft) == {"u"}) is proved
+    draft = fencing.apply(Draft(seen=seen, now=NOW + timedelta(minutes=9), status=status))
+    assert (fencing.proved_gone(draft) == {"u"}) is proved
 
 
 def test_avoided_nodes_are_forgotten_in_time_when_gone_and_when_alive_again(observed: Any) -> None:
@@ -116,9 +117,9 @@ def test_avoided_nodes_are_forgotten_in_time_when_gone_and_when_alive_again(obse
     )
     status = replace(observed.status, avoided=entries)
     draft = Draft(seen=replace(observed, nodes=nodes), now=NOW, status=status)
-    assert [item.node for item in avoid.apply(draft).status.avoided] == ["dead", "noticed"]
+    assert [item.node for item in avoided_nodes.apply(draft).status.avoided] == ["dead", "noticed"]
     later = replace(draft, now=NOW + timedelta(minutes=6))
-    assert avoid.apply(later).status.avoided == ()
+    assert avoided_nodes.apply(later).status.avoided == ()
 
 
 def test_what_cannot_be_read_says_so_once_and_is_left_alone(trained: Any) -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast_operator.decide import decide
-from holdfast_operator.observe import rival_of
+from holdfast_operator.decision.decide import decide
+from holdfast_operator.reconcile.observe import rival_of
 
 Make = Callable[..., Any]
 

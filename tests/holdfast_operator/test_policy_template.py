@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator import constants as c
-from holdfast_operator.decide import decide
-from holdfast_operator.seen import Refusal, parse_pod
+from holdfast_operator.api import names as c
+from holdfast_operator.decision.decide import decide
+from holdfast_operator.views import Refusal, parse_pod
 
 Make = Callable[..., Any]
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from holdfast_operator.queue import KeyedQueue
+from holdfast_operator.runtime.workqueue import KeyedQueue
 
 
 class Clock:

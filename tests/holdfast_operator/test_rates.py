@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_operator.rates import Rate, Rates
+from holdfast_operator.runtime.rate_limit import Rate, Rates
 
 RATE = Rate(a_second=2.0, at_once=3)
 

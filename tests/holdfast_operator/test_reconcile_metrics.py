@@ -9,14 +9,14 @@ from typing import Any, cast
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from holdfast_operator.act import Actor
-from holdfast_operator.actions import Plan
-from holdfast_operator.cache import Cache
+from holdfast_operator.agents.hub import AgentHub
+from holdfast_operator.cluster.cache import Cache
+from holdfast_operator.decision.plan import Plan
 from holdfast_operator.errors import ClusterError
-from holdfast_operator.metrics import Metrics
-from holdfast_operator.observe import Memory, Observer
-from holdfast_operator.reconcile import Outcome, Reconciler
-from holdfast_operator.webhook import AgentHub
+from holdfast_operator.reconcile.act import Actor
+from holdfast_operator.reconcile.observe import Memory, Observer
+from holdfast_operator.reconcile.reconciler import Outcome, Reconciler
+from holdfast_operator.runtime.metrics import Metrics
 
 KEY = "ml/gpt"
 Job = dict[str, Any]

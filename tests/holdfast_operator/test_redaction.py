@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator.policies.causes import of_exit
-from holdfast_operator.redaction import hide_secrets
-from holdfast_operator.seen import parse_pod, parse_report
+from holdfast_operator.api.redaction import hide_secrets
+from holdfast_operator.decision.failures.causes import of_exit
+from holdfast_operator.views import parse_pod, parse_report
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 JWT = "eyJhbGciOiJSUzI1NiIsImtpZCI6IjEifQ.eyJzdWIiOiJ4In0.c2ln"

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
-from holdfast_operator import constants as c
-from holdfast_operator.cache import Cache
-from holdfast_operator.cluster import AT_ONCE, Cluster, Pace
-from holdfast_operator.feed import Feed
-from holdfast_operator.queue import KeyedQueue
+from holdfast_operator.api import names as c
+from holdfast_operator.cluster.cache import Cache
+from holdfast_operator.cluster.client import AT_ONCE, Cluster, Pace
+from holdfast_operator.cluster.informer import Feed
+from holdfast_operator.runtime.workqueue import KeyedQueue
 
 OWNER = {"apiVersion": f"{c.GROUP}/{c.API_VERSION}", "kind": c.KIND, "name": "gpt", "uid": "uid-gpt"}
 

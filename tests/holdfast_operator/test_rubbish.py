@@ -11,8 +11,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast_operator.seen import parse_report
-from holdfast_operator.status import Status
+from holdfast_operator.api.status import Status
+from holdfast_operator.views import parse_report
 
 GOLDEN = Path(__file__).parents[1] / "contract"
 JUNK = [None, 0, -1, 2**70, 1.5, "x", "", [], ["x"], {}, {"x": "y"}, True, [None], [[1]], {"generation": "x"}]

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from holdfast_operator import process
+from holdfast_operator import main
 from holdfast_operator.errors import SettingsError
 from holdfast_operator.settings import from_environment
 
@@ -69,7 +69,7 @@ def test_without_its_settings_the_operator_says_in_a_line_what_is_missing(
 ) -> None:
     monkeypatch.setenv("HOLDFAST_NAMESPACE", "holdfast-system")
     monkeypatch.delenv("HOLDFAST_SIDECAR_IMAGE", raising=False)
-    monkeypatch.setattr(process.logs, "set_up", lambda _level: None)
-    monkeypatch.setattr(process.sys, "setrecursionlimit", lambda _levels: None)  # of this process, that is
-    assert process.main() == os.EX_CONFIG
+    monkeypatch.setattr(main.logs, "set_up", lambda _level: None)
+    monkeypatch.setattr(main.sys, "setrecursionlimit", lambda _levels: None)  # of this process, that is
+    assert main.main() == os.EX_CONFIG
     assert caplog.messages == ["HOLDFAST_SIDECAR_IMAGE is not set"]

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_operator.api import parse_job
-from holdfast_operator.observe import rival_of
-from holdfast_operator.occupancy import usage_of
-from holdfast_operator.seen import parse_node, parse_pod
-from holdfast_operator.shared import Parts
-from holdfast_operator.slim import SPEC_BYTES, SPEC_DEPTH, slim, slim_job, slim_pod
+from holdfast_operator.api.job import parse_job
+from holdfast_operator.cluster.interning import Parts
+from holdfast_operator.cluster.node_usage import usage_of
+from holdfast_operator.cluster.trimming import SPEC_BYTES, SPEC_DEPTH, slim, slim_job, slim_pod
+from holdfast_operator.reconcile.observe import rival_of
+from holdfast_operator.views import parse_node, parse_pod
 
 
 def more(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -120,8 +120,8 @@ def test_a_job_that_is_nested_deeper_than_any_pod_is_not_read(sim: Any, levels: 
 # As in an operator's process: each of its threads decodes what tenants nested as deep as the API server takes it.
 NESTED = """
 import json, threading
-from holdfast_operator.process import main
-from holdfast_operator.slim import slim_job
+from holdfast_operator.main import main
+from holdfast_operator.cluster.trimming import slim_job
 
 def decode():
     for opened, closed in (("[", "]"), ('{"a":', "}")):

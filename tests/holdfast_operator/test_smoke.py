@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator.smoke import run, verdict
+from holdfast_operator.helm_test import run, verdict
 
 
 class Played:

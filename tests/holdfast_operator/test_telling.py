@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast_operator.telling import Teller
+from holdfast_operator.reconcile.event_writer import Teller
 
 SECONDS = 10.0
 

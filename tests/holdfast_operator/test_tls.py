@@ -11,9 +11,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from holdfast_operator.agents.tls import CA_SECRET, Periods, TlsKeeper
+from holdfast_operator.cluster.secrets import StoredSecret, ensure
 from holdfast_operator.errors import RotationError
-from holdfast_operator.ownsecrets import StoredSecret, ensure
-from holdfast_operator.tls import CA_SECRET, Periods, TlsKeeper
 
 START = datetime.now(UTC)
 NAMES = ["holdfast-operator.holdfast.svc", "10.96.0.7", "127.0.0.1", "fd00::7"]

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from holdfast_operator.agents.hub import AgentHub, PodIdentity, parse_report
 from holdfast_operator.errors import AgentRequestError
-from holdfast_operator.webhook import AgentHub, PodIdentity, parse_report
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "contract" / "report.json").read_text())
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)

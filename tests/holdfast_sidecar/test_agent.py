@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from holdfast_sidecar import constants
-from holdfast_sidecar.agent import Membership, OperatorApi, Reporter, connect
-from holdfast_sidecar.clock import SystemClock
-from holdfast_sidecar.contract import Pod
-from holdfast_sidecar.heartbeat import Heartbeat
-from holdfast_sidecar.notice import Ledger
+from holdfast_sidecar.interruptions.poller import Ledger
+from holdfast_sidecar.operator_api.reporter import Membership, OperatorApi, Reporter, connect
+from holdfast_sidecar.protocol.document import Pod
+from holdfast_sidecar.run_dir.launcher_status import Heartbeat
+from holdfast_sidecar.runtime.clock import SystemClock
 
 POD = Pod(namespace="ml", name="gpt-w0", uid="uid-w0", node="node-1")
 

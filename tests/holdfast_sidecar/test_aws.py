@@ -5,10 +5,10 @@ from datetime import timedelta
 
 import pytest
 
-from holdfast_sidecar.clock import SystemClock
 from holdfast_sidecar.errors import SidecarError
-from holdfast_sidecar.sources.aws import MAINTENANCE_PATH, REBALANCE_PATH, SPOT_PATH, TOKEN_PATH, AwsSource
-from holdfast_sidecar.transport import Connection, Response
+from holdfast_sidecar.interruptions.aws import MAINTENANCE_PATH, REBALANCE_PATH, SPOT_PATH, TOKEN_PATH, AwsSource
+from holdfast_sidecar.runtime.clock import SystemClock
+from holdfast_sidecar.runtime.http import Connection, Response
 from holdfast_testbed.metadata import AWS
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from holdfast_sidecar import constants as c
-from holdfast_sidecar.clock import SystemClock
 from holdfast_sidecar.errors import SidecarError
-from holdfast_sidecar.notice import Ledger
-from holdfast_sidecar.sources.azure import EVENTS_PATH, NAME_PATH, AzureSource
-from holdfast_sidecar.transport import Connection, Response
+from holdfast_sidecar.interruptions.azure import EVENTS_PATH, NAME_PATH, AzureSource
+from holdfast_sidecar.interruptions.poller import Ledger
+from holdfast_sidecar.runtime.clock import SystemClock
+from holdfast_sidecar.runtime.http import Connection, Response
 from holdfast_testbed.metadata import AZURE
 
 ME, NEIGHBOUR = "gpt-node_1", "gpt-node_2"

@@ -6,10 +6,10 @@ from datetime import timedelta
 
 import pytest
 
-from holdfast_sidecar.clock import SystemClock
 from holdfast_sidecar.errors import SidecarError
-from holdfast_sidecar.sources.gcp import MAINTENANCE_PATH, PREEMPTED_PATH, GcpSource
-from holdfast_sidecar.transport import Connection, Response
+from holdfast_sidecar.interruptions.gcp import MAINTENANCE_PATH, PREEMPTED_PATH, GcpSource
+from holdfast_sidecar.runtime.clock import SystemClock
+from holdfast_sidecar.runtime.http import Connection, Response
 from holdfast_testbed.metadata import GCP, Instance, MetadataServer
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast_sidecar.contract import SIGNIFICANT, significant
-from holdfast_sidecar.heartbeat import NOTHING_REPORTED, Beat, Heartbeat, accepted, failed, report_due
+from holdfast_sidecar.protocol.document import SIGNIFICANT, significant
+from holdfast_sidecar.run_dir.launcher_status import NOTHING_REPORTED, Beat, Heartbeat, accepted, failed, report_due
 
 
 def beat(step: int = 1, sequence: int = 1, **fields: object) -> Beat:

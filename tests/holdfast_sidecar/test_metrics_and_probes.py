@@ -11,10 +11,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast_sidecar import constants as c
-from holdfast_sidecar.contract import Notice
-from holdfast_sidecar.heartbeat import Heartbeat
-from holdfast_sidecar.metrics import Metrics
-from holdfast_sidecar.server import Page, Server, metrics_page, probe_page
+from holdfast_sidecar.metrics.launcher import Metrics
+from holdfast_sidecar.metrics.server import Page, Server, metrics_page, probe_page
+from holdfast_sidecar.protocol.document import Notice
+from holdfast_sidecar.run_dir.launcher_status import Heartbeat
 
 
 @pytest.fixture
@@ -243,7 +243,7 @@ def test_a_scraper_that_hangs_up_is_not_logged_and_a_fault_of_ours_is(server, ca
         raise error
     except (OSError, KeyError):
         server.server.handle_error(None, None)
-    assert any(record.name == "holdfast_sidecar.server" for record in caplog.records) == said
+    assert any(record.name == "holdfast_sidecar.metrics.server" for record in caplog.records) == said
 
 
 def get_quietly(port: int) -> bool:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_sidecar.contract import Notice, dump_document, format_time, parse_time
 from holdfast_sidecar.errors import SourceError
-from holdfast_sidecar.notice import Ledger, Watcher, merge_requests
+from holdfast_sidecar.interruptions.poller import Ledger, Watcher, merge_requests
+from holdfast_sidecar.protocol.document import Notice, dump_document, format_time, parse_time
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 

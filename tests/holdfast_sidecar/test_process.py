@@ -310,7 +310,7 @@ def test_no_launcher_yet_is_told_as_such(sidecar, operator, wait):
 
 def test_a_launcher_that_is_there_already_is_in_the_first_report(sidecar, operator, wait):
     """Also where the thread that watches it comes late."""
-    sidecar.before = "from holdfast_sidecar.process import Sidecar; Sidecar._watch_status = lambda self: 60.0"
+    sidecar.before = "from holdfast_sidecar.main import Sidecar; Sidecar._watch_status = lambda self: 60.0"
     status = sidecar.write_status()
     sidecar.start()
     wait(operator.latest, "a report")

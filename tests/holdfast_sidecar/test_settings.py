@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast_sidecar import sources
+from holdfast_sidecar import interruptions
 from holdfast_sidecar.errors import SettingsError
+from holdfast_sidecar.interruptions.aws import AwsSource
+from holdfast_sidecar.interruptions.azure import AzureSource
+from holdfast_sidecar.interruptions.gcp import GcpSource
 from holdfast_sidecar.settings import read_environment
-from holdfast_sidecar.sources.aws import AwsSource
-from holdfast_sidecar.sources.azure import AzureSource
-from holdfast_sidecar.sources.gcp import GcpSource
 
 NEEDED = {
     "HOLDFAST_POD_NAMESPACE": "ml",
@@ -27,7 +27,7 @@ def test_defaults_are_the_protocols():
     assert settings.operator_url == "https://operator.holdfast-system.svc:8443"
     assert (settings.port, settings.checkpoint_deadline_seconds) == (9464, 25.0)
     assert settings.metadata_url == "http://169.254.169.254"
-    assert sources.build(settings, lambda: 0.0, lambda _: False) == []
+    assert interruptions.build(settings, lambda: 0.0, lambda _: False) == []
 
 
 @pytest.mark.parametrize("name", sorted(NEEDED))
@@ -58,7 +58,7 @@ def test_what_is_wrong_is_named(name: str, value: str):
 @pytest.mark.parametrize(("exporter", "waits"), [("", False), ("http://10.0.0.1:9400/metrics", True)])
 def test_a_pod_with_gpus_has_an_hours_notice_of_gcp(sky, clock, exporter: str, waits: bool):
     here = {"HOLDFAST_NOTICE_PROVIDERS": "GCP", "HOLDFAST_METADATA_URL": sky.url, "HOLDFAST_DCGM_URL": exporter}
-    (source,) = sources.build(read_environment({**NEEDED, **here}), lambda: 0.0, lambda _: False)
+    (source,) = interruptions.build(read_environment({**NEEDED, **here}), lambda: 0.0, lambda _: False)
     source.poll(clock.now())
     sky.announce("GCP", "TERMINATE_ON_HOST_MAINTENANCE")
     assert (source.poll(clock.now()) == ()) is waits
@@ -90,7 +90,7 @@ def test_an_exporters_address_that_is_none_leaves_gpus_out_and_training_alone(ca
 
 def test_a_provider_that_is_not_known_is_left_out_and_said(caplog):
     settings = read_environment({**NEEDED, "HOLDFAST_NOTICE_PROVIDERS": "AWS, Moon,AWS,Azure, GCP"})
-    built = sources.build(settings, lambda: 0.0, lambda _: False)
+    built = interruptions.build(settings, lambda: 0.0, lambda _: False)
     assert [type(source) for source in built] == [AwsSource, AzureSource, GcpSource]
     assert [source.name for source in built] == ["AWS", "Azure", "GCP"]
     assert "Moon is no source of notices" in caplog.text

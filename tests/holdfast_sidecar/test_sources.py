@@ -14,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast_sidecar import constants as c
-from holdfast_sidecar.clock import SystemClock
-from holdfast_sidecar.contract import Notice, parse_time
 from holdfast_sidecar.errors import DeadlineError, SidecarError
-from holdfast_sidecar.notice import Ledger, Watcher
-from holdfast_sidecar.sources.aws import AwsSource
-from holdfast_sidecar.sources.azure import AzureSource
-from holdfast_sidecar.sources.base import Source
-from holdfast_sidecar.sources.gcp import GcpSource
-from holdfast_sidecar.transport import Connection, Response, Transport
+from holdfast_sidecar.interruptions.aws import AwsSource
+from holdfast_sidecar.interruptions.azure import AzureSource
+from holdfast_sidecar.interruptions.gcp import GcpSource
+from holdfast_sidecar.interruptions.poller import Ledger, Watcher
+from holdfast_sidecar.interruptions.source import Source
+from holdfast_sidecar.protocol.document import Notice, parse_time
+from holdfast_sidecar.runtime.clock import SystemClock
+from holdfast_sidecar.runtime.http import Connection, Response, Transport
 from holdfast_testbed.metadata import AWS, AZURE, CLOUDS, FAULTS, GCP, NOTICE_SECONDS
 
 SLOW = ("hang", "drip")

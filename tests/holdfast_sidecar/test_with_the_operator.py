@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator.agentserver import AgentServer
-from holdfast_operator.webhook import AgentHub, PodIdentity
+from holdfast_operator.agents.hub import AgentHub, PodIdentity
+from holdfast_operator.agents.server import AgentServer
 
 
 def identify(token: str) -> PodIdentity | None:

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from holdfast.launch.process import own_program
-from holdfast.launch.zygote import BOOT
+from holdfast.launcher.process.child import own_program
+from holdfast.launcher.process.zygote import BOOT
 from holdfast_testbed.demo.table import Check, render
 from holdfast_testbed.drill.faults import flip_one_bit, is_rank, kill_launcher_and_operator, newest_commit
 from holdfast_testbed.drill.judge import (
@@ -211,8 +211,8 @@ def test_the_table_names_what_was_missed() -> None:
         ("python3", ("python3", "-c", BOOT, "zygote", "7", "train.py"), True),  # it has stood by
         ("holdfast-warm", ("python3", "-c", BOOT, "zygote", "7", "train.py"), False),
         ("holdfast-zygote", ("python3", "-c", BOOT, "zygote", "7", "train.py"), False),
-        ("python3", tuple(own_program("holdfast.launch.store_host", "7")), False),
-        ("python3", tuple(own_program("holdfast.launch.upload_host", "7")), False),
+        ("python3", tuple(own_program("holdfast.launcher.network.tcp_store_server", "7")), False),
+        ("python3", tuple(own_program("holdfast.launcher.tiers.upload_worker", "7")), False),
     ],
 )
 def test_rank_is_told_from_launchers_other_children(name: str, cmdline: tuple[str, ...], expected: bool) -> None:

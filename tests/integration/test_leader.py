@@ -26,7 +26,7 @@ LEASE_SECONDS = 15  # with less, a machine that stands still for a moment change
 # The operator as it is, but for its time of day: that of the machine and the seconds in a file.
 WITH_A_CLOCK = """
 import functools, pathlib, sys, datetime
-from holdfast_operator import clock, process
+from holdfast_operator.runtime import clock; from holdfast_operator import main as process
 
 def wall():
     return clock.wall() + datetime.timedelta(seconds=float(pathlib.Path(sys.argv[1]).read_text()))

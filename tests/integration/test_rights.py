@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from kubernetes import client, config
 
-from holdfast_operator import constants as c
-from holdfast_operator.cluster import Cluster
+from holdfast_operator.api import names as c
+from holdfast_operator.cluster.client import Cluster
+from holdfast_operator.cluster.secrets import ClusterSecrets
 from holdfast_operator.errors import ConflictError, NotFoundError, RejectedError
-from holdfast_operator.ownsecrets import ClusterSecrets
 from holdfast_testbed.chart import account
 from holdfast_testbed.constants import OPERATOR_NAMESPACE
 

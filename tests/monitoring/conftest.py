@@ -18,21 +18,21 @@ import yaml
 from prometheus_client import Metric
 from prometheus_client.metrics import MetricWrapperBase
 
-from holdfast_operator import manifests
-from holdfast_operator.api import parse_job
-from holdfast_operator.health import HealthServer
-from holdfast_operator.metrics import Metrics as OperatorMetrics
+from holdfast_operator.api.job import parse_job
+from holdfast_operator.api.status import Worker
+from holdfast_operator.manifests import children
 from holdfast_operator.remediation.metrics import RemediationMetrics
-from holdfast_operator.seen import Platform
-from holdfast_operator.status import Worker
-from holdfast_sidecar.clock import SystemClock
-from holdfast_sidecar.contract import Notice, Pod, format_time
-from holdfast_sidecar.gpu import export
-from holdfast_sidecar.gpu.watch import GpuWatch
-from holdfast_sidecar.heartbeat import Heartbeat
-from holdfast_sidecar.metrics import Metrics as SidecarMetrics
-from holdfast_sidecar.server import Server, metrics_page
-from holdfast_sidecar.transport import Response, Transport
+from holdfast_operator.runtime.health import HealthServer
+from holdfast_operator.runtime.metrics import Metrics as OperatorMetrics
+from holdfast_operator.views import Platform
+from holdfast_sidecar.gpu import metrics as export
+from holdfast_sidecar.gpu.monitor import GpuWatch
+from holdfast_sidecar.metrics.launcher import Metrics as SidecarMetrics
+from holdfast_sidecar.metrics.server import Server, metrics_page
+from holdfast_sidecar.protocol.document import Notice, Pod, format_time
+from holdfast_sidecar.run_dir.launcher_status import Heartbeat
+from holdfast_sidecar.runtime.clock import SystemClock
+from holdfast_sidecar.runtime.http import Response, Transport
 
 CONTRACT = Path(__file__).parents[1] / "contract"
 ROOT = Path(__file__).parents[2]
@@ -240,7 +240,7 @@ def worker_pod(name: str) -> Json:
     assert job.spec is not None
     platform = Platform(sidecar_image="s", agents_url="https://operator:8443", ca_bundle="PEM")
     worker = Worker(incarnation=int(name.rpartition("-w")[2]), batch=0)
-    return manifests.pod(job, job.spec, worker, platform)
+    return children.pod(job, job.spec, worker, platform)
 
 
 OPERATOR_POD: Json = {

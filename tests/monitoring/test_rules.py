@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from holdfast_sidecar.gpu.table import COUNT_RULES, COUNTERS, REPLACE_NODE, XID_RULES, CountRule
+from holdfast_sidecar.gpu.rules import COUNT_RULES, COUNTERS, REPLACE_NODE, XID_RULES, CountRule
 from holdfast_testbed.commands import run
 from holdfast_testbed.programs import program
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast_operator import constants as c
+from holdfast_operator.api import names as c
 from holdfast_operator.errors import SettingsError
-from holdfast_operator.remediation.rules import Rules, parse_rules
+from holdfast_operator.remediation.settings import Rules, parse_rules
 
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 

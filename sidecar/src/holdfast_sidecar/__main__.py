@@ -10,7 +10,7 @@ def main() -> int:
     # the trainer cannot be started, it comes while the imports below are still running.
     stopping = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, stopping)
-    from holdfast_sidecar.process import run
+    from holdfast_sidecar.main import run
 
     return run(stopping)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from holdfast_sidecar import constants as c
-from holdfast_sidecar.contract import Pod
 from holdfast_sidecar.errors import SettingsError
 from holdfast_sidecar.preflight.checks import Asked
+from holdfast_sidecar.protocol.document import Pod
 
 _log = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.accounting import Ledger
-from holdfast.activity import Activity, Meter
-from holdfast.constants import Phase
-from holdfast.launch.accounts import Accounts
+from holdfast.core.constants import Phase
+from holdfast.launcher.accounting.goodput import Accounts
+from holdfast.telemetry.activity import Activity, Meter
+from holdfast.telemetry.rank_time import Ledger
 
 
 class Launcher:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.accounting import BOUNDS, Histogram, Ledger, Spent, mtbf
-from holdfast.activity import Activity, Meter
+from holdfast.telemetry.activity import Activity, Meter
+from holdfast.telemetry.rank_time import BOUNDS, Histogram, Ledger, Spent, mtbf
 
 DELAY = 2.0
 STEP = ((Activity.DATA, 0.1), (Activity.COMPUTE, 0.6), (Activity.AVERAGE, 0.2), (Activity.VOTE, 0.05))

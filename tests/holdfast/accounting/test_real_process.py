@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import timeline_view
-from holdfast.accounting import Spent
-from holdfast.activity import Activity
+from holdfast.cli import timeline as timeline_view
+from holdfast.telemetry.activity import Activity
+from holdfast.telemetry.rank_time import Spent
 
 SCRIPTS = Path(__file__).parent / "scripts"
 CAUSES = {

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from holdfast import timeline_view
-from holdfast.cli import parse
-from holdfast.constants import Cause
-from holdfast.errors import UsageError
-from holdfast.launch.chronicle import Chronicle
-from holdfast.launch.messages import Failure, Priority
-from holdfast.launch.state import State
-from holdfast.launch.timeline import Timeline, rotated
-from holdfast.worlds import Pair
+from holdfast.cli import timeline
+from holdfast.cli.main import parse
+from holdfast.core.attempt import Pair
+from holdfast.core.constants import Cause
+from holdfast.core.errors import UsageError
+from holdfast.launcher.accounting.event_recorder import Chronicle
+from holdfast.launcher.accounting.timeline import Timeline, rotated
+from holdfast.launcher.membership.messages import Failure, Priority
+from holdfast.launcher.membership.state import State
 
 ACCOUNT = {"activity": "data", "wall": 1.0, "open": 0.0, "seconds": {"productive": 1.0}}
 
@@ -99,7 +99,7 @@ def test_a_restore_from_a_tier_is_written_once_with_what_was_lost(run: Run) -> N
     run.chronicle.heard(31, "restored", {"step": 4, "source": "memory", "stores": [], "lost": []})
     (line,) = (line for line in run.lines if line["kind"] == "restore")
     assert (line["step"], line["stores"], line["lost"]) == (4, ["/ckpt"], ["step-8.g1.a1"])
-    assert "step 4 from /ckpt; lost: step-8.g1.a1" in timeline_view.render(timeline_view.read(run.path))
+    assert "step 4 from /ckpt; lost: step-8.g1.a1" in timeline.render(timeline.read(run.path))
 
 
 def test_a_commit_that_failed_is_written_once_with_its_cause(run: Run) -> None:
@@ -107,7 +107,7 @@ def test_a_commit_that_failed_is_written_once_with_its_cause(run: Run) -> None:
     for pid in (31, 32):
         run.chronicle.heard(pid, "checkpoint", told)
     assert [line.get("cause") for line in run.lines if line["kind"] == "checkpoint"] == [None, "Full"]
-    assert "step 20 shared: Failed (Full)" in timeline_view.render(timeline_view.read(run.path))
+    assert "step 20 shared: Failed (Full)" in timeline.render(timeline.read(run.path))
 
 
 def test_a_restore_that_is_not_exact_says_how_near_it_is(run: Run) -> None:
@@ -116,7 +116,7 @@ def test_a_restore_that_is_not_exact_says_how_near_it_is(run: Run) -> None:
     run.chronicle.heard(31, "restored", told)
     (line,) = (line for line in run.lines if line["kind"] == "restore")
     assert line["inexact"] == near
-    assert f"step 4 from /ckpt; {near}" in timeline_view.render(timeline_view.read(run.path))
+    assert f"step 4 from /ckpt; {near}" in timeline.render(timeline.read(run.path))
 
 
 def test_the_file_is_bounded_and_its_older_part_is_read_too(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_the_file_is_bounded_and_its_older_part_is_read_too(tmp_path: Path) -> N
     run.steps(1, 300, seconds=1.0)
     sizes = [path.stat().st_size for path in (run.path, rotated(run.path))]
     assert max(sizes) <= 4000
-    story = timeline_view.read(run.path)
+    story = timeline.read(run.path)
     assert len(story.entries) > len(run.lines)
     assert story.entries[-1]["step"] == 300
 
@@ -133,7 +133,7 @@ def test_a_launcher_that_follows_a_killed_one_begins_a_line_of_its_own(tmp_path:
     path = tmp_path / "timeline.jsonl"
     path.write_text('{"t": 1.0, "kind": "start"}\n{"t": 2.0, "ki')
     Run(path)
-    story = timeline_view.read(path)
+    story = timeline.read(path)
     assert (len(story.entries), story.skipped) == (2, 1)
 
 
@@ -144,7 +144,7 @@ def test_a_file_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
 
 
 def test_the_terminal_shows_loss_world_size_failures_and_recoveries(run: Run) -> None:
-    shown = timeline_view.render(timeline_view.read(run.path))
+    shown = timeline.render(timeline.read(run.path))
     assert "step 1 to 13, 1 failure" in shown
     assert "5 → 0.3846" in shown
     assert "3 → 2" in shown
@@ -173,23 +173,23 @@ def test_the_terminal_shows_loss_world_size_failures_and_recoveries(run: Run) ->
 def test_bad_lines_are_skipped_and_counted(run: Run, line: str, counted: int) -> None:
     with run.path.open("a") as file:
         file.write(line)
-    story = timeline_view.read(run.path)
+    story = timeline.read(run.path)
     assert story.skipped == counted
-    assert ("unreadable lines skipped" in timeline_view.render(story)) == bool(counted)
+    assert ("unreadable lines skipped" in timeline.render(story)) == bool(counted)
 
 
 def test_a_message_cannot_steer_the_terminal(tmp_path: Path) -> None:
     run = Run(tmp_path / "timeline.jsonl")
     run.fails("\x1b[2J\r\x07gone")
-    assert "\x1b" not in timeline_view.render(timeline_view.read(run.path))
+    assert "\x1b" not in timeline.render(timeline.read(run.path))
 
 
 def test_an_empty_file_shows_nothing_and_a_missing_one_is_named(tmp_path: Path) -> None:
     empty = tmp_path / "empty.jsonl"
     empty.touch()
-    assert timeline_view.render(timeline_view.read(empty)) == "nothing to show"
+    assert timeline.render(timeline.read(empty)) == "nothing to show"
     with pytest.raises(UsageError, match=r"missing\.jsonl cannot be read: No such file"):
-        timeline_view.read(tmp_path / "missing.jsonl")
+        timeline.read(tmp_path / "missing.jsonl")
 
 
 def test_without_matplotlib_a_picture_says_what_to_install(
@@ -197,16 +197,16 @@ def test_without_matplotlib_a_picture_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(UsageError, match=r"pip install 'holdfast-trainer\[plot\]'"):
-        timeline_view.draw(timeline_view.read(run.path), tmp_path / "picture.png")
+        timeline.draw(timeline.read(run.path), tmp_path / "picture.png")
 
 
 def test_a_picture_is_drawn(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "picture.png"
-    timeline_view.draw(timeline_view.read(run.path), picture)
+    timeline.draw(timeline.read(run.path), picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UsageError, match="cannot be drawn"):
-        timeline_view.draw(timeline_view.read(run.path), tmp_path / "picture.what")
+        timeline.draw(timeline.read(run.path), tmp_path / "picture.what")
 
 
 def test_the_command_shows_a_file(run: Run) -> None:

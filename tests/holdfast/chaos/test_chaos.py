@@ -20,7 +20,7 @@ def hurt(tmp_path: Path, short_path: Path) -> Hurt:
     """A training of two ranks under chaos."""
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
-        script = [sys.executable, "-m", "holdfast.demo.train", str(tmp_path), str(STEPS)]
+        script = [sys.executable, "-m", "holdfast.cli.demo.train", str(tmp_path), str(STEPS)]
         return subprocess.run(
             [sys.executable, "-m", "holdfast", "chaos", *words, "--nproc-per-node", "2", "--", *script],
             env={**os.environ, "TMPDIR": str(short_path), "HOLDFAST_CHECKPOINT_DIR": str(tmp_path / "checkpoints")},

@@ -15,13 +15,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from holdfast.activity import Activity, Meter
-from holdfast.chaos import inject
-from holdfast.chaos.inject import Injector, listener, order_file
-from holdfast.chaos.plan import Fault, Kind
-from holdfast.chaos.trace import Lines, Trace
-from holdfast.environment import read_environment
-from holdfast.errors import ChaosError
+from holdfast.core.environment import read_environment
+from holdfast.core.errors import ChaosError
+from holdfast.fault_injection import injector
+from holdfast.fault_injection.injector import Injector, listener, order_file
+from holdfast.fault_injection.plan import Fault, Kind
+from holdfast.fault_injection.step_trace import Lines, Trace
+from holdfast.telemetry.activity import Activity, Meter
 
 Make = Callable[..., Meter]
 
@@ -116,7 +116,7 @@ def test_an_order_is_obeyed_once(meter: Make, tmp_path: Path, kind: Kind) -> Non
 
 def test_a_slow_rank_is_slow_for_its_steps_only(meter: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(inject, "time", SimpleNamespace(sleep=slept.append))  # others sleep in this process too
+    monkeypatch.setattr(injector, "time", SimpleNamespace(sleep=slept.append))  # others sleep in this process too
     steps(meter(Fault(number=1, kind=Kind.SLOW, rank=0, step=2, seconds=0.5, steps=2)), 1, 2, 3, 4, 5)
     assert slept == [0.5, 0.5]
 
@@ -125,7 +125,8 @@ def test_a_killed_rank_has_said_so_before(tmp_path: Path) -> None:
     fault = Fault(number=1, kind=Kind.KILL, rank=0, step=2, at=Activity.VOTE)
     (tmp_path / "plan.json").write_text(json.dumps([fault.to_json()]))
     program = (
-        "import pathlib, sys; from holdfast.chaos.inject import Injector; from holdfast.activity import Activity\n"
+        "import pathlib, sys; from holdfast.fault_injection.injector import Injector\n"
+        "from holdfast.telemetry.activity import Activity\n"
         "one = Injector(pathlib.Path(sys.argv[1]), lambda: (0, 1))\n"
         "for a in (Activity.COMPUTE, Activity.AVERAGE, Activity.VOTE): one.entered(a, 1)\n"
     )

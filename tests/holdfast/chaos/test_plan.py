@@ -6,10 +6,10 @@ from itertools import islice
 
 import pytest
 
-from holdfast.activity import Activity
-from holdfast.chaos.plan import Fault, Kind, Plan, make_plan, read_fault, read_rate
-from holdfast.cli import main, parse_chaos
-from holdfast.errors import UsageError
+from holdfast.cli.main import main, parse_chaos
+from holdfast.core.errors import UsageError
+from holdfast.fault_injection.plan import Fault, Kind, Plan, make_plan, read_fault, read_rate
+from holdfast.telemetry.activity import Activity
 
 SCRIPT = ["--", "python", "train.py"]
 

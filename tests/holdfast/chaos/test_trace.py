@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from holdfast.chaos.report import Cost, summary
-from holdfast.chaos.trace import Injection, Lines, Mark, first_after, lost_steps, steps_of_all
+from holdfast.cli.chaos.report import Cost, summary
+from holdfast.fault_injection.step_trace import Injection, Lines, Mark, first_after, lost_steps, steps_of_all
 
 
 def mark(time: float, step: int, *, rank: int = 0, size: int = 2, began: float | None = None) -> Mark:

@@ -16,14 +16,14 @@ from uuid import uuid4
 import pytest
 from command_line import Commands
 
-from holdfast.checkpoint.exchange import Alone, Exchange
-from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.reader import Loaded
-from holdfast.checkpoint.shard import TensorSpec
-from holdfast.checkpoint.stores.objects import ObjectStore
-from holdfast.checkpoint.stores.s3 import S3Bucket, S3Settings
-from holdfast.checkpoint.writer import SaveResult, Snapshot, save
-from holdfast.worlds import Pair
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.shard_layout import TensorSpec
+from holdfast.checkpoint.ranks.exchange import Alone, Exchange
+from holdfast.checkpoint.restore.search import Loaded
+from holdfast.checkpoint.save.protocol import SaveResult, Snapshot, save
+from holdfast.checkpoint.stores.objects.s3 import S3Bucket, S3Settings
+from holdfast.checkpoint.stores.objects.store import ObjectStore
+from holdfast.core.attempt import Pair
 from holdfast_testbed.s3 import REGION, S3Server, s3_server
 
 Tensors = Mapping[str, bytes]

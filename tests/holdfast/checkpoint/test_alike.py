@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.checkpoint.alike import apart
-from holdfast.checkpoint.exchange import Exchange
-from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.state import flatten, sampled, unflatten
-from holdfast.checkpoint.together import joined
-from holdfast.checkpoint.writer import SaveResult, Snapshot, save
-from holdfast.errors import StateError
-from holdfast.worlds import Pair
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.process_group_exchange import joined
+from holdfast.checkpoint.ranks.exchange import Exchange
+from holdfast.checkpoint.ranks.replica_check import apart
+from holdfast.checkpoint.save.protocol import SaveResult, Snapshot, save
+from holdfast.checkpoint.state.flatten import flatten, sampled, unflatten
+from holdfast.core.attempt import Pair
+from holdfast.core.errors import StateError
 
 World = Callable[..., list[Any]]
 State = Callable[[int], dict[str, Any]]

@@ -23,17 +23,17 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from holdfast import HoldfastError, checkpoint
-from holdfast.checkpoint import dcp as ours
-from holdfast.checkpoint.aging import Ages
-from holdfast.checkpoint.claims import write_claim
-from holdfast.checkpoint.exchange import Alone
-from holdfast.checkpoint.manifest import CHUNK_BYTES, LARGEST, decode
-from holdfast.checkpoint.reader import restore
+from holdfast.checkpoint.dcp import storage as ours
+from holdfast.checkpoint.folder.claims import write_claim
+from holdfast.checkpoint.format.manifest import CHUNK_BYTES, LARGEST, decode
+from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.restore.search import restore
+from holdfast.checkpoint.save.checkpoint_index import Ages
 from holdfast.checkpoint.stores.folder import FolderStore
-from holdfast.checkpoints.main import Exit, main
-from holdfast.checkpoints.verifying import Verdict, verify
-from holdfast.errors import ClaimError, DamagedError, StateError, UnknownFormatError
-from holdfast.worlds import Claim, Pair
+from holdfast.cli.checkpoints.main import Exit, main
+from holdfast.cli.checkpoints.verify import Verdict, verify
+from holdfast.core.attempt import Claim, Pair
+from holdfast.core.errors import ClaimError, DamagedError, StateError, UnknownFormatError
 
 Json = Any
 NEWEST = "step-20.g0.a1"

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.boxes import Box, runs, tiles
-from holdfast.checkpoint.joining import Part, Told, join
-from holdfast.checkpoint.manifest import Chunk, FileRecord, Manifest, Patch, TensorRecord, decode, encode
-from holdfast.checkpoint.shard import TensorSpec
-from holdfast.errors import DamagedError, StateError
-from holdfast.worlds import Pair
+from holdfast.checkpoint.format.manifest import Chunk, FileRecord, Manifest, Patch, TensorRecord, decode, encode
+from holdfast.checkpoint.format.shard_layout import TensorSpec
+from holdfast.checkpoint.format.tensor_boxes import Box, runs, tiles
+from holdfast.checkpoint.ranks.merge import Part, Told, join
+from holdfast.core.attempt import Pair
+from holdfast.core.errors import DamagedError, StateError
 
 
 @st.composite

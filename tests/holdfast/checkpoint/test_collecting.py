@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.checkpoint.collecting import uncollected
+from holdfast.core.gc_pause import uncollected
 
 
 @pytest.fixture(autouse=True)

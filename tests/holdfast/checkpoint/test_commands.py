@@ -19,14 +19,14 @@ import xxhash
 from command_line import Commands
 
 from holdfast import checkpoint
-from holdfast.checkpoint.claims import write_claim
-from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.stores import Store
+from holdfast.checkpoint.folder.claims import write_claim
+from holdfast.checkpoint.folder.upload_marker import held
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.stores.base import Store
 from holdfast.checkpoint.stores.folder import FolderStore
-from holdfast.checkpoint.uploading import held
-from holdfast.checkpoints.progress import Progress, size
-from holdfast.checkpoints.verifying import Damage, Verdict, verify
-from holdfast.worlds import Claim, Pair
+from holdfast.cli.checkpoints.access.progress_bar import Progress, size
+from holdfast.cli.checkpoints.verify import Damage, Verdict, verify
+from holdfast.core.attempt import Claim, Pair
 
 MIB = 1 << 20
 FIRST = {"model/a": b"a" * 99, "model/b": b"b" * 7 * MIB, "model/c": b"c" * 2 * MIB, "model/d": b"d" * 5}
@@ -190,7 +190,7 @@ def test_verify_moves_aside_nothing_that_was_found_bad_only_once(
         damages = (Damage(file="rank-0.safetensors", reason="a byte was flipped on its way"),)
         return replace(verify(store, name), damages=damages if len(read) == 1 else ())
 
-    monkeypatch.setattr("holdfast.checkpoints.main.verify", misread_at_first)
+    monkeypatch.setattr("holdfast.cli.checkpoints.main.verify", misread_at_first)
     commits = holdfast.json("verify", folder, "--quarantine")["commits"]
     assert [commit["quarantined"] for commit in commits] == [False, False]
     assert read == ["step-20.g1.a1", "step-20.g1.a1", "step-10.g1.a1"]
@@ -578,7 +578,7 @@ def test_a_url_that_says_too_little_for_its_file_system_is_named(holdfast: Comma
 def test_the_commands_load_no_torch(folder: Path) -> None:
     code = f"""
 import sys
-from holdfast.cli import main
+from holdfast.cli.main import main
 assert main(["checkpoints", "verify", {str(folder)!r}]) == 0
 assert "torch" not in sys.modules and "numpy" not in sys.modules
 """

@@ -22,10 +22,10 @@ from pathlib import Path
 import pytest
 from traces import STRACE, Call, calls_in, kill_points
 
-from holdfast.checkpoint.claims import list_claims
-from holdfast.checkpoint.exchange import Alone
-from holdfast.checkpoint.reader import Restored, restore
-from holdfast.worlds import Pair
+from holdfast.checkpoint.folder.claims import list_claims
+from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.restore.search import Restored, restore
+from holdfast.core.attempt import Pair
 
 SCRIPT = Path(__file__).parent / "scripts" / "one_attempt.py"
 _spec = importlib.util.spec_from_file_location("one_attempt", SCRIPT)

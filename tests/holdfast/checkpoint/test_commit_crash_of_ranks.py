@@ -27,11 +27,11 @@ from typing import Any
 import pytest
 from traces import STRACE, Call, calls_in, kill_points
 
-from holdfast.checkpoint.claims import list_claims
-from holdfast.checkpoint.exchange import Alone
-from holdfast.checkpoint.reader import restore
+from holdfast.checkpoint.folder.claims import list_claims
+from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.restore.search import restore
 from holdfast.checkpoint.stores.folder import FolderStore
-from holdfast.checkpoints.verifying import verify
+from holdfast.cli.checkpoints.verify import verify
 
 SCRIPT = Path(__file__).parent / "scripts" / "ranks.py"
 _spec = importlib.util.spec_from_file_location("ranks", SCRIPT)

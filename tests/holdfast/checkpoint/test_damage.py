@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpoint import tier
-from holdfast.checkpoint.exchange import Alone, Exchange
-from holdfast.checkpoint.manifest import CHUNK_BYTES
-from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.reader import Restored, restore
+from holdfast.checkpoint.folder import catalog
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.manifest import CHUNK_BYTES
+from holdfast.checkpoint.ranks.exchange import Alone, Exchange
+from holdfast.checkpoint.restore.search import Restored, restore
 from holdfast.checkpoint.stores.folder import FolderStore
-from holdfast.errors import CheckpointError, UnknownFormatError
-from holdfast.worlds import Pair
+from holdfast.core.attempt import Pair
+from holdfast.core.errors import CheckpointError, UnknownFormatError
 
 OLD = {"w": b"old" * 100, "b": b"x"}
 NEW = {"w": b"new" * 100, "b": b"y"}
@@ -253,7 +253,7 @@ def test_a_folder_that_may_not_be_read_is_no_damage(root: Path, monkeypatch: pyt
     def refused(path: Path, most: int) -> bytes:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(tier, "read_regular", refused)  # root may read everything, so the system cannot refuse
+    monkeypatch.setattr(catalog, "read_regular", refused)  # root may read everything, so the system cannot refuse
     with pytest.raises(CheckpointError, match="make it readable and start again"):
         found(root)
     monkeypatch.undo()

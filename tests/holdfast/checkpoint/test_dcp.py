@@ -21,17 +21,17 @@ from torch.distributed.checkpoint.planner import SavePlan
 from torch.testing._internal.two_tensor import TwoTensor
 
 from holdfast import checkpoint
-from holdfast.checkpoint import dcp as ours
-from holdfast.checkpoint.dcp import StorageReader, StorageWriter
-from holdfast.checkpoint.exchange import Alone
-from holdfast.checkpoint.manifest import CHUNK_BYTES
-from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.reader import restore
+from holdfast.checkpoint.dcp import storage as ours
+from holdfast.checkpoint.dcp.storage import StorageReader, StorageWriter
+from holdfast.checkpoint.folder.catalog import read_manifest
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.manifest import CHUNK_BYTES
+from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.restore.search import restore
 from holdfast.checkpoint.stores.folder import FolderStore
-from holdfast.checkpoint.tier import read_manifest
-from holdfast.checkpoints.verifying import verify
-from holdfast.errors import CheckpointError, StateError
-from holdfast.worlds import Pair
+from holdfast.cli.checkpoints.verify import verify
+from holdfast.core.attempt import Pair
+from holdfast.core.errors import CheckpointError, StateError
 
 SCRIPT = Path(__file__).resolve().parent / "scripts" / "dcp_world.py"
 

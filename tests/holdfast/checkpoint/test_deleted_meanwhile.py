@@ -11,14 +11,14 @@ import torch
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from holdfast.checkpoint import tier
-from holdfast.checkpoint.dcp import StorageReader, StorageWriter
-from holdfast.checkpoint.exchange import Alone, Exchange
-from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.reader import Restored, restore
+from holdfast.checkpoint.dcp.storage import StorageReader, StorageWriter
+from holdfast.checkpoint.folder import catalog
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.ranks.exchange import Alone, Exchange
+from holdfast.checkpoint.restore.search import Restored, restore
 from holdfast.checkpoint.stores.folder import FolderSource, FolderStore
-from holdfast.errors import CheckpointError
-from holdfast.worlds import Pair
+from holdfast.core.attempt import Pair
+from holdfast.core.errors import CheckpointError
 
 Commit = Callable[..., Any]
 
@@ -37,7 +37,7 @@ def slow(tmp_path: Path, commit: Commit, monkeypatch: pytest.MonkeyPatch) -> lis
         if name.step in steps:
             steps.remove(name.step)
             commit(tmp_path, name.step + 10, {"a": b"newer"})
-            tier.delete(tmp_path, [one for one in tier.list_commits(tmp_path) if one.step <= name.step])
+            catalog.delete(tmp_path, [one for one in catalog.list_commits(tmp_path) if one.step <= name.step])
         return opened(store, name, file)
 
     monkeypatch.setattr(FolderStore, "open", late)
@@ -66,7 +66,7 @@ def test_a_manifest_that_is_gone_when_it_is_read_was_deleted_too(
         names = listed(store)
         if {name.step for name in names} == {10}:
             commit(tmp_path, 20, {"a": b"new"})
-            tier.delete(tmp_path, names)
+            catalog.delete(tmp_path, names)
         return names
 
     monkeypatch.setattr(FolderStore, "commits", then_deleted)

@@ -13,30 +13,31 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast.checkpoint import deltas, tier, writer
-from holdfast.checkpoint.arena import Arena
-from holdfast.checkpoint.deltas import Chain
-from holdfast.checkpoint.engine import Attempt, Engine
-from holdfast.checkpoint.exchange import Alone, Exchange
-from holdfast.checkpoint.fencing import Resume
-from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.near import MemorySettings, announced
-from holdfast.checkpoint.pace import Pace
-from holdfast.checkpoint.reader import restore
-from holdfast.checkpoint.shard import TensorSpec
+from holdfast.checkpoint.folder import catalog
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.shard_layout import TensorSpec
+from holdfast.checkpoint.io.rate_limit import Pace
+from holdfast.checkpoint.io.staging_buffer import Arena
+from holdfast.checkpoint.manager import Attempt, Engine
+from holdfast.checkpoint.policy.fencing import Resume
+from holdfast.checkpoint.ranks.exchange import Alone, Exchange
+from holdfast.checkpoint.restore.search import restore
+from holdfast.checkpoint.save import incremental, protocol
+from holdfast.checkpoint.save.incremental import Chain
+from holdfast.checkpoint.save.protocol import Planner, SaveResult, Snapshot, stage
 from holdfast.checkpoint.stores.folder import FolderStore
-from holdfast.checkpoint.stores.peer import Neighbour
-from holdfast.checkpoint.upload import Uploader, UploadSettings
-from holdfast.checkpoint.writer import Planner, SaveResult, Snapshot, stage
-from holdfast.checkpoints.copying import Uncopied, copy, copy_all, lineage
-from holdfast.checkpoints.progress import progress
-from holdfast.checkpoints.verifying import verify
-from holdfast.cli import main
-from holdfast.errors import UsageError
-from holdfast.worlds import Pair
+from holdfast.checkpoint.stores.memory.peer_client import Neighbour
+from holdfast.checkpoint.tiers.memory_tier import MemorySettings, announced
+from holdfast.checkpoint.tiers.uploader import Uploader, UploadSettings
+from holdfast.cli.checkpoints.access.progress_bar import progress
+from holdfast.cli.checkpoints.copy import Uncopied, copy, copy_all, lineage
+from holdfast.cli.checkpoints.verify import verify
+from holdfast.cli.main import main
+from holdfast.core.attempt import Pair
+from holdfast.core.errors import UsageError
 
 ONE = Pair(1, 1)
-BLOCK = deltas.BLOCK_BYTES
+BLOCK = incremental.BLOCK_BYTES
 # Rows of a whole block, rows of which several make one, rows larger than one, a scalar, and nothing.
 SHAPES = {"wide": (40, BLOCK), "narrow": (300, 1000), "huge": (3, 70_000), "scalar": (), "none": (0, 7)}
 Tensors = dict[str, bytearray]
@@ -78,7 +79,7 @@ def snapshot(
 def save(root: Path, step: int, tensors: Tensors, chain: Chain, exchange: Exchange | None = None) -> SaveResult:
     mine = exchange or Alone()
     staged = stage(snapshot(step, tensors), Arena(), Planner(), rank=mine.rank, size=mine.size)
-    return writer.commit(root, staged, mine, chain=chain)
+    return protocol.commit(root, staged, mine, chain=chain)
 
 
 def read(root: Path, step: int | None = None) -> Any:
@@ -93,7 +94,7 @@ def assert_is(root: Path, step: int, tensors: Tensors) -> None:
 
 
 def manifest(root: Path, step: int) -> Any:
-    return tier.read_manifest(root, CommitName(step=step, pair=ONE))
+    return catalog.read_manifest(root, CommitName(step=step, pair=ONE))
 
 
 def touch(tensors: Tensors, name: str, at: int) -> None:
@@ -312,7 +313,7 @@ def test_what_failed_is_stood_on_by_nothing(tmp_path: Path, monkeypatch: pytest.
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(writer, "publish", full)
+        patched.setattr(protocol, "publish", full)
         assert not save(tmp_path, 2, tensors, chain).committed
     assert save(tmp_path, 3, tensors, chain).committed
     assert manifest(tmp_path, 3).stands_on == {"step-1.g1.a1"}
@@ -331,7 +332,7 @@ def engine(root: Path, attempt: int, *, keep_last: int = 1, full_every: int = 3)
 
 
 def there(root: Path) -> list[int]:
-    return sorted(name.step for name in tier.list_commits(root))
+    return sorted(name.step for name in catalog.list_commits(root))
 
 
 def test_retention_keeps_what_a_delta_needs_and_nothing_longer(tmp_path: Path) -> None:
@@ -353,7 +354,7 @@ def test_another_attempt_begins_with_a_full_commit(tmp_path: Path) -> None:
     second.save(snapshot(3, tensors, Pair(1, 2)))
     assert [
         line.stands_on
-        for line in (manifest(tmp_path, 2), tier.read_manifest(tmp_path, CommitName(step=3, pair=Pair(1, 2))))
+        for line in (manifest(tmp_path, 2), catalog.read_manifest(tmp_path, CommitName(step=3, pair=Pair(1, 2))))
     ] == [
         {"step-1.g1.a1"},
         frozenset(),
@@ -484,7 +485,7 @@ def adapted(rank: int) -> tuple[Any, Any]:
 
 def test_deltas_of_an_adapted_model_are_a_tenth_of_its_full_commits(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    from holdfast.checkpoint.state import flatten
+    from holdfast.checkpoint.state.flatten import flatten
 
     model, optimizer = adapted(rank=2)
     job, then = engine(tmp_path, 1, keep_last=9, full_every=9), {}
@@ -585,7 +586,7 @@ def test_show_and_ls_tell_what_a_delta_stands_on_and_how_large_it_is(
 def test_export_writes_a_delta_whole(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     safetensors = pytest.importorskip("safetensors.torch")
-    from holdfast.checkpoint.state import flatten
+    from holdfast.checkpoint.state.flatten import flatten
 
     model, chain = torch.nn.Linear(300, 300), Chain(every=4)
     for step in (1, 2):
@@ -601,7 +602,7 @@ def test_export_writes_a_delta_whole(tmp_path: Path) -> None:
             alone={},
             numerics={},
         )
-        writer.commit(tmp_path / "ckpt", stage(made, Arena(), Planner(), rank=0, size=1), Alone(), chain=chain)
+        protocol.commit(tmp_path / "ckpt", stage(made, Arena(), Planner(), rank=0, size=1), Alone(), chain=chain)
     assert manifest(tmp_path / "ckpt", 2).version == 2
     assert main(["checkpoints", "export", str(tmp_path / "ckpt"), str(tmp_path / "w.safetensors")]) == 0
     found = safetensors.load_file(tmp_path / "w.safetensors")

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 import xxhash
 
-from holdfast.checkpoint.arena import anonymous
-from holdfast.checkpoint.direct import aligned, write_image
-from holdfast.checkpoint.files import write_file
-from holdfast.checkpoint.filling import Filling
-from holdfast.checkpoint.manifest import CHUNK_BYTES, FileRecord
-from holdfast.checkpoint.pace import Pace
-from holdfast.checkpoint.pages import address_of
-from holdfast.errors import CheckpointError, PeerLostError
+from holdfast.checkpoint.format.manifest import CHUNK_BYTES, FileRecord
+from holdfast.checkpoint.io.direct_writer import aligned, write_image
+from holdfast.checkpoint.io.durable_files import write_file
+from holdfast.checkpoint.io.fill_progress import Filling
+from holdfast.checkpoint.io.huge_pages import address_of
+from holdfast.checkpoint.io.rate_limit import Pace
+from holdfast.checkpoint.io.staging_buffer import anonymous
+from holdfast.core.errors import CheckpointError, PeerLostError
 
 LENGTHS = [1, 4096, 4097, CHUNK_BYTES, 2 * CHUNK_BYTES + 3]
 PIECE = 3_000_001
@@ -212,8 +212,8 @@ def test_what_will_never_be_filled_is_an_error_and_nobody_waits_for_it(tmp_path:
 def test_a_large_commit_by_several_ranks_reads_back_whole(
     tmp_path: Path, world: Callable[..., Any], commit_by: Callable[..., Any], content: Callable[..., Any]
 ) -> None:
-    from holdfast.checkpoint.exchange import Alone
-    from holdfast.checkpoint.reader import restore
+    from holdfast.checkpoint.ranks.exchange import Alone
+    from holdfast.checkpoint.restore.search import restore
 
     tensors = {"large": os.urandom(3 * CHUNK_BYTES + 17), "small": b"x" * 100}
     assert all(r.committed for r in world(2, lambda exchange: commit_by(exchange, tmp_path, 5, tensors)))

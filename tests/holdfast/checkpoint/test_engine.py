@@ -16,23 +16,23 @@ from typing import Any
 import pytest
 from nothing_managed import snapshot
 
-from holdfast.checkpoint import claims as claims_module
-from holdfast.checkpoint import tier
-from holdfast.checkpoint.claims import list_claims, write_claim
-from holdfast.checkpoint.commit import begin, publish
-from holdfast.checkpoint.engine import NO_RULES, Attempt, Engine, attempt_by_hand
-from holdfast.checkpoint.exchange import Alone
-from holdfast.checkpoint.fencing import Resume
-from holdfast.checkpoint.files import RIGHT
-from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.retention import Rules
-from holdfast.checkpoint.shard import Piece, TensorSpec
+from holdfast.checkpoint.folder import catalog
+from holdfast.checkpoint.folder import claims as claims_module
+from holdfast.checkpoint.folder.claims import list_claims, write_claim
+from holdfast.checkpoint.folder.publish import begin, publish
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.shard_layout import Piece, TensorSpec
+from holdfast.checkpoint.io.durable_files import RIGHT
+from holdfast.checkpoint.manager import NO_RULES, Attempt, Engine, attempt_by_hand
+from holdfast.checkpoint.policy.fencing import Resume
+from holdfast.checkpoint.policy.retention import Rules
+from holdfast.checkpoint.ranks.exchange import Alone
 from holdfast.checkpoint.stores import fallback
 from holdfast.checkpoint.stores.fallback import FallbackStore
 from holdfast.checkpoint.stores.folder import FolderStore
-from holdfast.checkpoints.main import main
-from holdfast.errors import ClaimError, NoneWholeError, UnavailableError
-from holdfast.worlds import Claim, Pair
+from holdfast.cli.checkpoints.main import main
+from holdfast.core.attempt import Claim, Pair
+from holdfast.core.errors import ClaimError, NoneWholeError, UnavailableError
 
 JOB = "job-1"
 
@@ -67,7 +67,7 @@ class Run:
 
 
 def commits(root: Path) -> set[str]:
-    return {str(name) for name in tier.list_commits(root)}
+    return {str(name) for name in catalog.list_commits(root)}
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_a_base_that_a_zombie_deletes_leaves_no_claim_and_the_next_attempt_start
     if when == "before the claim":
         zombie.commits(20)
     else:
-        monkeypatch.setattr("holdfast.checkpoint.engine.write_claim", late)
+        monkeypatch.setattr("holdfast.checkpoint.manager.write_claim", late)
     with pytest.raises(ClaimError, match=r"step-10\.g1\.a1 .* was deleted after this attempt read it"):
         engine.claim(step=found.step, pair=found.pair)
     assert [claim.pair for claim in list_claims(tmp_path)] == [Pair(1, 1)]
@@ -482,7 +482,7 @@ def test_a_save_that_outlives_its_attempt_is_never_published_half_after_the_succ
 
     staging = begin(tmp_path, CommitName(step=20, pair=zombie.pair))
     zombie.commits(10)
-    manifest = replace(tier.read_manifest(tmp_path, CommitName(step=10, pair=zombie.pair)), step=20)
+    manifest = replace(catalog.read_manifest(tmp_path, CommitName(step=10, pair=zombie.pair)), step=20)
     monkeypatch.setattr(shutil, "rmtree", meanwhile)
     Run(tmp_path, 1, 2)
     assert published == [False]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.failures import FailureCause, cause_among, cause_of, failed, of_errno
-from holdfast.checkpoint.stores.s3_errors import ADVICE
-from holdfast.errors import CheckpointError, ClaimError, DamagedError, NoRoomError, UnavailableError
+from holdfast.checkpoint.format.failure_causes import FailureCause, cause_among, cause_of, failed, of_errno
+from holdfast.checkpoint.stores.objects.errors import ADVICE
+from holdfast.core.errors import CheckpointError, ClaimError, DamagedError, NoRoomError, UnavailableError
 
 DOCS = Path(__file__).parents[3] / "docs"
 

@@ -7,9 +7,9 @@ from itertools import pairwise, product
 import pytest
 import torch
 
-from holdfast.checkpoint.finite import Inspection
-from holdfast.checkpoint.shard import TensorSpec, plan_shard, whole
-from holdfast.errors import NonFiniteWeightsError
+from holdfast.checkpoint.format.shard_layout import TensorSpec, plan_shard, whole
+from holdfast.checkpoint.save.finite_check import Inspection
+from holdfast.core.errors import NonFiniteWeightsError
 
 DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn,

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpoint.claims import list_claims, write_claim
-from holdfast.checkpoint.exchange import Alone
-from holdfast.checkpoint.reader import restore
-from holdfast.errors import ClaimError
-from holdfast.worlds import Claim, Pair
+from holdfast.checkpoint.folder.claims import list_claims, write_claim
+from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.restore.search import restore
+from holdfast.core.attempt import Claim, Pair
+from holdfast.core.errors import ClaimError
 
 NOBODY = 65534
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a tmpfs needs root")

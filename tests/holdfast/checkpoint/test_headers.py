@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.headers import LARGEST, Entry, parse
-from holdfast.checkpoint.shard import TensorSpec, plan_shard, whole
-from holdfast.errors import DamagedError
+from holdfast.checkpoint.format.safetensors_header import LARGEST, Entry, parse
+from holdfast.checkpoint.format.shard_layout import TensorSpec, plan_shard, whole
+from holdfast.core.errors import DamagedError
 
 A = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 B = {"dtype": "U8", "shape": [3], "data_offsets": [8, 11]}

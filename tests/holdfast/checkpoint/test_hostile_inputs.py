@@ -38,25 +38,25 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.metadata import Metadata
 
 from holdfast import HoldfastError
-from holdfast.checkpoint import claims
-from holdfast.checkpoint.exchange import Alone
-from holdfast.checkpoint.files import encode_json
-from holdfast.checkpoint.manifest import Chunk, Manifest, TensorRecord
-from holdfast.checkpoint.names import CommitName, tensors_file
-from holdfast.checkpoint.reader import restore
-from holdfast.checkpoint.shard import TensorSpec, plan_shard, whole
+from holdfast.checkpoint.folder import claims
+from holdfast.checkpoint.format.file_names import CommitName, tensors_file
+from holdfast.checkpoint.format.manifest import Chunk, Manifest, TensorRecord
+from holdfast.checkpoint.format.shard_layout import TensorSpec, plan_shard, whole
+from holdfast.checkpoint.io.durable_files import encode_json
+from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.restore.search import restore
+from holdfast.checkpoint.save.protocol import Snapshot, save
 from holdfast.checkpoint.stores.folder import FolderStore
-from holdfast.checkpoint.stores.memory import MemoryStore
-from holdfast.checkpoint.stores.peer import Neighbour, Peer, PeerStore, make_room
-from holdfast.checkpoint.stores.peer_server import PeerServer
-from holdfast.checkpoint.stores.slots import SlotSet
-from holdfast.checkpoint.stores.wire import Wire, mac
-from holdfast.checkpoint.writer import Snapshot, save
-from holdfast.checkpoints.interchange import bounds, convert
-from holdfast.checkpoints.interchange.sources import read_source
-from holdfast.checkpoints.verifying import verify
-from holdfast.errors import CheckpointError, DamagedError
-from holdfast.worlds import Claim, Pair
+from holdfast.checkpoint.stores.memory.peer_client import Neighbour, Peer, PeerStore, make_room
+from holdfast.checkpoint.stores.memory.peer_protocol import Wire, mac
+from holdfast.checkpoint.stores.memory.peer_server import PeerServer
+from holdfast.checkpoint.stores.memory.slots import SlotSet
+from holdfast.checkpoint.stores.memory.store import MemoryStore
+from holdfast.cli.checkpoints.formats import import_weights, memory_limit
+from holdfast.cli.checkpoints.formats.detect import read_source
+from holdfast.cli.checkpoints.verify import verify
+from holdfast.core.attempt import Claim, Pair
+from holdfast.core.errors import CheckpointError, DamagedError
 
 KEY = b"k" * 32
 NAME = CommitName(step=7, pair=Pair(1, 1))
@@ -464,7 +464,9 @@ def converted(folder: Path, files: dict[str, bytes], name: str = "") -> str:
 
     def act() -> str:
         found = read_source(source / name if name else source)
-        made = convert.commit(FolderStore(target), convert.objects(found, name="all", split=False), step=1, made=NOW)
+        made = import_weights.commit(
+            FolderStore(target), import_weights.objects(found, name="all", split=False), step=1, made=NOW
+        )
         assert verify(FolderStore(target), made).whole
         return "converted"
 
@@ -575,7 +577,7 @@ def doubled(times: int) -> bytes:
 def test_a_pickle_of_little_that_asks_for_10_gb_is_refused_before_it_has_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raw: bytes, kind: str
 ) -> None:
-    monkeypatch.setattr(bounds, "SPARE_BYTES", 256 << 20)
+    monkeypatch.setattr(memory_limit, "SPARE_BYTES", 256 << 20)
     data = zipped(sources()["pt"]["w.pt"], "data.pkl", lambda _: raw) if kind == "pt" else legacy(raw)
     assert len(data) < 8192
     assert converted(tmp_path, {f"w.{kind}": data}, f"w.{kind}") == "DamagedError: pickled.read_pickled, MemoryError"
@@ -626,7 +628,7 @@ PATHS = "cpathlib\nPosixPath\n"
 def test_records_of_dcp_that_do_something_else_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raw: bytes, said: str
 ) -> None:
-    monkeypatch.setattr(bounds, "SPARE_BYTES", 256 << 20)
+    monkeypatch.setattr(memory_limit, "SPARE_BYTES", 256 << 20)
     files = {**sources()["dcp"], ".metadata": raw}
     before = {kind: set(vars(kind)) for kind in (Metadata, PurePath)}
     with little_memory():

@@ -17,18 +17,18 @@ import xxhash
 from command_line import Commands
 from nothing_managed import snapshot
 
-from holdfast.checkpoint import tier
-from holdfast.checkpoint.claims import list_claims, write_claim
-from holdfast.checkpoint.engine import Attempt, Engine
-from holdfast.checkpoint.exchange import Alone
-from holdfast.checkpoint.fencing import Resume
-from holdfast.checkpoint.manifest import Manifest
-from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.retention import Rules
+from holdfast.checkpoint.folder import catalog
+from holdfast.checkpoint.folder.claims import list_claims, write_claim
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.manager import Attempt, Engine
+from holdfast.checkpoint.policy.fencing import Resume
+from holdfast.checkpoint.policy.retention import Rules
+from holdfast.checkpoint.ranks.exchange import Alone
 from holdfast.checkpoint.stores.folder import FolderStore
-from holdfast.checkpoints.pruning import carry_out, plan
-from holdfast.errors import CheckpointError, DamagedError, NoneWholeError, UnavailableError, UnknownFormatError
-from holdfast.worlds import Claim, Pair
+from holdfast.cli.checkpoints.prune import carry_out, plan
+from holdfast.core.attempt import Claim, Pair
+from holdfast.core.errors import CheckpointError, DamagedError, NoneWholeError, UnavailableError, UnknownFormatError
 
 JOB = "job-1"
 
@@ -51,7 +51,7 @@ def attempt(pair: Pair) -> Attempt:
 
 
 def commits(root: Path) -> set[str]:
-    return {str(name) for name in tier.list_commits(root)}
+    return {str(name) for name in catalog.list_commits(root)}
 
 
 @pytest.fixture(params=[Pair(1, 1), Pair(1, 3)], ids=["own claim", "inherited claim"])
@@ -104,7 +104,7 @@ def test_where_no_manifest_can_be_read_training_does_not_begin_anew(
 ) -> None:
     before = commits(root)
     with monkeypatch.context() as patch:
-        patch.setattr(tier, "read_manifest", failing(trouble))
+        patch.setattr(catalog, "read_manifest", failing(trouble))
         with pytest.raises(raised, match=r"Input/output error|Permission denied"):
             entered(root, Pair(2, 1)).restore()
     assert commits(root) == before
@@ -176,7 +176,7 @@ def test_retention_does_not_take_a_commit_whose_manifest_it_misreads(
         assert f"step-{step}.g1.a{pair.attempt}" in commits(root)
     assert left == [0]
     assert engine.save(snapshot(100, pair)).committed
-    assert {name.step for name in tier.list_commits(root)} >= {90, 100}
+    assert {name.step for name in catalog.list_commits(root)} >= {90, 100}
 
 
 def test_what_could_not_be_read_for_a_while_ages_like_the_rest_once_it_can(
@@ -189,9 +189,9 @@ def test_what_could_not_be_read_for_a_while_ages_like_the_rest_once_it_can(
         misread(patch, 40, 1000)
         for step in (60, 70):
             assert engine.save(snapshot(step, third)).committed
-        assert {name.step for name in tier.list_commits(root)} == {40, 60, 70}
+        assert {name.step for name in catalog.list_commits(root)} == {40, 60, 70}
     assert engine.save(snapshot(80, third)).committed
-    assert {name.step for name in tier.list_commits(root)} == {70, 80}
+    assert {name.step for name in catalog.list_commits(root)} == {70, 80}
 
 
 def test_another_jobs_commit_that_cannot_be_read_is_left_alone_and_named_once(
@@ -203,7 +203,7 @@ def test_another_jobs_commit_that_cannot_be_read_is_left_alone_and_named_once(
     engine = entered(root, stranger, keep_last=1)
     for step in (60, 70):
         assert engine.save(snapshot(step, stranger)).committed
-    assert {name.step for name in tier.list_commits(root)} == {50, 70}
+    assert {name.step for name in catalog.list_commits(root)} == {50, 70}
     assert caplog.text.count("retention leaves step-50.g9.a1 alone") == 1
 
 
@@ -217,7 +217,7 @@ def test_prune_keeps_the_last_ones_and_lets_the_others_go(root: Path, holdfast: 
         (True, "older than the last 1, and no rule keeps it"),
         (True, "older than the last 1, and no rule keeps it"),
     ]
-    assert {name.step for name in tier.list_commits(root)} == {50}
+    assert {name.step for name in catalog.list_commits(root)} == {50}
 
 
 def test_prune_names_a_damaged_commit_and_does_not_count_it(root: Path, pair: Pair, holdfast: Commands) -> None:
@@ -255,4 +255,4 @@ def test_prune_of_an_attempt_that_has_claimed_and_not_committed_takes_what_was_b
 ) -> None:
     write_claim(root, Claim(pair=Pair(2, 1), job_uid=JOB, publication="p2", from_step=50, from_pair=Pair(1, 3)))
     assert holdfast("prune", root, "--keep-last", 1) == 0
-    assert {name.step for name in tier.list_commits(root)} == {50}
+    assert {name.step for name in catalog.list_commits(root)} == {50}

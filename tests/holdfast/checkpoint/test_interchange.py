@@ -15,9 +15,9 @@ import pytest
 
 from holdfast import checkpoint
 from holdfast.checkpoint.stores.folder import FolderStore
-from holdfast.checkpoints import progress
-from holdfast.cli import main
-from holdfast.errors import StateError
+from holdfast.cli.checkpoints.access import progress_bar
+from holdfast.cli.main import main
+from holdfast.core.errors import StateError
 
 torch = pytest.importorskip("torch")
 load_file = pytest.importorskip("safetensors.torch").load_file
@@ -241,7 +241,7 @@ class Terminal(io.StringIO):
 def test_on_a_terminal_a_conversion_shows_how_far_it_is(
     model: Net, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[..., Path], labels: set[str]
 ) -> None:
-    monkeypatch.setattr(progress, "_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(progress_bar, "_EVERY_SECONDS", 0.0)
     monkeypatch.setattr("sys.stderr", terminal := Terminal())
     assert run("convert", write(model, tmp_path), tmp_path / "ckpt") == 0
     assert set(re.findall(r"K(\w+) \[#{24}\] 100%", terminal.getvalue())) == labels
@@ -431,7 +431,7 @@ def test_an_export_is_what_safetensors_loads_tied_weights_once(model: Net, tmp_p
 def test_a_commit_that_was_made_through_dcp_is_exported_as_well(model: Net, tmp_path: Path, key: str) -> None:
     from torch.distributed import checkpoint as dcp
 
-    from holdfast.checkpoint.dcp import StorageWriter
+    from holdfast.checkpoint.dcp.storage import StorageWriter
 
     state = {key: model.state_dict(), "epoch": 3} if key else model.state_dict()
     dcp.save(state, storage_writer=StorageWriter(tmp_path / "ckpt", step=4), no_dist=True)

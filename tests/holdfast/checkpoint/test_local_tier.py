@@ -12,21 +12,21 @@ from typing import Any, ClassVar
 
 import pytest
 
-from holdfast.checkpoint.arena import Arena
-from holdfast.checkpoint.exchange import Alone
-from holdfast.checkpoint.fencing import Resume
-from holdfast.checkpoint.local import LocalSettings, LocalTier
-from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.near import Terms, tier_of
-from holdfast.checkpoint.planning import Planner
-from holdfast.checkpoint.reader import Restored, restore
-from holdfast.checkpoint.shard import TensorSpec
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.shard_layout import TensorSpec
+from holdfast.checkpoint.io.staging_buffer import Arena
+from holdfast.checkpoint.policy.fencing import Resume
+from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.restore.search import Restored, restore
+from holdfast.checkpoint.save.protocol import SaveResult, Snapshot, save, stage
+from holdfast.checkpoint.save.write_plan import Planner
 from holdfast.checkpoint.stores.folder import FolderStore
-from holdfast.checkpoint.stores.local import LocalStore
-from holdfast.checkpoint.stores.peer import Neighbour
-from holdfast.checkpoint.stores.peer_server import PeerServer
-from holdfast.checkpoint.writer import SaveResult, Snapshot, save, stage
-from holdfast.worlds import Claim, Pair
+from holdfast.checkpoint.stores.local_disk import LocalStore
+from holdfast.checkpoint.stores.memory.peer_client import Neighbour
+from holdfast.checkpoint.stores.memory.peer_server import PeerServer
+from holdfast.checkpoint.tiers.local_disk_tier import LocalSettings, LocalTier
+from holdfast.checkpoint.tiers.memory_tier import Terms, tier_of
+from holdfast.core.attempt import Claim, Pair
 
 KEY = b"k" * 32
 FIRST = Pair(1, 1)

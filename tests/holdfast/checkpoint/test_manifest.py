@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import xxhash
 
-from holdfast.checkpoint.manifest import (
+from holdfast.checkpoint.format.manifest import (
     CHUNK_BYTES,
     Chunk,
     FileRecord,
@@ -21,8 +21,8 @@ from holdfast.checkpoint.manifest import (
     decode,
     encode,
 )
-from holdfast.errors import DamagedError, UnknownFormatError
-from holdfast.worlds import Pair
+from holdfast.core.attempt import Pair
+from holdfast.core.errors import DamagedError, UnknownFormatError
 
 FILE = FileRecord(nbytes=4096 + 24, digest="d" * 32, chunks=("c" * 32,))
 CHUNK = Chunk(file="rank-0.safetensors", offset=4096, nbytes=24, start=(0, 0), shape=(2, 3))

@@ -19,20 +19,21 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.fencing import Resume
-from holdfast.checkpoint.manifest import CHUNK_BYTES, Manifest
-from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.near import MemorySettings, MemoryTier, Terms
-from holdfast.checkpoint.shard import TensorSpec
-from holdfast.checkpoint.stores import Store, peer_server
-from holdfast.checkpoint.stores import peer as peers
-from holdfast.checkpoint.stores.memory import MemoryStore
-from holdfast.checkpoint.stores.peer import Neighbour, Peer, PeerStore, successor
-from holdfast.checkpoint.stores.peer_server import PeerServer
-from holdfast.checkpoint.stores.slots import Place
-from holdfast.checkpoint.writer import SaveResult, Snapshot
-from holdfast.errors import CheckpointError, DamagedError, NoRoomError, PeerLostError
-from holdfast.worlds import Claim, Pair
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.manifest import CHUNK_BYTES, Manifest
+from holdfast.checkpoint.format.shard_layout import TensorSpec
+from holdfast.checkpoint.policy.fencing import Resume
+from holdfast.checkpoint.save.protocol import SaveResult, Snapshot
+from holdfast.checkpoint.stores.base import Store
+from holdfast.checkpoint.stores.memory import peer_client as peers
+from holdfast.checkpoint.stores.memory import peer_server
+from holdfast.checkpoint.stores.memory.peer_client import Neighbour, Peer, PeerStore, successor
+from holdfast.checkpoint.stores.memory.peer_server import PeerServer
+from holdfast.checkpoint.stores.memory.slots import Place
+from holdfast.checkpoint.stores.memory.store import MemoryStore
+from holdfast.checkpoint.tiers.memory_tier import MemorySettings, MemoryTier, Terms
+from holdfast.core.attempt import Claim, Pair
+from holdfast.core.errors import CheckpointError, DamagedError, NoRoomError, PeerLostError
 
 KEY = b"k" * 32
 FIRST = Pair(1, 1)

@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import load_file
 
 from holdfast import checkpoint
-from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.tier import read_manifest
-from holdfast.cli import main
-from holdfast.errors import StateError
-from holdfast.worlds import Pair
+from holdfast.checkpoint.folder.catalog import read_manifest
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.cli.main import main
+from holdfast.core.attempt import Pair
+from holdfast.core.errors import StateError
 
 SCRIPTS = Path(__file__).parent / "scripts"
 COMMIT = CommitName(step=1, pair=Pair(0, 1))

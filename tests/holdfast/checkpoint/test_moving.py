@@ -9,11 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint import moving
-from holdfast.checkpoint.moving import Move, move
-from holdfast.checkpoint.pages import address_of
-from holdfast.checkpoint.shard import whole
-from holdfast.checkpoint.state import flatten_values
+from holdfast.checkpoint.format.shard_layout import whole
+from holdfast.checkpoint.io import memcpy
+from holdfast.checkpoint.io.huge_pages import address_of
+from holdfast.checkpoint.io.memcpy import Move, move
+from holdfast.checkpoint.state.flatten import flatten_values
 
 MIB = 1 << 20
 SIZES = st.lists(st.sampled_from([0, 1, 5, 4096, MIB - 1, MIB, MIB + 1, 3 * MIB + 7, 13 * MIB + 3]), max_size=8)
@@ -34,9 +34,9 @@ def test_every_byte_arrives_and_none_beside(sizes: list[int], gap: int, threads:
 
 
 def test_no_block_of_what_is_cut_is_too_short_to_go_past_the_cache() -> None:
-    for nbytes in (moving.BLOCK_BYTES, 2 * moving.BLOCK_BYTES - 1, 3 * moving.BLOCK_BYTES + 7):
-        blocks = [block.nbytes for block in moving._cut(Move(0, 0, nbytes))]
-        assert min(blocks) >= moving.BLOCK_BYTES
+    for nbytes in (memcpy.BLOCK_BYTES, 2 * memcpy.BLOCK_BYTES - 1, 3 * memcpy.BLOCK_BYTES + 7):
+        blocks = [block.nbytes for block in memcpy._cut(Move(0, 0, nbytes))]
+        assert min(blocks) >= memcpy.BLOCK_BYTES
         assert sum(blocks) == nbytes
 
 
@@ -72,7 +72,7 @@ def test_a_state_is_laid_out_as_its_values_are_however_it_lies_in_memory(tensor:
 
 
 def test_no_more_threads_copy_than_there_are_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moving, "PROCESSORS", 4)
-    assert [moving.copiers(threads) for threads in (1, 3, 16)] == [2, 3, 4]
-    monkeypatch.setattr(moving, "PROCESSORS", 1)
-    assert moving.copiers(16) == 1
+    monkeypatch.setattr(memcpy, "PROCESSORS", 4)
+    assert [memcpy.copiers(threads) for threads in (1, 3, 16)] == [2, 3, 4]
+    monkeypatch.setattr(memcpy, "PROCESSORS", 1)
+    assert memcpy.copiers(16) == 1

@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 from command_line import Commands
 
-from holdfast.checkpoint.arena import Arena
-from holdfast.checkpoint.fencing import Resume
-from holdfast.checkpoint.local import LocalSettings, LocalTier
-from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.near import MemorySettings, MemoryTier, Terms
-from holdfast.checkpoint.planning import Planner
-from holdfast.checkpoint.shard import TensorSpec
-from holdfast.checkpoint.stores.peer import Neighbour
-from holdfast.checkpoint.stores.peer_server import PeerServer
-from holdfast.checkpoint.writer import Snapshot, stage
-from holdfast.checkpoints.near import near_store
-from holdfast.checkpoints.verifying import verify
-from holdfast.worlds import Pair
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.shard_layout import TensorSpec
+from holdfast.checkpoint.io.staging_buffer import Arena
+from holdfast.checkpoint.policy.fencing import Resume
+from holdfast.checkpoint.save.protocol import Snapshot, stage
+from holdfast.checkpoint.save.write_plan import Planner
+from holdfast.checkpoint.stores.memory.peer_client import Neighbour
+from holdfast.checkpoint.stores.memory.peer_server import PeerServer
+from holdfast.checkpoint.tiers.local_disk_tier import LocalSettings, LocalTier
+from holdfast.checkpoint.tiers.memory_tier import MemorySettings, MemoryTier, Terms
+from holdfast.cli.checkpoints.access.node_store import near_store
+from holdfast.cli.checkpoints.verify import verify
+from holdfast.core.attempt import Pair
 
 World = Callable[..., list[Any]]
 TERMS = Terms(claims=(), job_uid="job", resume=Resume.ALWAYS)

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from holdfast.checkpoint.direct import write_image
-from holdfast.checkpoint.engine import Engine
-from holdfast.checkpoint.fencing import Resume
-from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.pace import Pace
-from holdfast.checkpoint.saving import Saving
-from holdfast.checkpoint.shard import TensorSpec
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.shard_layout import TensorSpec
+from holdfast.checkpoint.io.direct_writer import write_image
+from holdfast.checkpoint.io.rate_limit import Pace
+from holdfast.checkpoint.manager import Engine
+from holdfast.checkpoint.policy.fencing import Resume
+from holdfast.checkpoint.save.background import Saving
+from holdfast.checkpoint.save.protocol import Snapshot
 from holdfast.checkpoint.stores.folder import FolderStore
-from holdfast.checkpoint.writer import Snapshot
-from holdfast.errors import PeerLostError
-from holdfast.worlds import Pair
+from holdfast.core.attempt import Pair
+from holdfast.core.errors import PeerLostError
 
 MIB = 1 << 20
 # So slow that a test which waited for it would never end.

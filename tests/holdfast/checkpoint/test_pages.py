@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from holdfast import checkpoint
-from holdfast.checkpoint import pages
-from holdfast.checkpoint.pages import PAGE, Ahead, address_of, fault_in, fresh
+from holdfast.checkpoint.io import huge_pages
+from holdfast.checkpoint.io.huge_pages import PAGE, Ahead, address_of, fault_in, fresh
 
 MIB = 1 << 20
 needs_large_pages = pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="no large pages here")
@@ -71,7 +71,7 @@ def test_who_leaves_early_waits_for_one_piece_at_most() -> None:
 @pytest.mark.parametrize("slow", [False, True], ids=["into large pages", "into small ones"])
 def test_what_is_restored_is_what_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: bool) -> None:
     if slow:
-        monkeypatch.setattr(pages, "_SLOW", -1.0)
+        monkeypatch.setattr(huge_pages, "_SLOW", -1.0)
     model = torch.nn.Linear(1500, 5000)
     checkpoint.save(tmp_path, step=1, model=model, more=torch.nn.Linear(700, 1100))
     other = torch.nn.Linear(1500, 5000)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.checkpoint import load, save, tier
-from holdfast.errors import UsageError
+from holdfast.checkpoint import load, save
+from holdfast.checkpoint.folder import catalog
+from holdfast.core.errors import UsageError
 
 
 @pytest.fixture
@@ -36,14 +37,16 @@ def test_a_checkpoints_own_folder_is_refused_and_stays_as_it_was(root: Path, use
 
 def test_why_nothing_was_found_is_told(root: Path) -> None:
     above = root.parent
-    assert tier.what_is_wrong(root) == ""
-    assert tier.what_is_wrong(above) == f"{above} holds no checkpoints, but one in it: give that folder"
-    assert tier.what_is_wrong(above / "two") == f"there is no folder {above / 'two'}"
+    assert catalog.what_is_wrong(root) == ""
+    assert catalog.what_is_wrong(above) == f"{above} holds no checkpoints, but one in it: give that folder"
+    assert catalog.what_is_wrong(above / "two") == f"there is no folder {above / 'two'}"
     (above / "other" / "checkpoint-100").mkdir(parents=True)
-    assert tier.what_is_wrong(above / "other").endswith("other holds no checkpoints of Holdfast, but checkpoint-100")
+    assert catalog.what_is_wrong(above / "other").endswith(
+        "other holds no checkpoints of Holdfast, but checkpoint-100"
+    )
 
 
 @pytest.mark.parametrize("name", ["claims", "quarantine", "LATEST", ""])
 def test_a_new_folder_of_a_job_is_none_of_these(tmp_path: Path, name: str) -> None:
     (tmp_path / "new" / name).mkdir(parents=True)
-    assert tier.what_is_wrong(tmp_path / "new") == ""
+    assert catalog.what_is_wrong(tmp_path / "new") == ""

@@ -10,11 +10,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.names import CommitName, tensors_file
-from holdfast.checkpoint.planning import Planner
-from holdfast.checkpoint.shard import Holding, TensorSpec
-from holdfast.checkpoint.writer import Snapshot, save
-from holdfast.worlds import Pair
+from holdfast.checkpoint.format.file_names import CommitName, tensors_file
+from holdfast.checkpoint.format.shard_layout import Holding, TensorSpec
+from holdfast.checkpoint.save.protocol import Snapshot, save
+from holdfast.checkpoint.save.write_plan import Planner
+from holdfast.core.attempt import Pair
 
 NAME = CommitName(step=7, pair=Pair(1, 2))
 SHAPES = st.lists(st.lists(st.integers(0, 700), max_size=3), max_size=6)

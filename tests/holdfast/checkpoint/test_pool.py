@@ -8,11 +8,11 @@ import threading
 
 import pytest
 
-from holdfast.checkpoint.pool import Pool
+from holdfast.checkpoint.io.thread_pool import Pool
 
 AT_THE_END = """
 import atexit
-from holdfast.checkpoint.pool import Pool
+from holdfast.checkpoint.io.thread_pool import Pool
 
 def last():
     with Pool(2, "last") as pool:

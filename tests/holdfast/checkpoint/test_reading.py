@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from holdfast.checkpoint.exchange import Alone, Exchange
-from holdfast.checkpoint.manifest import CHUNK_BYTES
-from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.pages import PAGE
-from holdfast.checkpoint.reader import restore
-from holdfast.checkpoint.reading import Extent, segments
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.manifest import CHUNK_BYTES
+from holdfast.checkpoint.io.huge_pages import PAGE
+from holdfast.checkpoint.ranks.exchange import Alone, Exchange
+from holdfast.checkpoint.restore.chunk_reader import Extent, segments
+from holdfast.checkpoint.restore.search import restore
 from holdfast.checkpoint.stores.folder import FolderSource, FolderStore
 
 SPACE = memoryview(mmap.mmap(-1, 2 * CHUNK_BYTES))
@@ -94,9 +94,9 @@ def test_any_rows_of_what_any_number_of_ranks_wrote_come_out_as_they_were(
 FEW_FILES = """
 import resource, sys
 from pathlib import Path
-from holdfast.checkpoint.exchange import Alone
-from holdfast.checkpoint.reader import restore
-from holdfast.checkpoints.main import main
+from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.restore.search import restore
+from holdfast.cli.checkpoints.main import main
 resource.setrlimit(resource.RLIMIT_NOFILE, (24, int(sys.argv[2])))
 print(main(["verify", sys.argv[1]]), restore(Path(sys.argv[1]), Alone()).loaded is not None)
 """

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.stores.s3 import S3Bucket, S3Settings
-from holdfast.launch.object_probe import rehearse
-from holdfast.launch.preflight import Check, Result, try_store
+from holdfast.checkpoint.stores.objects.s3 import S3Bucket, S3Settings
+from holdfast.launcher.host.object_store_probe import rehearse
+from holdfast.launcher.host.preflight import Check, Result, try_store
 from holdfast_testbed.s3 import S3Server
 from holdfast_testbed.s3_faults import Answer, Request, faults
 
@@ -117,4 +117,6 @@ def test_a_folder_is_no_store_to_be_tried(ask: Ask, tmp_path: Path) -> None:
 def test_the_process_of_its_own_says_the_same(ask: Ask, s3_settings: S3Settings) -> None:
     expected = ask()
     url = f"s3://{s3_settings.bucket}/{s3_settings.prefix}"
-    assert try_store([sys.executable, "-m", "holdfast.launch.object_probe", url, "gpt-w0"], 300) == expected
+    assert (
+        try_store([sys.executable, "-m", "holdfast.launcher.host.object_store_probe", url, "gpt-w0"], 300) == expected
+    )

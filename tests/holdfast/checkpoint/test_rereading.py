@@ -12,15 +12,15 @@ from typing import Any, Self
 import pytest
 
 from holdfast import checkpoint
-from holdfast.checkpoint import tier
-from holdfast.checkpoint.claims import write_claim
-from holdfast.checkpoint.exchange import Alone, Exchange
-from holdfast.checkpoint.manifest import CHUNK_BYTES, Manifest
-from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.reader import Restored, restore
+from holdfast.checkpoint.folder import catalog
+from holdfast.checkpoint.folder.claims import write_claim
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.manifest import CHUNK_BYTES, Manifest
+from holdfast.checkpoint.ranks.exchange import Alone, Exchange
+from holdfast.checkpoint.restore.search import Restored, restore
 from holdfast.checkpoint.stores.folder import FolderSource, FolderStore
-from holdfast.errors import DamagedError, SuspectError
-from holdfast.worlds import Claim, Pair
+from holdfast.core.attempt import Claim, Pair
+from holdfast.core.errors import DamagedError, SuspectError
 
 OLD = {"w": b"old" * 100, "b": b"x"}
 NEW = {"w": b"new" * 100, "b": b"y"}
@@ -246,7 +246,7 @@ def test_an_error_of_a_volume_that_passes_costs_nothing(root: Path, monkeypatch:
     monkeypatch.setattr(os, "preadv", hiccup)
     found = restore(root, Alone(), job_uid="job-1")
     assert (found.step, found.quarantined) == (20, ())
-    assert len(tier.list_commits(root)) == 2
+    assert len(catalog.list_commits(root)) == 2
 
 
 class Box:

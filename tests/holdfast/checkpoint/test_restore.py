@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpoint.claims import write_claim
-from holdfast.checkpoint.exchange import Alone, Exchange
-from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.reader import Restored, restore
+from holdfast.checkpoint.folder.claims import write_claim
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.ranks.exchange import Alone, Exchange
+from holdfast.checkpoint.restore.search import Restored, restore
 from holdfast.checkpoint.stores.folder import FolderSource, FolderStore
-from holdfast.errors import CheckpointError
-from holdfast.worlds import Claim, Pair
+from holdfast.core.attempt import Claim, Pair
+from holdfast.core.errors import CheckpointError
 
 OLD, NEW = {"a": b"old" * 50, "b": b"o"}, {"a": b"new" * 50, "b": b"n"}
 NEWEST = "step-20.g1.a1"

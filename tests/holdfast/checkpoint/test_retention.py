@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.fencing import Commit, order
-from holdfast.checkpoint.retention import Best, Decision, Entry, Rules, decide, leaving
-from holdfast.errors import UsageError
-from holdfast.worlds import Claim, Pair
+from holdfast.checkpoint.policy.fencing import Commit, order
+from holdfast.checkpoint.policy.retention import Best, Decision, Entry, Rules, decide, leaving
+from holdfast.core.attempt import Claim, Pair
+from holdfast.core.errors import UsageError
 
 NOW = datetime(2026, 3, 18, 15, 0, tzinfo=UTC)  # a Wednesday
 JOB = "job-1"

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from nothing_managed import snapshot
 
-from holdfast.checkpoint import tier
-from holdfast.checkpoint.engine import Attempt, Engine
-from holdfast.checkpoint.exchange import Alone
-from holdfast.checkpoint.fencing import Resume
-from holdfast.checkpoints.main import main
-from holdfast.launch.folder_lock import hold
-from holdfast.worlds import Pair
+from holdfast.checkpoint.folder import catalog
+from holdfast.checkpoint.manager import Attempt, Engine
+from holdfast.checkpoint.policy.fencing import Resume
+from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.cli.checkpoints.main import main
+from holdfast.core.attempt import Pair
+from holdfast.launcher.rendezvous.folder_lock import hold
 
 
 class Run:
@@ -55,7 +55,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def steps(root: Path) -> set[int]:
-    return {name.step for name in tier.list_commits(root)}
+    return {name.step for name in catalog.list_commits(root)}
 
 
 def aside(root: Path) -> list[str]:
@@ -108,7 +108,7 @@ def test_a_command_that_was_killed_after_its_claim_is_given_again(
     def refuses(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(tier, "set_aside", refuses)
+    monkeypatch.setattr(catalog, "set_aside", refuses)
     assert main(["rewind", str(root), "--step", "10"]) == 3
     assert "resumes from step-10.g1.a1, but step-20.g1.a1 cannot be moved" in capsys.readouterr().err
     monkeypatch.undo()

@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpoint.exchange import Alone, Exchange
-from holdfast.checkpoint.manifest import Manifest, digest
-from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.reader import restore
-from holdfast.checkpoint.stores import s3 as s3_module
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.manifest import Manifest, digest
+from holdfast.checkpoint.ranks.exchange import Alone, Exchange
+from holdfast.checkpoint.restore.search import restore
 from holdfast.checkpoint.stores.folder import FolderStore
-from holdfast.checkpoint.stores.objects import GIVEN_UP, SHA256SUMS, ObjectStore
+from holdfast.checkpoint.stores.objects import s3 as s3_module
+from holdfast.checkpoint.stores.objects.errors import Kind, pause, trouble_of
+from holdfast.checkpoint.stores.objects.s3 import S3Bucket, S3Settings
+from holdfast.checkpoint.stores.objects.store import GIVEN_UP, SHA256SUMS, ObjectStore
 from holdfast.checkpoint.stores.open import open_store
-from holdfast.checkpoint.stores.s3 import S3Bucket, S3Settings
-from holdfast.checkpoint.stores.s3_errors import Kind, pause, trouble_of
-from holdfast.errors import CheckpointError, ClaimError, DamagedError, SuspectError, UnavailableError, UsageError
-from holdfast.worlds import Claim, Pair
+from holdfast.core.attempt import Claim, Pair
+from holdfast.core.errors import CheckpointError, ClaimError, DamagedError, SuspectError, UnavailableError, UsageError
 from holdfast_testbed.s3 import S3Server, s3_server
 from holdfast_testbed.s3_faults import Answer, Delay, Fault, Flip, Proxy, Request, Reset, faults
 

@@ -8,7 +8,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.shard import DATA_ALIGNMENT, ITEM_BYTES, TensorSpec, divide, plan_shard, whole
+from holdfast.checkpoint.format.shard_layout import DATA_ALIGNMENT, ITEM_BYTES, TensorSpec, divide, plan_shard, whole
 
 SHAPES = st.lists(st.integers(0, 40), max_size=3).map(tuple)
 SPECS = st.dictionaries(

@@ -13,13 +13,13 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as some
 
-from holdfast.checkpoint import slices
-from holdfast.checkpoint.exchange import Alone, Exchange
-from holdfast.checkpoint.manifest import CHUNK_BYTES, FileRecord
-from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.reader import restore
-from holdfast.checkpoint.reading import cover
-from holdfast.checkpoint.slices import Slicer, decode, digests_of, file_bytes, slice_bytes
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.manifest import CHUNK_BYTES, FileRecord
+from holdfast.checkpoint.io import slice_digests
+from holdfast.checkpoint.io.slice_digests import Slicer, decode, digests_of, file_bytes, slice_bytes
+from holdfast.checkpoint.ranks.exchange import Alone, Exchange
+from holdfast.checkpoint.restore.chunk_reader import cover
+from holdfast.checkpoint.restore.search import restore
 from holdfast.checkpoint.stores.folder import FolderSource, FolderStore
 
 KIB = 1024
@@ -45,7 +45,7 @@ def test_digests_of_what_passes_by_in_any_pieces_are_those_of_the_slices(size: i
     found = decode(raw, record_of(data))
     assert found is not None
     assert list(found.digests) == list(digests_of(memoryview(data), found.size))
-    assert len(raw) <= min(file_bytes(size), slices.LARGEST)
+    assert len(raw) <= min(file_bytes(size), slice_digests.LARGEST)
 
 
 @given(size=some.integers(1, 20 * KIB), place=some.integers(0), bit=some.integers(0, 7), cut=some.integers(0))
@@ -65,7 +65,7 @@ def test_their_number_is_bounded_for_files_of_any_size_that_a_disk_has(nbytes: i
     size = slice_bytes(nbytes)
     assert 4096 <= size <= CHUNK_BYTES
     assert CHUNK_BYTES % size == 0
-    assert nbytes > CHUNK_BYTES << 14 or file_bytes(nbytes) <= slices.LARGEST
+    assert nbytes > CHUNK_BYTES << 14 or file_bytes(nbytes) <= slice_digests.LARGEST
 
 
 RANGES = some.lists(some.tuples(some.integers(0, 3 * CHUNK_BYTES), some.integers(1, 900 * KIB)), max_size=8)

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpoint.files import encode_json
-from holdfast.checkpoint.manifest import Chunk, Manifest, TensorRecord
-from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.stores import slots
-from holdfast.checkpoint.stores.memory import MemoryStore
-from holdfast.checkpoint.stores.slots import SlotSet, opened
-from holdfast.errors import CheckpointError, DamagedError, NoRoomError
-from holdfast.worlds import Pair
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.manifest import Chunk, Manifest, TensorRecord
+from holdfast.checkpoint.io.durable_files import encode_json
+from holdfast.checkpoint.stores.memory import slots
+from holdfast.checkpoint.stores.memory.slots import SlotSet, opened
+from holdfast.checkpoint.stores.memory.store import MemoryStore
+from holdfast.core.attempt import Pair
+from holdfast.core.errors import CheckpointError, DamagedError, NoRoomError
 
 FILE = "rank-0.safetensors"
 BYTES = 100_000

@@ -18,29 +18,30 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast.checkpoint import manifest as manifests
-from holdfast.checkpoint import sparse, tier, writer
-from holdfast.checkpoint.arena import Arena
-from holdfast.checkpoint.deltas import Chain
-from holdfast.checkpoint.engine import Attempt, Engine
-from holdfast.checkpoint.exchange import Alone, Exchange
-from holdfast.checkpoint.fencing import Resume
-from holdfast.checkpoint.manifest import CHUNK_BYTES, Manifest, decode
-from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.pace import Pace
-from holdfast.checkpoint.reader import restore
-from holdfast.checkpoint.shard import TensorSpec
+from holdfast.checkpoint.folder import catalog
+from holdfast.checkpoint.format import manifest as manifests
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.manifest import CHUNK_BYTES, Manifest, decode
+from holdfast.checkpoint.format.shard_layout import TensorSpec
+from holdfast.checkpoint.io.rate_limit import Pace
+from holdfast.checkpoint.io.staging_buffer import Arena
+from holdfast.checkpoint.manager import Attempt, Engine
+from holdfast.checkpoint.policy.fencing import Resume
+from holdfast.checkpoint.ranks.exchange import Alone, Exchange
+from holdfast.checkpoint.restore.search import restore
+from holdfast.checkpoint.save import lossy_delta, protocol
+from holdfast.checkpoint.save.incremental import Chain
+from holdfast.checkpoint.save.protocol import Planner, SaveResult, Snapshot, stage
 from holdfast.checkpoint.stores.folder import FolderStore
-from holdfast.checkpoint.upload import Uploader, UploadSettings
-from holdfast.checkpoint.writer import Planner, SaveResult, Snapshot, stage
-from holdfast.checkpoints.content import Content
-from holdfast.checkpoints.copying import copy, lineage
-from holdfast.checkpoints.differing import diff
-from holdfast.checkpoints.progress import progress
-from holdfast.checkpoints.verifying import verify
-from holdfast.cli import main
-from holdfast.errors import DamagedError, UnknownFormatError, UsageError
-from holdfast.worlds import Pair
+from holdfast.checkpoint.tiers.uploader import Uploader, UploadSettings
+from holdfast.cli.checkpoints.access.commit_reader import Content
+from holdfast.cli.checkpoints.access.progress_bar import progress
+from holdfast.cli.checkpoints.copy import copy, lineage
+from holdfast.cli.checkpoints.diff import diff
+from holdfast.cli.checkpoints.verify import verify
+from holdfast.cli.main import main
+from holdfast.core.attempt import Pair
+from holdfast.core.errors import DamagedError, UnknownFormatError, UsageError
 
 ONE = Pair(1, 1)
 State = dict[str, np.ndarray[Any, Any]]
@@ -94,11 +95,11 @@ def save(
 ) -> SaveResult:
     mine = exchange or Alone()
     staged = stage(snapshot(step, state, forms, inexact), Arena(), Planner(), rank=mine.rank, size=mine.size)
-    return writer.commit(root, staged, mine, chain=chain)
+    return protocol.commit(root, staged, mine, chain=chain)
 
 
 def manifest(root: Path, step: int) -> Manifest:
-    return tier.read_manifest(root, CommitName(step=step, pair=ONE))
+    return catalog.read_manifest(root, CommitName(step=step, pair=ONE))
 
 
 def read(root: Path, step: int | None = None, forms: Forms = WEIGHT) -> State:
@@ -327,7 +328,7 @@ def test_a_tensor_that_may_be_inexact_no_more_is_written_exactly(tmp_path: Path)
 def test_without_memory_for_a_copy_of_the_base_commits_are_exact(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sparse, "_copied", lambda *_: None)
+    monkeypatch.setattr(lossy_delta, "_copied", lambda *_: None)
     chain, state = Chain(every=4, threshold=0.1), weights()
     for step in (1, 2):
         state = moved(state, 10, 1e-6)
@@ -345,7 +346,7 @@ def test_a_save_that_failed_is_no_base(tmp_path: Path, monkeypatch: pytest.Monke
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(writer, "publish", full)
+        patched.setattr(protocol, "publish", full)
         assert not save(tmp_path, 2, states[1], chain).committed
     assert save(tmp_path, 3, states[2], chain).committed
     assert [patch.count for patch in manifest(tmp_path, 3).tensors["weight"].patches] == [30]
@@ -432,7 +433,7 @@ def test_retention_keeps_what_a_patch_stands_on(tmp_path: Path) -> None:
     for step in range(1, 7):
         state = moved(state, 50, 0.1 * step)
         assert job.save(snapshot(step, state, WEIGHT, frozenset({"weight"}))).committed
-        seen.append(sorted(name.step for name in tier.list_commits(tmp_path)))
+        seen.append(sorted(name.step for name in catalog.list_commits(tmp_path)))
         assert_within(read(tmp_path, step), state, WEIGHT, 1e-3, {"weight"})
     assert all(1 in there for there in seen[:4])
     assert seen[4:] == [[5], [5, 6]]
@@ -441,7 +442,7 @@ def test_retention_keeps_what_a_patch_stands_on(tmp_path: Path) -> None:
 
 def test_weights_of_a_model_may_be_inexact_and_nothing_of_its_optimizer_and_its_buffers_is(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    from holdfast.checkpoint.state import flatten, trained
+    from holdfast.checkpoint.state.flatten import flatten, trained
 
     torch.manual_seed(0)
     model = torch.nn.Sequential(
@@ -484,7 +485,7 @@ def test_weights_of_a_model_may_be_inexact_and_nothing_of_its_optimizer_and_its_
 
 def test_tied_and_wrapped_weights_are_found_and_frozen_ones_are_not() -> None:
     torch = pytest.importorskip("torch")
-    from holdfast.checkpoint.state import flatten, trained
+    from holdfast.checkpoint.state.flatten import flatten, trained
 
     class Net(torch.nn.Module):
         def __init__(self) -> None:
@@ -506,7 +507,7 @@ def test_a_restore_and_show_say_that_a_state_is_not_exact(
     chained: tuple[Path, list[State]], caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root, _ = chained
-    with caplog.at_level(logging.WARNING, "holdfast.checkpoint.reader"):
+    with caplog.at_level(logging.WARNING, "holdfast.checkpoint.restore.search"):
         restore(root, Alone())
     said = "1 of 2 tensors are within 0.001 of what was saved, the others are exact"
     assert f"step-3.g1.a1 is not exact: {said}" in caplog.text
@@ -526,8 +527,8 @@ def test_where_all_may_be_inexact_nothing_is_said_of_others(tmp_path: Path) -> N
     for step in (1, 2):
         state = moved(state, 10, 1e-6)
         save(tmp_path, step, state, chain, forms=forms)
-    assert sparse.told(manifest(tmp_path, 2)) == "all tensors are within 0.1 of what was saved"
-    assert sparse.told(manifest(tmp_path, 1)) == ""
+    assert lossy_delta.told(manifest(tmp_path, 2)) == "all tensors are within 0.1 of what was saved"
+    assert lossy_delta.told(manifest(tmp_path, 1)) == ""
 
 
 def test_a_release_that_does_not_know_patches_refuses_them_by_name_and_reads_the_rest(

@@ -21,16 +21,19 @@ from safetensors.torch import load_file
 from torch.testing._internal.two_tensor import TwoTensor
 
 from holdfast import CheckpointError, StateError, UsageError, checkpoint
-from holdfast.checkpoint import commit, files, state, writer
-from holdfast.checkpoint.dcp import StorageReader
-from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.reader import Loaded, restore
-from holdfast.checkpoint.rng import apply, capture
-from holdfast.checkpoint.state import _DTYPES, adopt, check_savable, flatten, flatten_values, unflatten
+from holdfast.checkpoint.dcp.storage import StorageReader
+from holdfast.checkpoint.folder import publish
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.io import durable_files
+from holdfast.checkpoint.restore.search import Loaded, restore
+from holdfast.checkpoint.save import protocol
+from holdfast.checkpoint.save.protocol import Snapshot, save
+from holdfast.checkpoint.state import flatten as state
+from holdfast.checkpoint.state.flatten import _DTYPES, adopt, check_savable, flatten, flatten_values, unflatten
+from holdfast.checkpoint.state.rng import apply, capture
 from holdfast.checkpoint.stores.folder import FolderStore
-from holdfast.checkpoint.writer import Snapshot, save
-from holdfast.checkpoints.verifying import verify
-from holdfast.worlds import Pair
+from holdfast.cli.checkpoints.verify import verify
+from holdfast.core.attempt import Pair
 
 DTYPES = st.sampled_from(list(_DTYPES))
 SHAPES = st.lists(st.integers(0, 9), max_size=3)
@@ -238,14 +241,14 @@ def test_a_step_may_be_saved_again_and_the_newest_is_loaded(tmp_path: Path) -> N
 def test_a_save_does_not_take_another_processs_commit_for_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    act, others = getattr(writer, moment), ["theirs"]
+    act, others = getattr(protocol, moment), ["theirs"]
 
     def meanwhile(*args: Any) -> Any:
         if others:
             checkpoint.save(tmp_path, step=5, box=Box({"who": others.pop()}))
         return act(*args)
 
-    monkeypatch.setattr(writer, moment, meanwhile)
+    monkeypatch.setattr(protocol, moment, meanwhile)
     with pytest.raises(CheckpointError, match=r"another process saved it there.*give group="):
         checkpoint.save(tmp_path, step=5, box=Box({"who": "mine"}))
     box = Box()
@@ -258,13 +261,13 @@ def test_a_save_does_not_take_another_processs_commit_for_its_own(
 def test_the_folders_that_a_save_makes_have_their_names_for_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    synced, sync = [], files.sync_folder
+    synced, sync = [], durable_files.sync_folder
 
     def note(path: Path) -> None:
         synced.append(path)
         sync(path)
 
-    monkeypatch.setattr(files, "sync_folder", note)
+    monkeypatch.setattr(durable_files, "sync_folder", note)
     for step in (1, 2):
         checkpoint.save(tmp_path / "a" / "b" / "ckpt", step=step, box=Box({}))
     assert sorted(synced) == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
@@ -277,7 +280,7 @@ def test_a_state_that_is_too_large_for_a_manifest_is_refused_by_key(
     monkeypatch.setattr(state, "LARGEST", 20_000)
     with pytest.raises(StateError, match=r"the largest are loader\.seen \(0\.0\d+ MB\)"):
         check_savable(objects)
-    monkeypatch.setattr(commit, "LARGEST", 10_000)
+    monkeypatch.setattr(publish, "LARGEST", 10_000)
     with pytest.raises(CheckpointError, match=r"step 1 was not saved.*the largest are loader\.seen"):
         checkpoint.save(tmp_path, step=1, **objects)
     assert list(tmp_path.iterdir()) == []

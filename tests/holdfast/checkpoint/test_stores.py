@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoint import save
-from holdfast.checkpoint.manifest import LARGEST, digest
-from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.stores import Store
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.manifest import LARGEST, digest
+from holdfast.checkpoint.stores.base import Store
 from holdfast.checkpoint.stores.folder import FolderStore
-from holdfast.checkpoint.stores.fsspec import fsspec_store
-from holdfast.checkpoint.stores.local import LocalStore
-from holdfast.checkpoint.stores.memory import MemoryStore
+from holdfast.checkpoint.stores.local_disk import LocalStore
+from holdfast.checkpoint.stores.memory.store import MemoryStore
+from holdfast.checkpoint.stores.objects.fsspec import fsspec_store
 from holdfast.checkpoint.stores.open import open_store
-from holdfast.errors import CheckpointError, DamagedError
-from holdfast.worlds import Pair
+from holdfast.core.attempt import Pair
+from holdfast.core.errors import CheckpointError, DamagedError
 
 torch = pytest.importorskip("torch")
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from holdfast.checkpoint import save
-from holdfast.checkpoint.claims import write_claim
-from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.writer import Snapshot
-from holdfast.checkpoint.writer import save as save_snapshot
-from holdfast.worlds import Claim, Pair
+from holdfast.checkpoint.folder.claims import write_claim
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.save.protocol import Snapshot
+from holdfast.checkpoint.save.protocol import save as save_snapshot
+from holdfast.core.attempt import Claim, Pair
 
 torch = pytest.importorskip("torch")
 
@@ -75,7 +75,7 @@ def test_it_reads_a_commit_of_one_rank_bit_for_bit(tmp_path: Path, reader: Modul
 def test_it_reads_a_commit_of_two_ranks_bit_for_bit(
     tmp_path: Path, reader: ModuleType, world: Callable[..., Any]
 ) -> None:
-    from holdfast.checkpoint.state import flatten
+    from holdfast.checkpoint.state.flatten import flatten
 
     model = Net()
     flat = flatten({"model": model})
@@ -100,10 +100,10 @@ def test_it_reads_a_commit_of_two_ranks_bit_for_bit(
 
 
 def test_it_reads_a_delta_bit_for_bit(tmp_path: Path, reader: ModuleType) -> None:
-    from holdfast.checkpoint.deltas import Chain
-    from holdfast.checkpoint.exchange import Alone
-    from holdfast.checkpoint.state import flatten
-    from holdfast.checkpoint.writer import Arena, Planner, commit, stage
+    from holdfast.checkpoint.ranks.exchange import Alone
+    from holdfast.checkpoint.save.incremental import Chain
+    from holdfast.checkpoint.save.protocol import Arena, Planner, commit, stage
+    from holdfast.checkpoint.state.flatten import flatten
 
     model, chain = Net(), Chain(every=4)
     for step in (1, 2, 3):
@@ -131,11 +131,11 @@ def test_it_reads_a_delta_bit_for_bit(tmp_path: Path, reader: ModuleType) -> Non
 def test_it_reads_a_commit_that_is_not_exact_as_holdfast_does(
     tmp_path: Path, reader: ModuleType, world: Callable[..., Any]
 ) -> None:
-    from holdfast.checkpoint.deltas import Chain
-    from holdfast.checkpoint.exchange import Alone
-    from holdfast.checkpoint.reader import restore
-    from holdfast.checkpoint.state import flatten, trained
-    from holdfast.checkpoint.writer import Arena, Planner, commit, stage
+    from holdfast.checkpoint.ranks.exchange import Alone
+    from holdfast.checkpoint.restore.search import restore
+    from holdfast.checkpoint.save.incremental import Chain
+    from holdfast.checkpoint.save.protocol import Arena, Planner, commit, stage
+    from holdfast.checkpoint.state.flatten import flatten, trained
 
     model, chains = torch.nn.Linear(1100, 512), [Chain(every=4, threshold=1e-2) for _ in range(2)]
     for step in (1, 2):

@@ -13,9 +13,9 @@ import torch
 from safetensors import safe_open
 
 from holdfast import checkpoint
-from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.tier import list_commits, read_manifest
-from holdfast.worlds import Pair
+from holdfast.checkpoint.folder.catalog import list_commits, read_manifest
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.core.attempt import Pair
 
 SCRIPTS = Path(__file__).parent / "scripts"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}

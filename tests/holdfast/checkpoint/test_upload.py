@@ -15,21 +15,23 @@ from uuid import uuid4
 
 import pytest
 
-from holdfast.checkpoint.aging import Ages
-from holdfast.checkpoint.claims import write_claim
-from holdfast.checkpoint.engine import Attempt, Engine
-from holdfast.checkpoint.exchange import Alone
-from holdfast.checkpoint.failures import FailureCause
-from holdfast.checkpoint.fencing import Resume
-from holdfast.checkpoint.names import UPLOADING, CommitName
-from holdfast.checkpoint.pace import Pace
-from holdfast.checkpoint.retention import Rules
+from holdfast.checkpoint.folder.claims import write_claim
+from holdfast.checkpoint.folder.upload_marker import held, on_its_way
+from holdfast.checkpoint.format.failure_causes import FailureCause
+from holdfast.checkpoint.format.file_names import UPLOADING, CommitName
+from holdfast.checkpoint.io.rate_limit import Pace
+from holdfast.checkpoint.manager import Attempt, Engine
+from holdfast.checkpoint.policy.fencing import Resume
+from holdfast.checkpoint.policy.retention import Rules
+from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.save.checkpoint_index import Ages
+from holdfast.checkpoint.save.protocol import Snapshot
 from holdfast.checkpoint.stores import fallback
 from holdfast.checkpoint.stores.fallback import FallbackStore
 from holdfast.checkpoint.stores.folder import FolderStore
-from holdfast.checkpoint.stores.objects import ObjectIncoming
+from holdfast.checkpoint.stores.objects.store import ObjectIncoming
 from holdfast.checkpoint.stores.open import open_store
-from holdfast.checkpoint.upload import (
+from holdfast.checkpoint.tiers.uploader import (
     FENCED_SECONDS,
     End,
     Queue,
@@ -40,11 +42,9 @@ from holdfast.checkpoint.upload import (
     Wait,
     decide,
 )
-from holdfast.checkpoint.uploading import held, on_its_way
-from holdfast.checkpoint.writer import Snapshot
-from holdfast.errors import UnavailableError, UsageError
-from holdfast.launch.upload_host import Host
-from holdfast.worlds import Claim, Pair
+from holdfast.core.attempt import Claim, Pair
+from holdfast.core.errors import UnavailableError, UsageError
+from holdfast.launcher.tiers.upload_worker import Host
 
 SETTINGS = UploadSettings(url="s3://bucket", interval_seconds=60)
 OLD, NEW = CommitName(step=5, pair=Pair(1, 1)), CommitName(step=10, pair=Pair(1, 1))

@@ -14,13 +14,13 @@ from safetensors.torch import load_file
 from torch.optim.swa_utils import AveragedModel
 
 from holdfast import CheckpointError, StateError, checkpoint
-from holdfast.activity import Meter
-from holdfast.checkpoint.fitting import load_into
-from holdfast.checkpoint.optimizers import foreseen
-from holdfast.checkpoint.state import check_savable, flatten
-from holdfast.lineage import _Side
-from holdfast.parts import local
-from holdfast.sharding import Sharding
+from holdfast.checkpoint.state.dtensor import local
+from holdfast.checkpoint.state.flatten import check_savable, flatten
+from holdfast.checkpoint.state.load import load_into
+from holdfast.checkpoint.state.optimizer_state import foreseen
+from holdfast.telemetry.activity import Meter
+from holdfast.training.distributed.fsdp import Sharding
+from holdfast.training.step.train_state import _Side
 
 Wrap = Callable[[torch.nn.Module], torch.nn.Module]
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.data import Audit, Position, expected_audit, micro_batches, sample_at, share_of
-from holdfast.errors import DataError
+from holdfast.core.errors import DataError
+from holdfast.training.data import Audit, Position, expected_audit, micro_batches, sample_at, share_of
 
 SIZES = st.integers(min_value=1, max_value=60)
 BATCHES = st.integers(min_value=1, max_value=40)

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.data import Audit, Position
-from holdfast.data.loader import fingerprint, make_loader
-from holdfast.errors import UsageError
+from holdfast.core.errors import UsageError
+from holdfast.training.data import Audit, Position
+from holdfast.training.data.loader import fingerprint, make_loader
 
 CPU = torch.device("cpu")
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from holdfast.averaging import Reducer, check_devices
-from holdfast.collectives import Group, Over, Pending
-from holdfast.errors import PeerLostError, UsageError
+from holdfast.core.errors import PeerLostError, UsageError
+from holdfast.training.distributed.process_group import Group, Over, Pending
+from holdfast.training.step.gradient_reducer import Reducer, check_devices
 
 CPU = torch.device("cpu")
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast import collectives
-from holdfast.collectives import Group, Over, address_towards
-from holdfast.errors import PeerLostError
+from holdfast.core.errors import PeerLostError
+from holdfast.training.distributed import process_group
+from holdfast.training.distributed.process_group import Group, Over, address_towards
 
 CPU = torch.device("cpu")
 OPERATIONS = ["sum", "agree", "broadcast", "gather", "share", "send", "receive", "barrier", "backward"]
@@ -107,13 +107,13 @@ def test_ranks_meet_without_a_look_up_of_their_hosts_name(
     store: int, monkeypatch: pytest.MonkeyPatch, interface: str, device: dict[str, str]
 ) -> None:
     """A host's own name may have no address. Gloo looks it up only where it is given no device."""
-    create, created = collectives.ProcessGroupGloo.create_device, []
+    create, created = process_group.ProcessGroupGloo.create_device, []
 
     def record(**place: str) -> Any:
         created.append(place)
         return create(**place)
 
-    monkeypatch.setattr(collectives.ProcessGroupGloo, "create_device", staticmethod(record))
+    monkeypatch.setattr(process_group.ProcessGroupGloo, "create_device", staticmethod(record))
     groups = _both(store, Over(), interface=interface)
     assert created == [device, device]
     for group in groups.values():

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from holdfast.nccl import Nccl, name_of
+from holdfast.training.distributed.nccl import Nccl, name_of
 
 CPU = torch.device("cpu")
 

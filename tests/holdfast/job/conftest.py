@@ -23,18 +23,18 @@ import pytest
 import torch
 from torch.distributed import TCPStore
 
-from holdfast.accounting import Ledger
-from holdfast.activity import Meter
-from holdfast.cadence import Books
-from holdfast.checkpoint.engine import Engine
-from holdfast.collectives import Over
-from holdfast.config import effective
-from holdfast.environment import read_environment
-from holdfast.job import Job
-from holdfast.place import Place
-from holdfast.rank_agent import Parting, Requests
-from holdfast.start import PhaseTeller
-from holdfast.worlds import Claim, Pair
+from holdfast.checkpoint.manager import Engine
+from holdfast.checkpoint.policy.interval import Books
+from holdfast.core.attempt import Claim, Pair
+from holdfast.core.environment import read_environment
+from holdfast.telemetry.activity import Meter
+from holdfast.telemetry.rank_time import Ledger
+from holdfast.training.distributed.process_group import Over
+from holdfast.training.init import PhaseTeller
+from holdfast.training.job import Job
+from holdfast.training.launcher_client.agent_client import Parting, Requests
+from holdfast.training.launcher_client.placement import Place
+from holdfast.training.options.config import effective
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SCRIPT = SCRIPTS / "train.py"

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.agreement import Ballot, decode, encode
-from holdfast.config import Interval, effective
-from holdfast.data import Audit
-from holdfast.environment import read_environment
-from holdfast.errors import UsageError
+from holdfast.core.environment import read_environment
+from holdfast.core.errors import UsageError
+from holdfast.training.data import Audit
+from holdfast.training.options.config import Interval, effective
+from holdfast.training.protocol.step_ballot import Ballot, decode, encode
 
 BALLOTS = st.builds(
     Ballot,

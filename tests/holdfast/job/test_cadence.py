@@ -11,8 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from holdfast import committer
-from holdfast.cadence import (
+from holdfast.checkpoint.policy.interval import (
     FIRST_SECONDS,
     LEAST_SECONDS,
     MOST_RETRY_SECONDS,
@@ -24,8 +23,9 @@ from holdfast.cadence import (
     optimum,
     retry_after,
 )
-from holdfast.checkpoint.exchange import Alone
-from holdfast.checkpoint.reader import restore
+from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.restore.search import restore
+from holdfast.training.checkpointing import scheduler
 
 DAY = 86_400.0
 stalls = st.floats(1e-4, 1e4)
@@ -177,7 +177,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(committer, "time", made)
+    monkeypatch.setattr(scheduler, "time", made)
     return made
 
 

@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch.distributed import TCPStore
 
-from holdfast import failing
-from holdfast.checkpoint.exchange import Alone
-from holdfast.checkpoint.reader import restore
-from holdfast.collectives import store_client
-from holdfast.errors import CheckpointError, NonFiniteError, UsageError
-from holdfast.failing import Left
-from holdfast.worlds import Pair
+from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.restore.search import restore
+from holdfast.core.attempt import Pair
+from holdfast.core.errors import CheckpointError, NonFiniteError, UsageError
+from holdfast.training.checkpointing import final_checkpoint
+from holdfast.training.checkpointing.final_checkpoint import Left
+from holdfast.training.distributed.process_group import store_client
 
 Make = Callable[..., Any]
 
@@ -386,7 +386,7 @@ def ask(connect: Callable[[], Any], left: dict[int, Left], size: int) -> dict[in
     found: dict[int, tuple[Left, ...]] = {}
 
     def look(rank: int) -> None:
-        found[rank] = failing.together(connect(), left[rank], rank=rank, size=size)
+        found[rank] = final_checkpoint.together(connect(), left[rank], rank=rank, size=size)
 
     threads = [threading.Thread(target=look, args=(rank,)) for rank in left]
     for thread in threads:
@@ -397,11 +397,11 @@ def ask(connect: Callable[[], Any], left: dict[int, Left], size: int) -> dict[in
 
 
 def test_all_hear_of_all(connect: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failing, "LOOK_SECONDS", 60.0)
+    monkeypatch.setattr(final_checkpoint, "LOOK_SECONDS", 60.0)
     left = {rank: Left(step=7, whole=rank != 1) for rank in range(3)}
     found = ask(connect, left, 3)
     assert found == dict.fromkeys(range(3), (left[0], left[1], left[2]))
-    assert not failing.can_be_saved(found[0])
+    assert not final_checkpoint.can_be_saved(found[0])
 
 
 def test_where_one_is_missing_nobody_saves(connect: Callable[[], Any]) -> None:
@@ -418,9 +418,9 @@ def test_who_comes_after_the_others_gave_up_saves_nothing_either(connect: Callab
 def test_a_rank_for_which_its_launcher_waits_does_not_look_for_others(
     connect: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failing, "LOOK_SECONDS", 3600.0)
+    monkeypatch.setattr(final_checkpoint, "LOOK_SECONDS", 3600.0)
     own = Left(step=7, whole=True)
-    assert failing.together(connect(), own, rank=0, size=2, hurried=lambda: True) == ()
+    assert final_checkpoint.together(connect(), own, rank=0, size=2, hurried=lambda: True) == ()
 
 
 @pytest.mark.parametrize(
@@ -433,7 +433,7 @@ def test_a_rank_for_which_its_launcher_waits_does_not_look_for_others(
     ids=["one state", "one half changed", "a step apart"],
 )
 def test_only_one_whole_state_is_saved(left: list[Left], good: bool) -> None:
-    assert failing.can_be_saved(left) is good
+    assert final_checkpoint.can_be_saved(left) is good
 
 
 @pytest.mark.parametrize(
@@ -446,4 +446,4 @@ def test_only_one_whole_state_is_saved(left: list[Left], good: bool) -> None:
     ids=["all began the same saves", "one began a save alone", "not all failed"],
 )
 def test_only_a_save_that_all_began_is_waited_for(left: list[Left], same: bool) -> None:
-    assert failing.alike(left) is same
+    assert final_checkpoint.alike(left) is same

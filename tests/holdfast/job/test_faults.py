@@ -9,10 +9,10 @@ from typing import Any, NoReturn
 import pytest
 import torch.distributed
 
-from holdfast import faults
-from holdfast.constants import EXIT_PEER_LOST, MAX_LINE_BYTES
-from holdfast.place import Place
-from holdfast.rank_agent import NoAgent
+from holdfast.core.constants import EXIT_PEER_LOST, MAX_LINE_BYTES
+from holdfast.training.launcher_client import exception_reporter
+from holdfast.training.launcher_client.agent_client import NoAgent
+from holdfast.training.launcher_client.placement import Place
 
 HUGE = "\N{GRINNING FACE}" * 1_000_000
 
@@ -30,7 +30,7 @@ class Told(NoAgent):
 
 def test_an_exception_with_a_huge_text_fits_a_line_and_keeps_its_beginning() -> None:
     agent = Told()
-    reporter = faults.Reporter(agent, lambda: 7)
+    reporter = exception_reporter.Reporter(agent, lambda: 7)
     reporter._before = lambda *_: None
     try:
         raise ValueError("bad row: " + "\n".join([HUGE] * 3))
@@ -48,12 +48,12 @@ def test_a_script_that_misses_a_default_process_group_is_told_the_mend(
 ) -> None:
     """In torch's own words, which a release may change."""
     agent = Told()
-    reporter = faults.Reporter(agent, lambda: 7)
+    reporter = exception_reporter.Reporter(agent, lambda: 7)
     reporter._before = lambda *_: None
     with pytest.raises(Exception) as raised:  # noqa: PT011
         call()
     reporter(raised.type, raised.value, raised.tb)
-    (mend,) = [record.getMessage() for record in caplog.records if record.name == "holdfast.job"]
+    (mend,) = [record.getMessage() for record in caplog.records if record.name == "holdfast.training.job"]
     assert "init_process_group() after job.manage()" in mend
     assert "leave its destroy_process_group() out" in mend
     assert [kind for kind, _ in agent.told] == ["exception"]
@@ -63,11 +63,11 @@ def test_a_peer_lost_in_the_scripts_own_collective_fits_a_line(monkeypatch: pyte
     def end(_: str) -> NoReturn:
         raise SystemExit(EXIT_PEER_LOST)
 
-    monkeypatch.setattr(faults, "end", end)
+    monkeypatch.setattr(exception_reporter, "end", end)
     agent = Told()
     error = RuntimeError("[gloo/transport/tcp/pair.cc] closed " + HUGE)
     with pytest.raises(SystemExit):
-        faults.Reporter(agent, lambda: 7)(RuntimeError, error, None)
+        exception_reporter.Reporter(agent, lambda: 7)(RuntimeError, error, None)
     ((kind, body),) = agent.told
     assert (kind, body["step"]) == ("peerLost", 7)
     assert "closed" in body["message"]

@@ -14,12 +14,13 @@ import pytest
 import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from holdfast import DataError, NonFiniteError, StateError, UsageError, committer
-from holdfast.checkpoint.claims import write_claim
-from holdfast.elastic import Elasticity
-from holdfast.rank_agent import Requests
-from holdfast.stepping import let_go
-from holdfast.worlds import Claim, Pair
+from holdfast import DataError, NonFiniteError, StateError, UsageError
+from holdfast.checkpoint.folder.claims import write_claim
+from holdfast.core.attempt import Claim, Pair
+from holdfast.training.checkpointing import scheduler
+from holdfast.training.launcher_client.agent_client import Requests
+from holdfast.training.options.elasticity import Elasticity
+from holdfast.training.step.stepper import let_go
 
 Make = Callable[..., Any]
 OWN_LOADER = Path(__file__).parent / "scripts" / "own_loader.py"
@@ -234,7 +235,7 @@ def outcomes(run: Any) -> list[tuple[int, str]]:
 def test_an_outage_of_the_storage_is_told_and_costs_a_healthy_run_nothing(
     solo: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(committer, "retry_after", lambda failed: 0.0)
+    monkeypatch.setattr(scheduler, "retry_after", lambda failed: 0.0)
     root = tmp_path / "tier"
     run = solo(root, interval="2")
     made = parts()
@@ -267,7 +268,7 @@ def test_a_commit_that_failed_is_tried_again_before_the_next_one_is_due(solo: Ma
 
 def at_the_fifth_failure(monkeypatch: pytest.MonkeyPatch, then: Callable[[], float]) -> None:
     """`then` says after how many seconds it is tried again; the first ones are at once."""
-    monkeypatch.setattr(committer, "retry_after", lambda failed: then() if failed == 5 else 0.0)
+    monkeypatch.setattr(scheduler, "retry_after", lambda failed: then() if failed == 5 else 0.0)
 
 
 def test_the_last_step_waits_for_its_storage(solo: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,7 +316,7 @@ def test_a_request_that_a_failed_save_did_not_answer_is_answered_later(solo: Mak
 def test_a_new_request_does_not_wait_for_the_next_try_of_a_failed_commit(
     solo: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(committer, "retry_after", lambda failed: 3600.0)
+    monkeypatch.setattr(scheduler, "retry_after", lambda failed: 3600.0)
     root = tmp_path / "tier"
     run = solo(root)
     made = parts()

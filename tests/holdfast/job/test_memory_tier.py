@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpoint.near import MemorySettings
-from holdfast.checkpoint.stores.peer import Neighbour
-from holdfast.checkpoint.stores.peer_server import PeerServer
+from holdfast.checkpoint.stores.memory.peer_client import Neighbour
+from holdfast.checkpoint.stores.memory.peer_server import PeerServer
+from holdfast.checkpoint.tiers.memory_tier import MemorySettings
 
 SCRIPT = Path(__file__).parent / "scripts" / "sharded.py"
 STEPS = 10

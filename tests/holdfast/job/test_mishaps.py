@@ -12,13 +12,13 @@ import torch
 import torch.distributed
 
 from holdfast import UsageError
-from holdfast.checkpoint.claims import list_claims
-from holdfast.checkpoint.engine import Engine
-from holdfast.collectives import Group, Over
-from holdfast.errors import NonFiniteError, PeerLostError
-from holdfast.lineage import Lineage
-from holdfast.place import Place
-from holdfast.worlds import Pair
+from holdfast.checkpoint.folder.claims import list_claims
+from holdfast.checkpoint.manager import Engine
+from holdfast.core.attempt import Pair
+from holdfast.core.errors import NonFiniteError, PeerLostError
+from holdfast.training.distributed.process_group import Group, Over
+from holdfast.training.launcher_client.placement import Place
+from holdfast.training.step.train_state import Lineage
 
 Make = Callable[..., Any]
 

@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 
 import holdfast
-from holdfast import UsageError, faults
-from holdfast.collectives import Over
+from holdfast import UsageError
+from holdfast.training.distributed.process_group import Over
+from holdfast.training.launcher_client import exception_reporter
 
 Make = Callable[..., Any]
 GONE = "[../third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:4711"
@@ -52,27 +53,27 @@ def trainer(**changes: Any) -> holdfast.Trainer:
 def test_a_broken_collective_is_a_lost_peer_once_the_launchers_say_so(error: Exception) -> None:
     said, later = Over(), Over()
     said.set("rank 1 is gone")
-    assert faults.lost(error, over=said, alone=False) == "rank 1 is gone"
+    assert exception_reporter.lost(error, over=said, alone=False) == "rank 1 is gone"
     threading.Timer(0.2, later.set, ["rank 2 is gone"]).start()
-    assert faults.lost(error, over=later, alone=False) == "rank 2 is gone"
+    assert exception_reporter.lost(error, over=later, alone=False) == "rank 2 is gone"
 
 
 def test_a_broken_collective_of_which_the_launchers_say_nothing_is_the_scripts_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(faults, "_WORD_SECONDS", 0.2)
-    assert not faults.lost(BROKEN[0], over=Over(), alone=False)
+    monkeypatch.setattr(exception_reporter, "_WORD_SECONDS", 0.2)
+    assert not exception_reporter.lost(BROKEN[0], over=Over(), alone=False)
 
 
 @pytest.mark.parametrize("error", OWN, ids=repr)
 def test_an_error_of_the_script_is_not_waited_for_and_never_a_lost_peer(error: Exception) -> None:
     over = Over()
     began = time.monotonic()
-    assert not faults.lost(error, over=over, alone=False)
-    assert not faults.lost(BROKEN[0], over=over, alone=True), "a world of one has no peer"
+    assert not exception_reporter.lost(error, over=over, alone=False)
+    assert not exception_reporter.lost(BROKEN[0], over=over, alone=True), "a world of one has no peer"
     assert time.monotonic() - began < 5
     over.set("rank 1 is gone")
-    assert not faults.lost(error, over=over, alone=False)
+    assert not exception_reporter.lost(error, over=over, alone=False)
 
 
 def test_an_error_in_fn_is_raised_as_it_is_and_the_batch_may_be_tried_again(solo: Make) -> None:
@@ -97,7 +98,7 @@ def test_a_collective_that_broke_is_retried_and_its_graph_let_go(solo: Make, mon
     run.job.manage(**made)
     kept: list[weakref.ref[torch.Tensor]] = []
     alive: list[bool] = []
-    monkeypatch.setattr(faults, "lost", lambda error, **_: str(error))
+    monkeypatch.setattr(exception_reporter, "lost", lambda error, **_: str(error))
 
     def retry(error: Exception) -> Any:
         gc.collect()
@@ -130,7 +131,7 @@ def test_a_collective_that_broke_in_backward_is_retried_too(solo: Make, monkeypa
     run, made = solo(None), parts()
     run.job.manage(**made)
     retried = holdfast.StepResult(committed=False, step=0, reason="Retried")
-    monkeypatch.setattr(faults, "lost", lambda error, **_: str(error))
+    monkeypatch.setattr(exception_reporter, "lost", lambda error, **_: str(error))
     monkeypatch.setattr(run.job, "_retry", lambda error: retried)
     batch = next(run.job.batches(Numbers(), **SIZES))
     assert run.job.run_step(lambda: BreaksInBackward.apply(loss_of(made["model"], batch))) is retried

@@ -15,19 +15,19 @@ import pytest
 import torch
 from torch.distributed import TCPStore
 
-from holdfast.checkpoint import engine as engines
-from holdfast.checkpoint import writer
-from holdfast.checkpoint.arena import Arena
-from holdfast.checkpoint.exchange import Alone
-from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.reader import restore
-from holdfast.checkpoint.saving import Saving
-from holdfast.checkpoint.shard import TensorSpec
-from holdfast.collectives import Over, store_client
-from holdfast.errors import PeerLostError
-from holdfast.exchanging import StoreClient, StoreExchange
-from holdfast.rank_agent import Requests
-from holdfast.worlds import Pair
+from holdfast.checkpoint import manager as engines
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.shard_layout import TensorSpec
+from holdfast.checkpoint.io.staging_buffer import Arena
+from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.restore.search import restore
+from holdfast.checkpoint.save import protocol
+from holdfast.checkpoint.save.background import Saving
+from holdfast.core.attempt import Pair
+from holdfast.core.errors import PeerLostError
+from holdfast.training.distributed.process_group import Over, store_client
+from holdfast.training.distributed.store_exchange import StoreClient, StoreExchange
+from holdfast.training.launcher_client.agent_client import Requests
 
 Make = Callable[..., Any]
 PATIENCE = 240.0
@@ -40,10 +40,10 @@ class Gate:
         self.reached = threading.Event()
         self.opened = threading.Event()
 
-    def commit(self, *arguments: Any, check: Callable[[], None], **more: Any) -> writer.SaveResult:
+    def commit(self, *arguments: Any, check: Callable[[], None], **more: Any) -> protocol.SaveResult:
         self.reached.set()
         assert self.opened.wait(PATIENCE)
-        return writer.commit(*arguments, check=check, **more)
+        return protocol.commit(*arguments, check=check, **more)
 
 
 @pytest.fixture
@@ -270,8 +270,8 @@ def client_of(store: TCPStore, over: Over) -> StoreClient:
     return StoreClient(lambda: store_client("127.0.0.1", store.port, "saves", 60), over)
 
 
-def staged(rank: int, step: int, data: bytes, size: int = 2) -> writer.Staged:
-    snapshot = writer.Snapshot(
+def staged(rank: int, step: int, data: bytes, size: int = 2) -> protocol.Staged:
+    snapshot = protocol.Snapshot(
         name=CommitName(step=step, pair=Pair(1, 1)),
         specs=[TensorSpec(name=f"w{n}", dtype="U8", shape=(len(data),)) for n in range(3)],
         read=lambda piece: data,
@@ -280,21 +280,21 @@ def staged(rank: int, step: int, data: bytes, size: int = 2) -> writer.Staged:
         alone={"rank": rank},
         numerics={},
     )
-    return writer.stage(snapshot, Arena(), writer.Planner(), rank=rank, size=size)
+    return protocol.stage(snapshot, Arena(), protocol.Planner(), rank=rank, size=size)
 
 
 def test_ranks_commit_through_the_store_and_leave_nothing_of_earlier_saves_in_it(
     store: TCPStore, tmp_path: Path
 ) -> None:
-    def rank(number: int) -> list[writer.SaveResult]:
+    def rank(number: int) -> list[protocol.SaveResult]:
         client = client_of(store, Over())
         made = []
         for step in (1, 2, 3):
             exchange = StoreExchange(client, rank=number, size=2, number=step)
-            made.append(writer.commit(tmp_path, staged(number, step, b"x" * 100), exchange))
+            made.append(protocol.commit(tmp_path, staged(number, step, b"x" * 100), exchange))
         return made
 
-    results: dict[int, list[writer.SaveResult]] = {}
+    results: dict[int, list[protocol.SaveResult]] = {}
     threads = [threading.Thread(target=lambda n=n: results.update({n: rank(n)})) for n in range(2)]
     for thread in threads:
         thread.start()
@@ -308,10 +308,10 @@ def test_ranks_commit_through_the_store_and_leave_nothing_of_earlier_saves_in_it
 def test_a_peer_lost_in_the_middle_of_a_save_leaves_nothing_half_done(store: TCPStore, tmp_path: Path) -> None:
     over = Over()
     exchange = StoreExchange(client_of(store, over), rank=0, size=2, number=1)
-    saving = Saving(lambda: writer.commit(tmp_path, staged(0, 1, b"x" * 100), exchange, check=over.check))
+    saving = Saving(lambda: protocol.commit(tmp_path, staged(0, 1, b"x" * 100), exchange, check=over.check))
     until(lambda: any(path.name.startswith("step-1.") for path in tmp_path.iterdir()))
     over.set("rank 1 is gone")
     saving.settle(lambda: None)
     assert "rank 1 is gone" in saving.lost
     assert [path.name for path in tmp_path.iterdir()] == []
-    assert writer.commit(tmp_path, staged(0, 1, b"x" * 100, size=1), Alone()).committed
+    assert protocol.commit(tmp_path, staged(0, 1, b"x" * 100, size=1), Alone()).committed

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from holdfast import checkpoint
-from holdfast.activity import Activity, Meter
-from holdfast.errors import UsageError
-from holdfast.sharding import Sharding
+from holdfast.core.errors import UsageError
+from holdfast.telemetry.activity import Activity, Meter
+from holdfast.training.distributed.fsdp import Sharding
 
 SCRIPT = Path(__file__).parent / "scripts" / "sharded.py"
 STEPS = 14

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from holdfast.weights import Weights
+from holdfast.training.step.weight_check import Weights
 
 KINDS = {
     "matrix": torch.zeros(6, 5),

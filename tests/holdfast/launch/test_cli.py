@@ -9,10 +9,10 @@ import sys
 import pytest
 
 from holdfast import __version__
-from holdfast.cli import main, parse
-from holdfast.constants import ExitCode
-from holdfast.errors import UsageError
-from holdfast.launch.standalone import Terms
+from holdfast.cli.main import main, parse
+from holdfast.core.constants import ExitCode
+from holdfast.core.errors import UsageError
+from holdfast.launcher.rendezvous.roster import Terms
 
 
 def test_torchruns_words_are_read_in_both_spellings() -> None:
@@ -120,7 +120,7 @@ for name in ("sched_getaffinity", "pidfd_open", "memfd_create", "posix_fadvise",
 class PyDLL:
     def __init__(self, name): pass
 ctypes.PyDLL = PyDLL
-from holdfast import cli
+from holdfast.cli import main as cli
 import holdfast
 assert [cli.main(words) for words in ([], ["--help"], ["--version"])] == [0, 0, 0]
 try:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import UsageError
-from holdfast.launch.command import check
+from holdfast.core.errors import UsageError
+from holdfast.launcher.command_check import check
 
 HERE = str(Path(__file__))
 

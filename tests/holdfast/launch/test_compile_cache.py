@@ -9,7 +9,7 @@ import pytest
 from filelock import FileLock
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-from holdfast.launch.compile_cache import folder, repair
+from holdfast.launcher.process.compile_cache import folder, repair
 
 LIBRARY = Path(_ctypes.__file__).read_bytes()  # as a linker has written it
 KEY = "cab3hjkl"

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import AuthenticationError, ControlError
-from holdfast.launch import wire
-from holdfast.launch.control import Address, AwakeClock, ControlChannel
-from holdfast.launch.events import How
+from holdfast.core.errors import AuthenticationError, ControlError
+from holdfast.launcher.membership.events import How
+from holdfast.launcher.network import handshake
+from holdfast.launcher.network.control_channel import Address, AwakeClock, ControlChannel
 
 KEY = b"k" * 32
 
@@ -125,7 +125,7 @@ def test_a_peer_that_says_nothing_is_silent() -> None:
         a = await channel("a", heard, 0.5)
 
         async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            connection = await wire.answer(reader, writer, me="b", key=KEY)
+            connection = await handshake.answer(reader, writer, me="b", key=KEY)
             connection.send({"type": "beat"})
             await asyncio.Event().wait()
 
@@ -146,7 +146,7 @@ def test_a_peer_that_beats_no_more_is_unheard_long_before_it_is_dead() -> None:
         a = await channel("a", heard, 60.0)
 
         async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            connection = await wire.answer(reader, writer, me="b", key=KEY)
+            connection = await handshake.answer(reader, writer, me="b", key=KEY)
             connection.send({"type": "beat"})
             await asyncio.Event().wait()
 
@@ -208,7 +208,7 @@ def test_neither_side_is_let_in_without_the_key(wrong: str) -> None:
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
-                await wire.answer(reader, writer, me="b", key=KEY if wrong == "dialer" else b"x" * 32)
+                await handshake.answer(reader, writer, me="b", key=KEY if wrong == "dialer" else b"x" * 32)
             except ControlError as error:
                 refused.append(error)
             writer.close()
@@ -217,7 +217,7 @@ def test_neither_side_is_let_in_without_the_key(wrong: str) -> None:
         port = server.sockets[0].getsockname()[1]
         key = b"x" * 32 if wrong == "dialer" else KEY
         with pytest.raises(AuthenticationError):
-            await wire.dial("127.0.0.1", port, me="a", peer="b", key=key, timeout=60)
+            await handshake.dial("127.0.0.1", port, me="a", peer="b", key=key, timeout=60)
         await until(lambda: refused)
         server.close()
 
@@ -230,17 +230,17 @@ def test_a_dialer_without_the_key_cannot_skip_its_proof() -> None:
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
-                await wire.answer(reader, writer, me="b", key=KEY)
+                await handshake.answer(reader, writer, me="b", key=KEY)
             except ControlError as error:
                 refused.append(error)
             writer.close()
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         reader, writer = await asyncio.open_connection("127.0.0.1", server.sockets[0].getsockname()[1])
-        writer.write(wire.encode({"version": 1, "podUID": "a", "to": "b", "nonce": "0" * 32}))
-        answer = await wire.read_line(reader)
+        writer.write(handshake.encode({"version": 1, "podUID": "a", "to": "b", "nonce": "0" * 32}))
+        answer = await handshake.read_line(reader)
         assert answer is not None
-        writer.write(wire.encode({"mac": answer["mac"]}))  # the acceptor's own proof, sent back to it
+        writer.write(handshake.encode({"mac": answer["mac"]}))  # the acceptor's own proof, sent back to it
         await until(lambda: refused)
         assert isinstance(refused[0], AuthenticationError)
         server.close()
@@ -357,6 +357,6 @@ def test_a_line_that_cannot_be_taken_is_an_error_of_the_channel(line: bytes) -> 
         reader = asyncio.StreamReader()
         reader.feed_data(line)
         with pytest.raises(ControlError):
-            await wire._expect(reader, "nonce")
+            await handshake._expect(reader, "nonce")
 
     asyncio.run(play())

@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from holdfast.errors import UsageError
-from holdfast.launch import rendezvous
-from holdfast.launch.endpoint import bind, choose, remarks, resolve
+from holdfast.core.errors import UsageError
+from holdfast.launcher.rendezvous import connection
+from holdfast.launcher.rendezvous.endpoint import bind, choose, remarks, resolve
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -105,7 +105,7 @@ async def _dial(serve: Serve | None, patience: float) -> None:
         server.close()
         await server.wait_closed()
     try:
-        await rendezvous.dial("127.0.0.1", port, me="a", secret=b"k" * 32, patience=patience)
+        await connection.dial("127.0.0.1", port, me="a", secret=b"k" * 32, patience=patience)
     finally:
         server.close()
 
@@ -142,8 +142,10 @@ def test_another_programs_answer_ends_the_wait_at_once() -> None:
 def test_what_is_at_the_endpoint_is_told_while_it_is_waited_for(
     serve: Serve | None, said: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.launch.wire.HANDSHAKE_SECONDS", 0.1)
+    monkeypatch.setattr("holdfast.launcher.network.handshake.HANDSHAKE_SECONDS", 0.1)
     with caplog.at_level(logging.INFO), pytest.raises(UsageError, match=said):
         asyncio.run(_dial(serve, patience=0.4))
-    told = [record.getMessage() for record in caplog.records if record.name == "holdfast.launch.rendezvous"]
+    told = [
+        record.getMessage() for record in caplog.records if record.name == "holdfast.launcher.rendezvous.connection"
+    ]
     assert [said in text for text in told] == [True], "once"

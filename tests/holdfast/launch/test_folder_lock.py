@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import UsageError
-from holdfast.launch.folder_lock import hold
+from holdfast.core.errors import UsageError
+from holdfast.launcher.rendezvous.folder_lock import hold
 
 
 def test_a_full_disk_costs_the_holders_name_and_not_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.launch.gpus import visible
+from holdfast.launcher.host.gpus import visible
 
 INFORMATION = """Model: \t\t NVIDIA H200
 IRQ:   \t\t 218

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.activity import Activity
-from holdfast.constants import BOARD_DIR, STACKS_DIR, Cause
-from holdfast.launch import stacks
-from holdfast.launch.board import Boards
-from holdfast.launch.hang import HangWatch, Scene
-from holdfast.worlds import Pair
+from holdfast.core.attempt import Pair
+from holdfast.core.constants import BOARD_DIR, STACKS_DIR, Cause
+from holdfast.launcher.hang import stack_dumps
+from holdfast.launcher.hang.activity_pages import Boards
+from holdfast.launcher.hang.monitor import HangWatch, Scene
+from holdfast.telemetry.activity import Activity
 
 SCRIPT = Path(__file__).parent / "scripts" / "steps.py"
 DEADLINE = 240.0
@@ -218,7 +218,7 @@ def test_a_rank_that_left_its_attempt_while_its_stacks_were_taken_is_spared(
 ) -> None:
     asked: list[int] = []
 
-    async def leave_meanwhile(sources: Sequence[stacks.Source]) -> list[stacks.Story]:
+    async def leave_meanwhile(sources: Sequence[stack_dumps.Source]) -> list[stack_dumps.Story]:
         asked.extend(source.rank for source in sources)
         os.kill(world.ranks[1].pid, signal.SIGUSR1)
         async with asyncio.timeout(DEADLINE):
@@ -226,7 +226,7 @@ def test_a_rank_that_left_its_attempt_while_its_stacks_were_taken_is_spared(
                 await asyncio.sleep(0.01)
         return []
 
-    monkeypatch.setattr(stacks, "gather", leave_meanwhile)
+    monkeypatch.setattr(stack_dumps, "gather", leave_meanwhile)
 
     async def scene() -> None:
         world.start("wait", "sleep")
@@ -242,11 +242,11 @@ def test_a_rank_that_left_its_attempt_while_its_stacks_were_taken_is_spared(
 def test_a_rank_that_entered_its_next_attempt_while_its_stacks_were_taken_is_spared_in_that(
     world: World, monkeypatch: pytest.MonkeyPatch, greeted: bool
 ) -> None:
-    async def come_meanwhile(_: Sequence[stacks.Source]) -> list[stacks.Story]:
+    async def come_meanwhile(_: Sequence[stack_dumps.Source]) -> list[stack_dumps.Story]:
         world.ranks[1].pair, world.ranks[1].greeted = Pair(1, 2), greeted
         return []
 
-    monkeypatch.setattr(stacks, "gather", come_meanwhile)
+    monkeypatch.setattr(stack_dumps, "gather", come_meanwhile)
 
     async def scene() -> None:
         world.start("wait", "sleep")
@@ -262,14 +262,14 @@ def test_a_rank_that_entered_its_next_attempt_while_its_stacks_were_taken_is_spa
 def test_a_pause_of_the_launcher_takes_no_time_from_those_who_write_their_stacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stacks, "_ask", lambda _: True)
-    source = stacks.Source(rank=0, leader=os.getpid(), pid=os.getpid(), signal=1, file=tmp_path / "stacks")
+    monkeypatch.setattr(stack_dumps, "_ask", lambda _: True)
+    source = stack_dumps.Source(rank=0, leader=os.getpid(), pid=os.getpid(), signal=1, file=tmp_path / "stacks")
 
-    async def scene() -> list[stacks.Story]:
+    async def scene() -> list[stack_dumps.Story]:
         loop = asyncio.get_running_loop()
         loop.call_soon(time.sleep, 0.5)
         loop.call_later(0.55, source.file.write_text, "Current thread")
-        return await stacks.gather([source])
+        return await stack_dumps.gather([source])
 
     assert [story.text for story in asyncio.run(scene())] == ["Current thread"]
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.errors import UsageError
-from holdfast.launch.hurry import SHARE, Plan, Speed, Tier, plan
-from holdfast.launch.membership import Member
-from holdfast.launch.memory_options import MemoryOptions
-from holdfast.launch.memory_tier import MemoryHost
-from holdfast.launch.report import Identity
+from holdfast.core.errors import UsageError
+from holdfast.launcher.drain.last_checkpoint_plan import SHARE, Plan, Speed, Tier, plan
+from holdfast.launcher.membership.document import Member
+from holdfast.launcher.status.status_document import Identity
+from holdfast.launcher.tiers.memory_tier import MemoryHost
+from holdfast.launcher.tiers.options import MemoryOptions
 
 GB = 10**9
 

@@ -19,28 +19,31 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from holdfast.constants import MAX_TEXT, Cause
-from holdfast.errors import DocumentError
-from holdfast.launch import process, report, store, termination
-from holdfast.launch.agent_socket import AgentSocket
-from holdfast.launch.causes import Place, RankEnd, judge, not_started, raised
-from holdfast.launch.files import read_json
-from holdfast.launch.local import Progress
-from holdfast.launch.membership import Membership
-from holdfast.launch.membership_file import MembershipFile
-from holdfast.launch.messages import Failure, Incident, Master, Priority, Remedy
-from holdfast.launch.oom import OomCounter
-from holdfast.launch.process import ChildProcess, ProcessExit
-from holdfast.launch.rules import missing_generation
-from holdfast.launch.standalone import GONE_SECONDS, Joined, Record, Roster, Terms
-from holdfast.launch.state import State
-from holdfast.launch.status_file import StatusFile
-from holdfast.launch.store import StoreHost
-from holdfast.launch.supervisor import _recorded as recorded
-from holdfast.launch.termination import Ending
-from holdfast.launch.touchfile import TouchFile
-from holdfast.logs import LogContext, configure
-from holdfast.worlds import Claim, Pair
+from holdfast.core.attempt import Claim, Pair
+from holdfast.core.constants import MAX_TEXT, Cause
+from holdfast.core.errors import DocumentError
+from holdfast.core.log_format import LogContext, configure
+from holdfast.launcher.drain.touch_file import TouchFile
+from holdfast.launcher.host import termination_log
+from holdfast.launcher.host.membership_file import MembershipFile
+from holdfast.launcher.host.run_dir import read_json
+from holdfast.launcher.host.termination_log import Ending
+from holdfast.launcher.membership.document import Membership
+from holdfast.launcher.membership.messages import Failure, Incident, Master, Priority, Remedy
+from holdfast.launcher.membership.quorum import missing_generation
+from holdfast.launcher.membership.state import State
+from holdfast.launcher.network import tcp_store
+from holdfast.launcher.network.tcp_store import StoreHost
+from holdfast.launcher.process import child
+from holdfast.launcher.process.child import ChildProcess, ProcessExit
+from holdfast.launcher.ranks.event_adapter import Progress
+from holdfast.launcher.ranks.exit_cause import Place, RankEnd, judge, not_started, raised
+from holdfast.launcher.ranks.oom_counter import OomCounter
+from holdfast.launcher.ranks.rank_socket import AgentSocket
+from holdfast.launcher.ranks.supervisor import _recorded as recorded
+from holdfast.launcher.rendezvous.roster import GONE_SECONDS, Joined, Record, Roster, Terms
+from holdfast.launcher.status import status_document
+from holdfast.launcher.status.status_file import StatusFile
 
 PLACE = Place(pod="gpt-w1", node="node-2", at=1000.0)
 DEADLINE = 240.0
@@ -157,19 +160,19 @@ def test_the_cause_is_the_last_tracebacks_exception_and_not_what_a_framework_pri
         "During handling of the above exception, another exception occurred:",
         "",
     ]
-    assert termination.error_lines([*traceback, *error, *advice])[-1] == error[0]
-    assert termination.error_lines([*first, *traceback, *error, *advice])[-1] == error[0]
+    assert termination_log.error_lines([*traceback, *error, *advice])[-1] == error[0]
+    assert termination_log.error_lines([*first, *traceback, *error, *advice])[-1] == error[0]
     ranked = [f"[rank1]: {line}" for line in [*traceback, *error]]
-    assert termination.error_lines([*ranked, *advice])[-1] == f"[rank1]: {error[0]}"
-    assert termination.error_lines(advice) == (advice[-1],)
-    assert termination.error_lines(traceback) == tuple(traceback), "what ended within a traceback"
+    assert termination_log.error_lines([*ranked, *advice])[-1] == f"[rank1]: {error[0]}"
+    assert termination_log.error_lines(advice) == (advice[-1],)
+    assert termination_log.error_lines(traceback) == tuple(traceback), "what ended within a traceback"
 
 
 @pytest.mark.parametrize(
     ("text", "line", "mistake"),
     [
         ("NameError: name 'x' is not defined", 7, "NameError at train.py:7"),
-        ("[rank1]: holdfast.errors.UsageError: give it all", 9, "UsageError at train.py:9"),
+        ("[rank1]: holdfast.core.errors.UsageError: give it all", 9, "UsageError at train.py:9"),
         ("RuntimeError: CUDA error: device-side assert", 7, ""),
         ("OSError: [Errno 5] Input/output error", 7, ""),
         ("requests.exceptions.ConnectionError: reset", 7, ""),
@@ -185,7 +188,7 @@ def test_a_mistake_of_the_program_is_known_by_its_type_and_place(text: str, line
 
 def test_what_torch_warns_of_as_a_process_ends_is_not_why_it_does() -> None:
     warning = "[W1124 21:40:48.798360530 socket.cpp:207] [c10d] The hostname of the client socket is not known."
-    assert termination.last_lines(["ValueError: x", warning, f"[rank0]:{warning}"]) == ("ValueError: x",)
+    assert termination_log.last_lines(["ValueError: x", warning, f"[rank0]:{warning}"]) == ("ValueError: x",)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +242,7 @@ def test_the_termination_log_keeps_no_secret_and_its_size(tmp_path: Path) -> Non
     log.touch()
     lines = tuple(f"line {n} " + "x" * 1000 for n in range(50))
     message = "cannot reach https://me:hunter2@store: token=abc123 Authorization: Bearer s3cret"
-    termination.write(log, Ending(code=1, cause="Application", message=message, traceback=lines, final=True))
+    termination_log.write(log, Ending(code=1, cause="Application", message=message, traceback=lines, final=True))
     text = log.read_text()
     assert len(text) <= 4096
     assert json.loads(text)["traceback"][-1].startswith("line 49")
@@ -250,8 +253,8 @@ def test_the_status_keeps_no_secret_and_its_size() -> None:
     text = "cannot pull https://t0ken@hub/x, https://me:hunter2@store: token=abc123 " + "x" * 5000
     failure = Failure(cause=Cause.APPLICATION, reason="Exception", message=text, priority=Priority.EXCEPTION)
     incident = Incident(pair=Pair(1, 1), failure=failure, action=Remedy.WAIT, detected=1.0)
-    shown = report.status(
-        identity=report.Identity(pod_uid="a", pod="w0", node="n"),
+    shown = status_document.status(
+        identity=status_document.Identity(pod_uid="a", pod="w0", node="n"),
         state=State(me="a", message=text, incidents=(incident,)),
         ranks=(),
         progress=Progress(),
@@ -277,7 +280,7 @@ def test_the_status_keeps_no_secret_and_its_size() -> None:
     ],
 )
 def test_credentials_are_redacted_whatever_their_scheme(text: str) -> None:
-    shown = termination.redact(text)
+    shown = termination_log.redact(text)
     assert "***" in shown
     assert "s3cret" not in shown
     assert "IOSFODNN7EXAMPLE" not in shown
@@ -287,8 +290,8 @@ def test_of_many_incidents_without_an_operator_the_oldest_are_told_first() -> No
     failure = Failure(cause=Cause.APPLICATION, reason="Exception", message="", priority=Priority.EXCEPTION)
     pairs = [Pair(1, number) for number in range(1, 100)]
     incidents = tuple(Incident(pair=pair, failure=failure, action=Remedy.WAIT, detected=1.0) for pair in pairs)
-    shown = report.status(
-        identity=report.Identity(pod_uid="a", pod="w0", node="n"),
+    shown = status_document.status(
+        identity=status_document.Identity(pod_uid="a", pod="w0", node="n"),
         state=State(me="a", incidents=incidents[::-1]),
         ranks=(),
         progress=Progress(),
@@ -301,7 +304,7 @@ def test_of_many_incidents_without_an_operator_the_oldest_are_told_first() -> No
 
 
 def test_without_a_termination_log_nothing_happens(tmp_path: Path) -> None:
-    termination.write(tmp_path / "none" / "termination-log", Ending(code=0))
+    termination_log.write(tmp_path / "none" / "termination-log", Ending(code=0))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -480,7 +483,9 @@ def test_a_store_is_served_beside_a_file_with_the_name_of_a_standard_module(
 def test_a_store_that_never_comes_to_be_ends_the_launcher_and_is_not_tried_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(store, "own_program", lambda *_: [sys.executable, "-c", "import sys; sys.exit('no torch')"])
+    monkeypatch.setattr(
+        tcp_store, "own_program", lambda *_: [sys.executable, "-c", "import sys; sys.exit('no torch')"]
+    )
 
     async def play() -> tuple[int, str]:
         lost: list[str] = []
@@ -523,7 +528,7 @@ def test_a_child_whose_words_find_no_room_is_read_to_its_end() -> None:
     os.close(write)
     tail: deque[str] = deque()
     with Path("/dev/full").open("wb", buffering=0) as full:
-        process._copy(os.fdopen(read, "rb"), full.fileno(), "w0: ", tail)
+        child._copy(os.fdopen(read, "rb"), full.fileno(), "w0: ", tail)
     assert list(tail) == ["first", "last"]
 
 
@@ -537,7 +542,7 @@ def test_a_pause_of_the_launcher_takes_no_time_from_who_copies_last_words() -> N
             self.waits += 1
 
     copier: Any = Copier()
-    process._join([copier])
+    child._join([copier])
     assert copier.waits > 1
 
 
@@ -560,7 +565,7 @@ while True:
 """
 AS_PID_1 = """
 import asyncio, os, sys
-from holdfast.launch.process import ChildProcess, Reaper
+from holdfast.launcher.process.child import ChildProcess, Reaper
 
 async def main():
     ended = asyncio.get_running_loop().create_future()

@@ -21,9 +21,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.launch import pool
-from holdfast.launch.pool import Pool
-from holdfast.launch.process import Child, Origin, ProcessExit
+from holdfast.launcher.process import spawn_pool
+from holdfast.launcher.process.child import Child, Origin, ProcessExit
+from holdfast.launcher.process.spawn_pool import Pool
 
 SCRIPTS = Path(__file__).parent / "scripts"
 DEADLINE = 240.0
@@ -87,7 +87,7 @@ class Bench:
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     """Nobody is left of it when the next test looks for its own."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(pool, "_FORK_SECONDS", PATIENCE)
+    monkeypatch.setattr(spawn_pool, "_FORK_SECONDS", PATIENCE)
     before = children()
     yield Bench(tmp_path)
     end = time.monotonic() + DEADLINE
@@ -383,7 +383,7 @@ def test_a_lost_zygote_harms_nobody_and_is_replaced(
                 await eventually(lambda: not bench.pool.can_fork, "the loss is seen")
             await bench.run(Origin.WARM)
             with monkeypatch.context() as impatient:
-                impatient.setattr(pool, "_FORK_SECONDS", 1.0)
+                impatient.setattr(spawn_pool, "_FORK_SECONDS", 1.0)
                 await bench.run(Origin.FRESH)
             assert running.alive
             await bench.warm_up()
@@ -425,7 +425,7 @@ def test_nothing_is_left_of_a_launcher_that_was_killed(bench: Bench) -> None:
         textwrap.dedent(
             """
             import asyncio, os, pathlib, sys
-            from holdfast.launch import pool
+            from holdfast.launcher.process import spawn_pool as pool
 
             async def main():
                 own = pool.Pool(argv=[sys.executable, "train.py"], warm=1)
@@ -502,7 +502,7 @@ def test_an_import_that_fails_is_left_to_the_script(
 ) -> None:
     """And said once, however many processes stand by later."""
     source, why = BAD[case]
-    caplog.set_level("INFO", "holdfast.launch.pool")
+    caplog.set_level("INFO", "holdfast.launcher.process.spawn_pool")
     bench.module("bad_inner", "")
     bench.module("bad", source)
     argv = bench.script(
@@ -620,7 +620,7 @@ def test_torch_is_loaded_touched_and_as_new(bench: Bench) -> None:
         """
         import json, os, pathlib, sys
         assert "torch" in sys.modules or os.environ["RANK"] == "0"
-        ahead = "torch._dynamo" in sys.modules and "holdfast.start" in sys.modules
+        ahead = "torch._dynamo" in sys.modules and "holdfast.training.init" in sys.modules
         import torch, torch.distributed as dist
         facts = {
             "ahead": ahead,

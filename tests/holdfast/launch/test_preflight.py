@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.environment import read_environment
-from holdfast.launch.preflight import (
+from holdfast.core.environment import read_environment
+from holdfast.launcher.host.preflight import (
     OBJECT_STORE,
     STORAGE,
     Board,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.launch.rank_env import tunables
+from holdfast.launcher.ranks.environ import tunables
 
 OURS = "glibc.cpu.x86_non_temporal_threshold=0x400000"
 THEIRS = "glibc.malloc.arena_max=2"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.launch.script import (
+from holdfast.launcher.process.script_imports import (
     Import,
     Script,
     imports,
@@ -65,7 +65,7 @@ def test_anything_else_is_not(words: str) -> None:
     [
         "import holdfast\njob = holdfast.init()",
         "import holdfast as hf\ndef main():\n    hf.init(resume='Never')",
-        "import holdfast.config\nholdfast.init()",
+        "import holdfast.training.options.config\nholdfast.init()",
         "from holdfast import init as join\njoin()",
         "from holdfast import Trainer\nclass Mine(Trainer): ...",
         "def main():\n    import holdfast\n    holdfast.Trainer().run()",

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.activity import Activity
-from holdfast.errors import DocumentError
-from holdfast.launch import messages
-from holdfast.launch.messages import Hello
-from holdfast.launch.stalls import Elsewhere, Stall
-from holdfast.launch.watchdog import HangSettings, Observed, Sight, Verdict, Watchdog
-from holdfast.progress import Reading
-from holdfast.worlds import Pair
+from holdfast.core.attempt import Pair
+from holdfast.core.errors import DocumentError
+from holdfast.launcher.hang.detector import HangSettings, Observed, Sight, Verdict, Watchdog
+from holdfast.launcher.hang.stall_reports import Elsewhere, Stall
+from holdfast.launcher.membership import messages
+from holdfast.launcher.membership.messages import Hello
+from holdfast.telemetry.activity import Activity
+from holdfast.telemetry.activity_page import Reading
 
 TICK = 0.1
 A = Activity

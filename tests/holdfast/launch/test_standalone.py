@@ -223,7 +223,8 @@ def test_ctrl_c_ends_everything(start: Start, memory: Path, wait_for: Wait) -> N
 
 
 def test_the_launcher_does_without_torch() -> None:
-    code = "import sys, holdfast.cli, holdfast.launch.run; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    parts = "import sys, holdfast.cli.main, holdfast.launcher.main"
+    code = f"{parts}; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.launch.tallies import Failing, Tallies
-from holdfast.worlds import Pair
+from holdfast.core.attempt import Pair
+from holdfast.launcher.accounting.checkpoint_counters import Failing, Tallies
 
 ONE, TWO = Pair(1, 1), Pair(1, 2)
 NOW = 1e9

@@ -15,15 +15,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from holdfast.activity import Activity
-from holdfast.chaos.inject import PLAN_FILE
-from holdfast.chaos.plan import Fault, Kind
-from holdfast.checkpoint.manifest import Manifest
-from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.stores.memory import MemoryStore
-from holdfast.checkpoint.tier import list_commits, read_manifest
-from holdfast.constants import ENV_CHAOS
-from holdfast.worlds import Pair
+from holdfast.checkpoint.folder.catalog import list_commits, read_manifest
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.stores.memory.store import MemoryStore
+from holdfast.core.attempt import Pair
+from holdfast.core.constants import ENV_CHAOS
+from holdfast.fault_injection.injector import PLAN_FILE
+from holdfast.fault_injection.plan import Fault, Kind
+from holdfast.telemetry.activity import Activity
 
 Wait = Callable[..., Any]
 WorldPair = tuple[int, int]

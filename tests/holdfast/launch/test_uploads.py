@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpoint.names import CommitName
+from holdfast.checkpoint.format.file_names import CommitName
 from holdfast.checkpoint.stores.folder import FolderStore
 from holdfast.checkpoint.stores.open import open_store
-from holdfast.checkpoint.upload import UploadSettings
-from holdfast.launch.uploads import Uploads
-from holdfast.worlds import Pair
+from holdfast.checkpoint.tiers.uploader import UploadSettings
+from holdfast.core.attempt import Pair
+from holdfast.launcher.tiers.upload_client import Uploads
 
 PATIENCE = 240.0
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.activity import Activity
-from holdfast.constants import Cause
-from holdfast.errors import DocumentError
-from holdfast.launch.starvation import Starvation
-from holdfast.launch.watchdog import HangSettings, Observed, Sight, Stray, Verdict, Watchdog
-from holdfast.progress import Reading
-from holdfast.worlds import Pair
+from holdfast.core.attempt import Pair
+from holdfast.core.constants import Cause
+from holdfast.core.errors import DocumentError
+from holdfast.launcher.hang.cpu_starvation import Starvation
+from holdfast.launcher.hang.detector import HangSettings, Observed, Sight, Stray, Verdict, Watchdog
+from holdfast.telemetry.activity import Activity
+from holdfast.telemetry.activity_page import Reading
 
 TICK = 0.1
 A = Activity

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from holdfast.activity import Activity
-from holdfast.chaos.inject import PLAN_FILE
-from holdfast.chaos.plan import Fault, Kind
-from holdfast.checkpoint.tier import list_commits
-from holdfast.constants import ENV_CHAOS, TIMELINE_FILE
+from holdfast.checkpoint.folder.catalog import list_commits
+from holdfast.core.constants import ENV_CHAOS, TIMELINE_FILE
+from holdfast.fault_injection.injector import PLAN_FILE
+from holdfast.fault_injection.plan import Fault, Kind
+from holdfast.telemetry.activity import Activity
 
 Wait = Callable[..., Any]
 

@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from simulation import Pod, Simulation
 
-from holdfast.constants import Cause
-from holdfast.launch import events
-from holdfast.launch.held import Held
-from holdfast.launch.messages import Priority
-from holdfast.worlds import Pair
+from holdfast.core.attempt import Pair
+from holdfast.core.constants import Cause
+from holdfast.launcher.membership import events
+from holdfast.launcher.membership.held_shards import Held
+from holdfast.launcher.membership.messages import Priority
 
 PLACES = st.integers(min_value=0, max_value=7)
 MOST_PODS = 8

@@ -1,9 +1,10 @@
 """Launchers, an operator and a shared tier in one process, driven by the production transitions.
 
-Each launcher is `holdfast.launch.core.step`, the operator is `holdfast_operator.policies.membership.decide`, and
-restoring goes by `holdfast.checkpoint.fencing`. Everything between them (channels, sidecars, rank processes, time)
-is played here and can be cut, delayed, re-ordered, frozen or killed. The invariants are checked at every write.
-A rank process outlives its attempts, as in the product: what its state is worth is judged by `holdfast.marks`.
+Each launcher is `holdfast.launcher.membership.state_machine.step`, the operator is
+`holdfast_operator.decision.membership.rules.decide`, and restoring goes by `holdfast.checkpoint.policy.fencing`.
+Everything between them (channels, sidecars, rank processes, time) is played here and can be cut, delayed, re-ordered,
+frozen or killed. The invariants are checked at every write. A rank process outlives its attempts, as in the product:
+what its state is worth is judged by `holdfast.training.protocol.step_commit`.
 """
 
 from __future__ import annotations
@@ -14,20 +15,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from holdfast import marks
-from holdfast.checkpoint import fencing
-from holdfast.constants import STATUS_FILE, Cause
-from holdfast.launch import core, events, report, rules
-from holdfast.launch.files import write_json
-from holdfast.launch.local import Progress
-from holdfast.launch.membership import Membership, Rules
-from holdfast.launch.memory import remembered
-from holdfast.launch.messages import Failure, Master, Message, Priority, World
-from holdfast.launch.report import Identity
-from holdfast.launch.rules import NOTHING, Weakened
-from holdfast.launch.state import State
-from holdfast.worlds import Claim, Pair, highest
-from holdfast_operator.policies import membership as policy
+from holdfast.checkpoint.policy import fencing
+from holdfast.core.attempt import Claim, Pair, highest
+from holdfast.core.constants import STATUS_FILE, Cause
+from holdfast.launcher.host.run_dir import write_json
+from holdfast.launcher.membership import events, quorum, state_machine
+from holdfast.launcher.membership.document import Membership, Rules
+from holdfast.launcher.membership.messages import Failure, Master, Message, Priority, World
+from holdfast.launcher.membership.quorum import NOTHING, Weakened
+from holdfast.launcher.membership.state import State
+from holdfast.launcher.ranks.event_adapter import Progress
+from holdfast.launcher.status import status_document as report
+from holdfast.launcher.status.recovered_state import remembered
+from holdfast.launcher.status.status_document import Identity
+from holdfast.training.protocol import step_commit
+from holdfast_operator.decision.membership import rules as policy
 
 JOB = "job-a"
 Lineage = tuple[Pair, ...]
@@ -41,7 +43,7 @@ class ViolationError(AssertionError):
 class Process:
     """A rank process: its state, and what that is worth. `hung`: it does not say that it leaves, and is killed."""
 
-    standing: marks.Standing = field(default_factory=marks.Standing)
+    standing: step_commit.Standing = field(default_factory=step_commit.Standing)
     line: Lineage = ()
     origin: Pair | None = None
     claimed: int | None = None
@@ -313,7 +315,7 @@ class Simulation:
         """One step of a launcher, and the shell's part of its actions."""
         if not pod.alive or pod.frozen:
             return
-        decision = core.step(pod.state, event, self.now, self.weakened)
+        decision = state_machine.step(pod.state, event, self.now, self.weakened)
         pod.state = decision.state
         for action in decision.actions:
             self._act(pod, action)
@@ -391,7 +393,7 @@ class Simulation:
             other = self.pods[uid]
             if uid == pod.uid:
                 continue
-            wanted = uid in core.contacts(pod.state) or pod.uid in core.contacts(other.state)
+            wanted = uid in state_machine.contacts(pod.state) or pod.uid in state_machine.contacts(other.state)
             up = wanted and self.linked(pod.uid, uid)
             if up and not pod.view.get(uid):
                 pod.view[uid] = True
@@ -512,7 +514,7 @@ class Simulation:
         """All show what their state is worth; one goes on, and is everyone's then."""
         pair = training.world.pair
         processes = [self._process(member.pod_uid) for member in training.world.members]
-        verdict = marks.resolve([process.standing for process in processes])
+        verdict = step_commit.resolve([process.standing for process in processes])
         inherits = fencing.inherits(
             pair,
             synced=None if verdict.donor is None else processes[verdict.donor].standing.synced,
@@ -526,7 +528,7 @@ class Simulation:
                 return
             newest = self._newest()
             commit = None if newest is None else newest.commit.pair
-            verdict = marks.resolve([process.standing for process in processes], commit)
+            verdict = step_commit.resolve([process.standing for process in processes], commit)
         if verdict.donor is None:
             self._from_checkpoint(training, processes)
         else:
@@ -550,20 +552,22 @@ class Simulation:
             raise ViolationError(f"{pair} goes on without any claim of its generation")
         return max(mine)
 
-    def _from_memory(self, training: Training, processes: list[Process], verdict: marks.Verdict) -> None:
+    def _from_memory(self, training: Training, processes: list[Process], verdict: step_commit.Verdict) -> None:
         pair = training.world.pair
         for rank in verdict.survivors:
             process = processes[rank]
             if process.standing.in_doubt and verdict.apply:
                 process.apply()
-            process.standing = marks.synchronised(process.standing, pair, verdict.step, verdict.voted)
+            process.standing = step_commit.synchronised(process.standing, pair, verdict.step, verdict.voted)
         donor = processes[verdict.survivors[0]]
         lines = {processes[rank].line for rank in verdict.survivors}
         if lines != {donor.line} or len(donor.line) != verdict.step:
             raise ViolationError(f"survivors of {verdict.voted} differ in {pair}: {lines}")
         for rank in verdict.newcomers:
             process = processes[rank]
-            process.standing = marks.synchronised(marks.torn(process.standing), pair, verdict.step, verdict.voted)
+            process.standing = step_commit.synchronised(
+                step_commit.torn(process.standing), pair, verdict.step, verdict.voted
+            )
             process.line, process.origin = donor.line, donor.origin
         training.source = verdict.voted
         self._go_on(training, donor.line, donor.origin)
@@ -576,7 +580,9 @@ class Simulation:
         line, origin = (best.lineage, best.commit.pair) if best else ((), None)
         for process in processes:
             process.line, process.origin = line, origin
-            process.standing = marks.synchronised(marks.torn(process.standing), training.world.pair, len(line), None)
+            process.standing = step_commit.synchronised(
+                step_commit.torn(process.standing), training.world.pair, len(line), None
+            )
         self._go_on(training, line, origin)
         training.saved = len(line)
 
@@ -630,7 +636,7 @@ class Simulation:
             raise ViolationError(f"{pair} makes a step after completion was announced")
         if uid not in training.prepared:
             training.prepared.add(uid)
-            process.standing = marks.voted(marks.prepared(process.standing, pair), pair)
+            process.standing = step_commit.voted(step_commit.prepared(process.standing, pair), pair)
 
     def vote_returns(self, training: Training, uid: str) -> None:
         """It can, once all have voted; also when others are dead by then, but never to one that has left."""
@@ -640,7 +646,7 @@ class Simulation:
         if not pod.alive or pod.frozen or pod.process is None:
             return
         pod.process.apply()
-        pod.process.standing = marks.committed(pod.process.standing)
+        pod.process.standing = step_commit.committed(pod.process.standing)
         training.applied.add(uid)
         training.made, training.steps = True, pod.process.line
         for later in self.trainings:
@@ -776,7 +782,7 @@ class Simulation:
             accepted=_pair(state.accepted),
             started=_pair(state.started),
             world=_world(state.world),
-            lost=frozenset(uid for uid, _, _ in core.lost_members(state)),
+            lost=frozenset(uid for uid, _, _ in state_machine.lost_members(state)),
             conflict=state.conflict or 0,
             highest_claim=_claim(mine[0]) if mine else None,
             foreign_claims=tuple(_claim(c) for c in state.foreign),
@@ -927,9 +933,9 @@ class Simulation:
             return False
         # Who put off its leaving may be a member of the next world; once its notice is over it leaves without one.
         stay = {s.me for s in states if s.drain is None and s.postponed is None and s.leaving is None}
-        chosen = rules.largest_world(newest.rules, [m for m in newest.members if m.pod_uid in stay])
+        chosen = quorum.largest_world(newest.rules, [m for m in newest.members if m.pod_uid in stay])
         started = highest(*(s.started for s in states))
-        return rules.may_be(newest, frozenset(m.pod_uid for m in chosen), started).ok
+        return quorum.may_be(newest, frozenset(m.pod_uid for m in chosen), started).ok
 
     # What is seen
 

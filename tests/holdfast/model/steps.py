@@ -1,5 +1,6 @@
-"""Ranks of one job as the protocol of one step sees them, driven by the production rules of `holdfast.marks`.
+"""Ranks of one job as the protocol of one step sees them.
 
+The production rules of `holdfast.training.protocol.step_commit` drive them.
 Collectives are played by what a real one can do at most: a member's vote, or average, completes only if every member
 launched it, and then still fails at any of them. A process may be killed at any point; one that is left out of a
 world goes on as a zombie until somebody kills it or lets it in. A state is the list of the averages applied to it,
@@ -11,8 +12,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from holdfast.marks import Standing, Verdict, committed, prepared, resolve, synchronised, torn, voted
-from holdfast.worlds import Pair
+from holdfast.core.attempt import Pair
+from holdfast.training.protocol.step_commit import (
+    Standing,
+    Verdict,
+    committed,
+    prepared,
+    resolve,
+    synchronised,
+    torn,
+    voted,
+)
 
 Averages = tuple[Pair, int]
 State = tuple[Averages, ...]

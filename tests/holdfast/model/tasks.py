@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.checkpoint.stores.objects import Stat
-from holdfast.errors import DamagedError, UnavailableError
+from holdfast.checkpoint.stores.objects.store import Stat
+from holdfast.core.errors import DamagedError, UnavailableError
 
 VOLUME, BUCKET = "volume", "bucket"
 _READS = ("open", "listdir", "stat", "lstat")

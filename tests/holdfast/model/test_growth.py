@@ -7,7 +7,7 @@ import random
 import pytest
 from simulation import Simulation
 
-from holdfast.worlds import Pair
+from holdfast.core.attempt import Pair
 
 TURNS = 30_000
 

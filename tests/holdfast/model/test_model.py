@@ -11,9 +11,9 @@ from hypothesis.stateful import run_state_machine_as_test
 from machine import InSteps, Job
 from simulation import Simulation, ViolationError
 
-from holdfast.checkpoint import fencing
-from holdfast.constants import Phase
-from holdfast.launch.rules import Weakened
+from holdfast.checkpoint.policy import fencing
+from holdfast.core.constants import Phase
+from holdfast.launcher.membership.quorum import Weakened
 
 BOUNDED = settings(
     derandomize=True,

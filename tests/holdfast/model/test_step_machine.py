@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from steps import NOTHING, Attempt, Process, Steps, ViolationError, Weakened
 
-from holdfast.errors import InvariantError
-from holdfast.marks import Standing
+from holdfast.core.errors import InvariantError
+from holdfast.training.protocol.step_commit import Standing
 
 PLACES = st.integers(min_value=0, max_value=7)
 MOST_ALIVE = 5

@@ -12,13 +12,14 @@ import pytest
 from explorer import Trace, explore, parse, play, shape_of, shrink, trace_of, workplace
 from tiers import Counts, Shape
 
-from holdfast.checkpoint import fencing, retention, tier
-from holdfast.checkpoint.fencing import Verdict
-from holdfast.checkpoint.stores import Source
+from holdfast.checkpoint.folder import catalog
+from holdfast.checkpoint.policy import fencing, retention
+from holdfast.checkpoint.policy.fencing import Verdict
+from holdfast.checkpoint.stores.base import Source
 from holdfast.checkpoint.stores.fallback import FallbackStore
 from holdfast.checkpoint.stores.folder import FolderStore
-from holdfast.checkpoint.upload import Uploader
-from holdfast.checkpoints import rewinding
+from holdfast.checkpoint.tiers.uploader import Uploader
+from holdfast.cli.checkpoints import rewind
 
 SEED, TRACES = 1, 100
 PLAIN = Shape(keep_last=1, bucket=False, memory=False, local=False)
@@ -113,7 +114,7 @@ def _is_empty(real: Callable[..., Any]) -> Callable[..., Any]:
 def _quarantines_all(real: Callable[..., Any]) -> Callable[..., Any]:
     def commits(store: FolderStore) -> Any:
         for name in real(store):
-            tier.quarantine(store._root, name, "no reason")
+            catalog.quarantine(store._root, name, "no reason")
         return real(store)
 
     return commits
@@ -129,7 +130,7 @@ def _sends_all(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _deletes(real: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda root, name, reason: tier.delete(root, [name])
+    return lambda root, name, reason: catalog.delete(root, [name])
 
 
 def _writes_none(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -170,8 +171,8 @@ WEAKENED: dict[str, tuple[object, str, Callable[[Any], Any], str, Shape, Trace]]
         COPIED,
         OVERTAKEN,
     ),
-    "the way back deletes": (tier, "set_aside", _deletes, "I7", TWO, BACK),
-    "the way back does not claim": (rewinding, "write_claim", _writes_none, "I7", TWO, BACK),
+    "the way back deletes": (catalog, "set_aside", _deletes, "I7", TWO, BACK),
+    "the way back does not claim": (rewind, "write_claim", _writes_none, "I7", TWO, BACK),
     "good copies go to quarantine": (FolderStore, "commits", _quarantines_all, "I2", PLAIN, START + SAVE + START),
 }
 

@@ -53,24 +53,25 @@ from unittest import mock
 import xxhash
 from tasks import BUCKET, VOLUME, Bucket, Fault, Outages, Task, seams
 
-from holdfast.checkpoint import fencing, uploading
-from holdfast.checkpoint.claims import list_claims
-from holdfast.checkpoint.engine import Attempt, Engine
-from holdfast.checkpoint.exchange import Alone
-from holdfast.checkpoint.fencing import Resume
-from holdfast.checkpoint.manifest import Manifest, decode, encode
-from holdfast.checkpoint.names import DELETED_MANIFEST, MANIFEST, QUARANTINE, CommitName, parse_commit
-from holdfast.checkpoint.pace import Pace
-from holdfast.checkpoint.shard import TensorSpec
+from holdfast.checkpoint.folder import upload_marker
+from holdfast.checkpoint.folder.claims import list_claims
+from holdfast.checkpoint.format.file_names import DELETED_MANIFEST, MANIFEST, QUARANTINE, CommitName, parse_commit
+from holdfast.checkpoint.format.manifest import Manifest, decode, encode
+from holdfast.checkpoint.format.shard_layout import TensorSpec
+from holdfast.checkpoint.io.rate_limit import Pace
+from holdfast.checkpoint.manager import Attempt, Engine
+from holdfast.checkpoint.policy import fencing
+from holdfast.checkpoint.policy.fencing import Resume
+from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.save.protocol import Snapshot
 from holdfast.checkpoint.stores import fallback
 from holdfast.checkpoint.stores.folder import FolderStore
-from holdfast.checkpoint.stores.memory import MemoryStore
-from holdfast.checkpoint.stores.objects import ObjectStore
-from holdfast.checkpoint.upload import Uploader, UploadSettings
-from holdfast.checkpoint.writer import Snapshot
-from holdfast.checkpoints import rewinding
-from holdfast.errors import DamagedError, ForeignClaimError, HoldfastError
-from holdfast.worlds import Claim, Pair
+from holdfast.checkpoint.stores.memory.store import MemoryStore
+from holdfast.checkpoint.stores.objects.store import ObjectStore
+from holdfast.checkpoint.tiers.uploader import Uploader, UploadSettings
+from holdfast.cli.checkpoints import rewind as rewinding
+from holdfast.core.attempt import Claim, Pair
+from holdfast.core.errors import DamagedError, ForeignClaimError, HoldfastError
 
 PREFIX = "job"
 URL = "mem://bucket/job"
@@ -505,7 +506,7 @@ class World:
             target=ObjectStore(self._bucket, PREFIX),
             settings=UploadSettings(url=URL, keep_last=self.shape.keep_last),
             pace=Pace(None),
-            hold=partial(uploading.held, self._volume),
+            hold=partial(upload_marker.held, self._volume),
         )
         return Process(
             number=len(self._processes),

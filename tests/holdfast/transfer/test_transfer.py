@@ -9,9 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.manifest import CHUNK_BYTES
-from holdfast.checkpoint.shard import TensorSpec
-from holdfast.transfer import MESSAGES, OWN_BYTES, ROOM_BYTES, SHARED_ABOVE_BYTES, Layout, Room
+from holdfast.checkpoint.format.manifest import CHUNK_BYTES
+from holdfast.checkpoint.format.shard_layout import TensorSpec
+from holdfast.training.recovery.state_transfer import (
+    MESSAGES,
+    OWN_BYTES,
+    ROOM_BYTES,
+    SHARED_ABOVE_BYTES,
+    Layout,
+    Room,
+)
 
 # Donors, newcomers, and the launch before which the last donor dies; a first donor begins with two descriptions.
 DEATHS = [(1, 1, 0), (1, 1, 1), (1, 2, 5), (2, 2, 0), (2, 1, 2)]

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from holdfast_operator import constants as c
+from holdfast_operator.api import names as c
 
 CODES = st.lists(st.integers(1, 255), min_size=1, max_size=4, unique=True)
 ASKED: dict[str, Any] = {

@@ -13,7 +13,7 @@ from moto import mock_aws
 
 from holdfast_operator.errors import CloudError, SettingsError
 from holdfast_operator.remediation.clouds import Aws, NoCloud, cloud_of
-from holdfast_operator.remediation.rules import Mode, Rules, parse_rules
+from holdfast_operator.remediation.settings import Mode, Rules, parse_rules
 
 REGION = "us-east-1"
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from holdfast_operator.remediation.rules import Mode, parse_rules
+from holdfast_operator.remediation.settings import Mode, parse_rules
 from holdfast_testbed.commands import run
 from holdfast_testbed.programs import program
 
@@ -52,7 +52,7 @@ def test_alertmanager_takes_the_example(tmp_path: Path) -> None:
 
 def test_every_reason_that_can_be_told_is_explained() -> None:
     source = Path(__file__).parents[3] / "operator" / "src" / "holdfast_operator" / "remediation"
-    code = (source / "remedy.py").read_text() + (source / "act.py").read_text()
+    code = (source / "decide.py").read_text() + (source / "act.py").read_text()
     told = set(re.findall(r'desk\.say\(\s*machine,\s*"(\w+)"|reason="(\w+)"|return "(\w+)", f?"', code))
     reasons = {next(filter(None, groups)) for groups in told}
     assert len(reasons) > 12

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator.cache import Cache
-from holdfast_operator.remediation.marks import Mark
-from holdfast_operator.remediation.rules import Mode
+from holdfast_operator.api.node_mark import Mark
+from holdfast_operator.cluster.cache import Cache
+from holdfast_operator.remediation.settings import Mode
 
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 DRAIN = Mark(mode=Mode.DRAIN, message="alert Hot", since=NOW, alerts=("a",), draining_since=NOW)

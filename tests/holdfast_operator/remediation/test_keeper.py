@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from holdfast_operator.cache import Cache
+from holdfast_operator.cluster.cache import Cache
 from holdfast_operator.errors import BlockedError, CloudError, ClusterError, ConflictError, RejectedError
 from holdfast_operator.remediation.act import event_of
-from holdfast_operator.remediation.keeper import Keeper
+from holdfast_operator.remediation.controller import Keeper
+from holdfast_operator.remediation.decide import Decision
 from holdfast_operator.remediation.metrics import RemediationMetrics
-from holdfast_operator.remediation.remedy import Decision
-from holdfast_operator.remediation.rules import AlertRule, Limit, Mode, Rules
+from holdfast_operator.remediation.settings import AlertRule, Limit, Mode, Rules
 
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 MARK = "holdfast.dev/remediation"

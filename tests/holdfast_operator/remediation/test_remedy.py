@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast_operator.api.node_mark import Mark, mark_of
 from holdfast_operator.remediation.alerts import Alert
-from holdfast_operator.remediation.marks import Mark, mark_of
-from holdfast_operator.remediation.remedy import (
+from holdfast_operator.remediation.decide import (
     Decision,
     Entry,
     Evict,
@@ -30,7 +30,7 @@ from holdfast_operator.remediation.remedy import (
     Terminate,
     remedy,
 )
-from holdfast_operator.remediation.rules import Limit, Mode, Rules
+from holdfast_operator.remediation.settings import Limit, Mode, Rules
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast_sidecar import constants as c
-from holdfast_sidecar.contract import Pod
 from holdfast_sidecar.gpu.exposition import read
+from holdfast_sidecar.protocol.document import Pod
 
 
 def uuids(sample) -> list[str]:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast_sidecar.gpu import table
+from holdfast_sidecar.gpu import rules as table
+from holdfast_sidecar.gpu.detector import Finding, Known, judge
 from holdfast_sidecar.gpu.exposition import Gpu, Sample, read
-from holdfast_sidecar.gpu.judge import Finding, Known, judge
 
 GPU = "GPU-1"
 

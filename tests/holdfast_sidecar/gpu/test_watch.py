@@ -9,11 +9,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast_sidecar import constants as c
-from holdfast_sidecar.gpu import export
-from holdfast_sidecar.gpu.watch import GpuWatch
-from holdfast_sidecar.heartbeat import Heartbeat
-from holdfast_sidecar.metrics import Metrics
-from holdfast_sidecar.transport import Connection
+from holdfast_sidecar.gpu import metrics as export
+from holdfast_sidecar.gpu.monitor import GpuWatch
+from holdfast_sidecar.metrics.launcher import Metrics
+from holdfast_sidecar.run_dir.launcher_status import Heartbeat
+from holdfast_sidecar.runtime.http import Connection
 
 
 class Watched:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from holdfast_sidecar.contract import Check, GpuError, Peer
+from holdfast_sidecar.gpu.detector import Known, Track
 from holdfast_sidecar.gpu.exposition import Gpu, Sample
-from holdfast_sidecar.gpu.judge import Known, Track
-from holdfast_sidecar.gpu.watch import View
+from holdfast_sidecar.gpu.monitor import View
 from holdfast_sidecar.preflight.checks import Asked, Facts, Reach, Skew, judge
+from holdfast_sidecar.protocol.document import Check, GpuError, Peer
 
 NOON = dt.datetime(2026, 1, 31, 12, tzinfo=dt.UTC)
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from holdfast_sidecar.contract import Peer
-from holdfast_sidecar.heartbeat import Heartbeat
 from holdfast_sidecar.preflight.checks import Asked
-from holdfast_sidecar.preflight.dial import Dials
-from holdfast_sidecar.preflight.watch import PreflightWatch
-from holdfast_sidecar.transport import Response
+from holdfast_sidecar.preflight.reachability import Dials
+from holdfast_sidecar.preflight.runner import PreflightWatch
+from holdfast_sidecar.protocol.document import Peer
+from holdfast_sidecar.run_dir.launcher_status import Heartbeat
+from holdfast_sidecar.runtime.http import Response
 
 ASKED = Asked(checks=("Storage", "Clock"), seconds=60.0, gpus=0, skew_seconds=5.0)
 

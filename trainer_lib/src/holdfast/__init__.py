@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from holdfast import linux
-from holdfast.errors import (
+from holdfast.core import linux
+from holdfast.core.errors import (
     CheckpointError,
     ClaimError,
     DamagedError,
@@ -31,11 +31,11 @@ from holdfast.errors import (
 )
 
 if TYPE_CHECKING:
-    from holdfast.elastic import Elasticity
-    from holdfast.job import AuditResult, Job
-    from holdfast.start import init
-    from holdfast.stepping import StepResult
-    from holdfast.trainer import Trainer
+    from holdfast.training.init import init
+    from holdfast.training.job import AuditResult, Job
+    from holdfast.training.options.elasticity import Elasticity
+    from holdfast.training.step.stepper import StepResult
+    from holdfast.training.trainer import Trainer
 
 __version__ = "0.1.0"
 
@@ -68,19 +68,19 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         linux.require(f"holdfast.{name}")
     if name == "init":
-        from holdfast.start import init
+        from holdfast.training.init import init
 
         return init
     if name == "Elasticity":
-        from holdfast.elastic import Elasticity
+        from holdfast.training.options.elasticity import Elasticity
 
         return Elasticity
     if name == "Trainer":
-        from holdfast.trainer import Trainer
+        from holdfast.training.trainer import Trainer
 
         return Trainer
     if name in _FROM_JOB:
-        from holdfast import job
+        from holdfast.training import job
 
         return getattr(job, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

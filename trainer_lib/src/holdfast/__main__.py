@@ -15,7 +15,7 @@ def main() -> int:
     for stream in (sys.stdout, sys.stderr):  # a terminal that is not UTF-8 has no letter for many a name
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    from holdfast import cli
+    from holdfast.cli import main as cli
 
     return cli.main()
 

@@ -12,14 +12,13 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from holdfast_operator import constants as c
-from holdfast_operator.act import note_of
-from holdfast_operator.api import format_time
-from holdfast_operator.cluster import Cluster
+from holdfast_operator.api import names as c
+from holdfast_operator.api.job import format_time
+from holdfast_operator.cluster.client import Cluster
 from holdfast_operator.errors import BlockedError, CloudError, ClusterError, ConflictError
+from holdfast_operator.reconcile.act import note_of
 from holdfast_operator.remediation.clouds import Cloud
-from holdfast_operator.remediation.metrics import RemediationMetrics
-from holdfast_operator.remediation.remedy import (
+from holdfast_operator.remediation.decide import (
     Action,
     Decision,
     Entry,
@@ -30,6 +29,7 @@ from holdfast_operator.remediation.remedy import (
     SetMark,
     Terminate,
 )
+from holdfast_operator.remediation.metrics import RemediationMetrics
 
 logger = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
-from holdfast_operator.api import parse_time
+from holdfast_operator.api.fields import loads
+from holdfast_operator.api.job import parse_time
+from holdfast_operator.api.node_mark import mark_of
 from holdfast_operator.errors import AgentRequestError
-from holdfast_operator.reading import loads
-from holdfast_operator.remediation.marks import mark_of
-from holdfast_operator.remediation.rules import Mode, Rules
+from holdfast_operator.remediation.settings import Mode, Rules
 
 Json = Mapping[str, Any]
 

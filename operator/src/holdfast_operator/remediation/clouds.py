@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from holdfast_operator.errors import CloudError, SettingsError
-from holdfast_operator.remediation.rules import Rules
+from holdfast_operator.remediation.settings import Rules
 
 
 class Cloud(Protocol):

@@ -20,7 +20,7 @@ from typing import Any
 
 from holdfast_operator.errors import AgentRequestError
 from holdfast_operator.remediation.alerts import Alert, Nodes, Parsed, mark_reader, node_finder, parse_body
-from holdfast_operator.remediation.rules import Rules
+from holdfast_operator.remediation.settings import Rules
 
 logger = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from collections import Counter as Tally
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from holdfast_operator.remediation.decide import Sight
 from holdfast_operator.remediation.inbox import RESULTS
-from holdfast_operator.remediation.remedy import Sight
-from holdfast_operator.remediation.rules import Mode, Rules
+from holdfast_operator.remediation.settings import Mode, Rules
 
 
 class RemediationMetrics:

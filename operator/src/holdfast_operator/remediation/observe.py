@@ -8,16 +8,16 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from holdfast_operator.api import parse_time
-from holdfast_operator.cache import Cache, owner_of
-from holdfast_operator.cluster import Cluster
-from holdfast_operator.constants import GPU_RESOURCE, REMEDIATION_HISTORY
-from holdfast_operator.policies.disposal import DRAIN_MARGIN
+from holdfast_operator.api.job import parse_time
+from holdfast_operator.api.names import GPU_RESOURCE, REMEDIATION_HISTORY
+from holdfast_operator.api.node_mark import mark_of, marked
+from holdfast_operator.cluster.cache import Cache, owner_of
+from holdfast_operator.cluster.client import Cluster
+from holdfast_operator.decision.workers.cleanup import DRAIN_MARGIN
 from holdfast_operator.remediation.alerts import Alert
-from holdfast_operator.remediation.marks import mark_of, marked
-from holdfast_operator.remediation.remedy import Entry, Machine, Occupant, Sight, Stay
-from holdfast_operator.remediation.rules import Mode, Rules
-from holdfast_operator.seen import parse_node
+from holdfast_operator.remediation.decide import Entry, Machine, Occupant, Sight, Stay
+from holdfast_operator.remediation.settings import Mode, Rules
+from holdfast_operator.views import parse_node
 
 Json = Mapping[str, Any]
 

@@ -15,8 +15,8 @@ from enum import Enum
 from typing import Final
 
 from holdfast_sidecar import constants as c
-from holdfast_sidecar.contract import Pod
-from holdfast_sidecar.gpu import table
+from holdfast_sidecar.gpu import rules
+from holdfast_sidecar.protocol.document import Pod
 
 # DCGM writes these for a value that it does not have, and many exporters pass them on.
 _BLANK_INT32: Final = range(0x7FFFFFF0, 0x80000000)
@@ -89,7 +89,7 @@ def read(body: bytes, pod: Pod, *, known: Collection[str] = (), told: Collection
 def _rows(body: bytes, pod: Pod) -> Iterator[_Row]:
     for line in io.BytesIO(body):
         field = line.partition(b"{")[0].decode("latin-1")
-        if field not in table.FIELDS or len(line) > c.MAX_EXPORTER_LINE_BYTES:
+        if field not in rules.FIELDS or len(line) > c.MAX_EXPORTER_LINE_BYTES:
             continue
         parsed = _parsed(line)
         if parsed is None:
@@ -144,7 +144,7 @@ def _gpu(uuid: str, rows: list[_Row], others: Collection[str]) -> Gpu:
         uuid=uuid,
         index=next((row.index for row in rows if row.index is not None), None),
         values=_values(rows),
-        xids=_xids(rows, table.XID_TOTAL) or _xids(rows, table.XID_WINDOW),
+        xids=_xids(rows, rules.XID_TOTAL) or _xids(rows, rules.XID_WINDOW),
         shared="/" in uuid and uuid.partition("/")[0] in others,
     )
 
@@ -154,7 +154,7 @@ def _values(rows: list[_Row]) -> dict[str, float]:
     values: dict[str, float] = {}
     links: dict[str, dict[str, float]] = {}
     for row in rows:
-        if row.field in (table.XID_TOTAL, table.XID_WINDOW) or _blank(row.value):
+        if row.field in (rules.XID_TOTAL, rules.XID_WINDOW) or _blank(row.value):
             continue
         if link := row.labels.get("nvlink"):
             links.setdefault(row.field, {})[link] = row.value

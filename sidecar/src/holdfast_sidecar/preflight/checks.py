@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from holdfast_sidecar import constants as c
-from holdfast_sidecar.contract import BLAME_JOB, FAILED, PASSED, RUNNING, SKIPPED, Check, Peer, Preflight
-from holdfast_sidecar.gpu import table
-from holdfast_sidecar.gpu.watch import View
+from holdfast_sidecar.gpu import rules
+from holdfast_sidecar.gpu.monitor import View
+from holdfast_sidecar.protocol.document import BLAME_JOB, FAILED, PASSED, RUNNING, SKIPPED, Check, Peer, Preflight
 
 GPU: Final = "GPU"
 STORAGE: Final = "Storage"
@@ -121,9 +121,9 @@ def _gpu(asked: Asked, facts: Facts) -> _Words:
 
 def _bad_gpus(view: View) -> list[str]:
     """Faults for which the table advises to leave the node, and memory errors that wait for a reset."""
-    told = [error.message for error in view.errors if error.action == table.REPLACE_NODE]
+    told = [error.message for error in view.errors if error.action == rules.REPLACE_NODE]
     for gpu in view.sample.gpus:
-        count = next((gpu.values[name] for name in table.VOLATILE_DOUBLE_BIT if name in gpu.values), 0.0)
+        count = next((gpu.values[name] for name in rules.VOLATILE_DOUBLE_BIT if name in gpu.values), 0.0)
         if count > 0:
             name = gpu.uuid if gpu.index is None else str(gpu.index)
             told.append(f"GPU {name}: {count:.0f} uncorrectable memory errors since its driver was loaded")

@@ -90,7 +90,7 @@ def is_rank(child: Process) -> bool:
     started with (`-c`) names our modules too, as a part of a word.
     """
     return not child.name.startswith("holdfast-") and not any(
-        word.startswith("holdfast.launch.") for word in child.cmdline
+        word.startswith("holdfast.launcher.") for word in child.cmdline
     )
 
 

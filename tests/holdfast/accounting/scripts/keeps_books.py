@@ -4,8 +4,8 @@ import json
 import sys
 import time
 
-from holdfast.accounting import Ledger
-from holdfast.activity import Activity, Meter
+from holdfast.telemetry.activity import Activity, Meter
+from holdfast.telemetry.rank_time import Ledger
 
 slow, delay = Activity(sys.argv[1]), float(sys.argv[2])
 ledger = Ledger(time.monotonic)

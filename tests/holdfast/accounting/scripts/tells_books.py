@@ -7,8 +7,8 @@ import signal
 import socket
 import time
 
-from holdfast.accounting import Ledger
-from holdfast.activity import Activity, Meter
+from holdfast.telemetry.activity import Activity, Meter
+from holdfast.telemetry.rank_time import Ledger
 
 folder = pathlib.Path(os.environ["HOLDFAST_RUN_DIR"])
 saved = folder / "saved"

@@ -17,8 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from holdfast.checkpoint import tier
-from holdfast.checkpoint.dcp import StorageReader, StorageWriter
+from holdfast.checkpoint.dcp.storage import StorageReader, StorageWriter
+from holdfast.checkpoint.folder import catalog
 
 COLUMNS = torch.arange(40.0).reshape(5, 8)
 
@@ -96,16 +96,16 @@ def save_with_cached_plans(mesh, folder):
 
 def load_unlike(folder):
     """The second rank does not see the newest checkpoint: nobody loads anything."""
-    found = tier.list_commits
+    found = catalog.list_commits
     if dist.get_rank() == 1:
-        tier.list_commits = lambda root: [name for name in found(root) if name.step == 1]
+        catalog.list_commits = lambda root: [name for name in found(root) if name.step == 1]
     state = {"row": torch.zeros(1, 8)}
     try:
         dcp.load(state, storage_reader=StorageReader(folder))
         print("loaded")
     except CheckpointException as error:
         print("refused:", error, "untouched" if not state["row"].any() else "touched")
-    tier.list_commits = found
+    catalog.list_commits = found
     try:
         dcp.load(state, storage_reader=StorageReader(folder), no_dist=True)
         print("loaded")

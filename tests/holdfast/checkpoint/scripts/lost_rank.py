@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from holdfast import checkpoint
-from holdfast.checkpoint import writer
-from holdfast.errors import PeerLostError
+from holdfast.checkpoint.save import protocol
+from holdfast.core.errors import PeerLostError
 
 
 def leave(*_: object, **__: object) -> None:
@@ -25,7 +25,7 @@ def main(folder: Path, when: str) -> None:
     if RANK == 1 and when == "before":
         leave()
     if RANK == 1 and when == "within":
-        writer.write_share = leave
+        protocol.write_share = leave
     try:
         checkpoint.save(folder / "tier", step=2, group=dist.group.WORLD, model=model)
     except PeerLostError as error:

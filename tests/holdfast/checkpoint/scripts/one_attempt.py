@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np  # noqa: F401
 
-from holdfast.checkpoint.engine import Attempt, Engine
-from holdfast.checkpoint.exchange import Alone
-from holdfast.checkpoint.fencing import Resume
-from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.shard import TensorSpec
-from holdfast.checkpoint.writer import Snapshot
-from holdfast.worlds import Pair
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.shard_layout import TensorSpec
+from holdfast.checkpoint.manager import Attempt, Engine
+from holdfast.checkpoint.policy.fencing import Resume
+from holdfast.checkpoint.ranks.exchange import Alone
+from holdfast.checkpoint.save.protocol import Snapshot
+from holdfast.core.attempt import Pair
 
 TENSORS = {"weight": bytes(range(256)) * 4, "bias": b"b" * 64}
 

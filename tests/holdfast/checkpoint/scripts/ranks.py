@@ -20,14 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.checkpoint.engine import Attempt, Engine
-from holdfast.checkpoint.exchange import Alone, Exchange
-from holdfast.checkpoint.fencing import Resume
-from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.shard import TensorSpec
-from holdfast.checkpoint.writer import Snapshot
-from holdfast.errors import PeerLostError
-from holdfast.worlds import Pair
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.shard_layout import TensorSpec
+from holdfast.checkpoint.manager import Attempt, Engine
+from holdfast.checkpoint.policy.fencing import Resume
+from holdfast.checkpoint.ranks.exchange import Alone, Exchange
+from holdfast.checkpoint.save.protocol import Snapshot
+from holdfast.core.attempt import Pair
+from holdfast.core.errors import PeerLostError
 
 Forms = dict[str, tuple[str, tuple[int, ...]]]
 # Three chunks of 8 MiB, or of two ranks two each; and what is large enough for digests of slices, in a delta too.

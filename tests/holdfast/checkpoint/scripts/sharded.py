@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from holdfast import checkpoint
-from holdfast.errors import UsageError
+from holdfast.core.errors import UsageError
 
 
 def model(seed: int) -> torch.nn.Module:

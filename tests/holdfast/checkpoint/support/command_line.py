@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.cli import main
+from holdfast.cli.main import main
 
 
 class Commands:

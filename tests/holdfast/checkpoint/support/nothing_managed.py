@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.writer import Snapshot
-from holdfast.worlds import Pair
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.save.protocol import Snapshot
+from holdfast.core.attempt import Pair
 
 
 def snapshot(step: int, pair: Pair) -> Snapshot:

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from holdfast.averaging import Reducer
-from holdfast.collectives import Group, Over, store_client
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
+from holdfast.training.distributed.process_group import Group, Over, store_client
+from holdfast.training.step.gradient_reducer import Reducer
 
 LARGE = 1 << 24  # numbers; more than sockets hold
 CPU = torch.device("cpu")

@@ -17,7 +17,7 @@ from typing import Any
 import torch._dynamo  # what the first optimizer of a process imports
 import torch.distributed.fsdp  # noqa: F401
 
-import holdfast.job  # noqa: F401
+import holdfast.training.job  # noqa: F401
 
 Order = dict[str, Any]
 

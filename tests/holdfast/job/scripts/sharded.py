@@ -13,7 +13,7 @@ import torch
 from train import Points, hold
 
 import holdfast
-from holdfast import stepping
+from holdfast.training.step import stepper
 
 
 class Net(torch.nn.Sequential):
@@ -57,13 +57,13 @@ def arm(job: Any, model: Net, optimizer: torch.optim.Optimizer, faults: str) -> 
         elif point == "backward":
             model[2].register_full_backward_hook(fall)
         elif point == "vote":
-            before = stepping.marks.voted
+            before = stepper.marks.voted
 
             def voted(*args: Any, fall: Any = fall, before: Any = before) -> Any:
                 fall()
                 return before(*args)
 
-            stepping.marks.voted = voted
+            stepper.marks.voted = voted
         elif point == "poison":
             optimizer.register_step_post_hook(poison)
         elif point == "optimizer":

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import holdfast
-from holdfast import failing
+from holdfast.training.checkpointing import final_checkpoint
 
 
 class Points:
@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--wider-in-slot", default="")
     args = parser.parse_args()
     if args.all_raise:
-        failing.LOOK_SECONDS = 60.0  # how far apart two processes raise is the host's affair
+        final_checkpoint.LOOK_SECONDS = 60.0  # how far apart two processes raise is the host's affair
     if args.exit_at >= 0:
         atexit.register(ends_late)
 

@@ -15,9 +15,9 @@ import sys
 import time
 import types
 
-from holdfast.activity import Activity, Meter
-from holdfast.environment import read_environment
-from holdfast.progress import open_board
+from holdfast.core.environment import read_environment
+from holdfast.telemetry.activity import Activity, Meter
+from holdfast.telemetry.activity_page import open_board
 
 slot = int(os.environ["HOLDFAST_SLOT"])
 story = (pathlib.Path(os.environ["TEST_DIR"]) / f"said-{slot}").open("a")

@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from holdfast.activity import Activity, Meter
-from holdfast.progress import Board
+from holdfast.telemetry.activity import Activity, Meter
+from holdfast.telemetry.activity_page import Board
 
 STEPS = 30
 

@@ -15,8 +15,8 @@ import time
 import torch
 
 import holdfast
-from holdfast.checkpoint import engine
-from holdfast.errors import PeerLostError
+from holdfast.checkpoint import manager
+from holdfast.core.errors import PeerLostError
 
 folder = pathlib.Path(os.environ["TEST_DIR"])
 once = folder / "once"
@@ -51,8 +51,8 @@ def fail() -> None:
     mark = folder / f"raised-{job.rank}"
     if not mark.exists():
         mark.write_text("")
-        commit = engine.commit
-        engine.commit = lambda *arguments, **more: (time.sleep(3), commit(*arguments, **more))[1]
+        commit = manager.commit
+        manager.commit = lambda *arguments, **more: (time.sleep(3), commit(*arguments, **more))[1]
         raise ValueError("a bad batch")
 
 

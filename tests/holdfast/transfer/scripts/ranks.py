@@ -20,10 +20,10 @@ import torch
 import xxhash
 from torch.distributed import PrefixStore, TCPStore
 
-from holdfast import transfer
-from holdfast.checkpoint.state import Flat, flatten_values, unflatten
-from holdfast.collectives import Group, Over
-from holdfast.errors import HoldfastError
+from holdfast.checkpoint.state.flatten import Flat, flatten_values, unflatten
+from holdfast.core.errors import HoldfastError
+from holdfast.training.distributed.process_group import Group, Over
+from holdfast.training.recovery import state_transfer
 
 CPU = torch.device("cpu")
 PATIENCE = 240.0
@@ -122,11 +122,11 @@ def play(order: dict[str, Any]) -> None:
     channel = Faulty(group, fault["at"], acts[fault["act"]])
     try:
         if rank in donors:
-            transfer.give(channel, to, donors, mine, {**SIDE, "from": rank})
+            state_transfer.give(channel, to, donors, mine, {**SIDE, "from": rank})
         else:
-            room = transfer.Room()
+            room = state_transfer.Room()
             room.prepare((tensor.dtype, tuple(tensor.shape)) for tensor in mine.tensors.values())
-            tree, tensors, side = transfer.receive(channel, donors, room)
+            tree, tensors, side = state_transfer.receive(channel, donors, room)
             unflatten(tree, tensors.__getitem__)
             said.update(got=digest(Flat(tree=tree, tensors=tensors)), side=side, owned=owned(tensors))
     except HoldfastError as error:

@@ -19,20 +19,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.checkpoint import tier
-from holdfast.checkpoint.exchange import Alone, Exchange, lead
-from holdfast.checkpoint.names import CLAIMS, CommitName, step_number
-from holdfast.checkpoint.reader import none_whole, restore
-from holdfast.errors import CheckpointError, NoneWholeError, StateError, UsageError
-from holdfast.paths import local_path
-from holdfast.worlds import Pair
+from holdfast.checkpoint.folder import catalog
+from holdfast.checkpoint.format.file_names import CLAIMS, CommitName, step_number
+from holdfast.checkpoint.ranks.exchange import Alone, Exchange, lead
+from holdfast.checkpoint.restore.search import none_whole, restore
+from holdfast.core.attempt import Pair
+from holdfast.core.errors import CheckpointError, NoneWholeError, StateError, UsageError
+from holdfast.core.paths import local_path
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from holdfast.checkpoint.manifest import Manifest
-    from holdfast.checkpoint.reading import Rows
-    from holdfast.checkpoint.state import Stateful
+    from holdfast.checkpoint.format.manifest import Manifest
+    from holdfast.checkpoint.restore.chunk_reader import Rows
+    from holdfast.checkpoint.state.flatten import Stateful
 
 __all__ = ["Found", "load", "save"]
 
@@ -48,8 +48,8 @@ class Found:
 
     step: int
     path: Path
-    quarantined: tuple[tier.Quarantined, ...] = ()
-    lost: tuple[tier.Quarantined, ...] = ()
+    quarantined: tuple[catalog.Quarantined, ...] = ()
+    lost: tuple[catalog.Quarantined, ...] = ()
 
 
 def save(
@@ -61,18 +61,18 @@ def save(
     along any dimensions of any meshes. Ranks may give other objects, as stages of a pipeline have, under other names:
     the commit holds all of them. PeerLostError if one of them is gone.
     """
-    from holdfast.checkpoint.numerics import fingerprint
-    from holdfast.checkpoint.rng import capture
-    from holdfast.checkpoint.state import check_stateful, flatten, sampled
-    from holdfast.checkpoint.together import Together, joined
-    from holdfast.checkpoint.writer import Snapshot
-    from holdfast.checkpoint.writer import save as save_snapshot
+    from holdfast.checkpoint.process_group_exchange import Together, joined
+    from holdfast.checkpoint.save.protocol import Snapshot
+    from holdfast.checkpoint.save.protocol import save as save_snapshot
+    from holdfast.checkpoint.state.flatten import check_stateful, flatten, sampled
+    from holdfast.checkpoint.state.numerics import fingerprint
+    from holdfast.checkpoint.state.rng import capture
 
     check_stateful(stateful)
     root, step, flat = local_path(folder), step_number(step), flatten(stateful)
     if group is None and flat.parts:
         raise StateError(f"{min(flat.parts)} has parts on other ranks: give their group to save() on each of them")
-    tier.check_place(root)
+    catalog.check_place(root)
     exchange: Exchange = Alone() if group is None else Together(group)
     every = joined(flat, exchange, sampled(stateful, flat))
     number = lead(exchange, lambda: _next_attempt(root, step))
@@ -103,7 +103,7 @@ def save(
 def _next_attempt(root: Path, step: int) -> int:
     if (root / CLAIMS).exists():
         raise CheckpointError(f"{root} belongs to a job (it has claims): save into a folder of its own")
-    return 1 + max((name.pair.attempt for name in tier.list_commits(root) if name.step == step), default=0)
+    return 1 + max((name.pair.attempt for name in catalog.list_commits(root) if name.step == step), default=0)
 
 
 def load(
@@ -121,10 +121,10 @@ def load(
     rank is gone. UsageError for a commit's own folder, and for one of many ranks that gives neither `group` nor
     `step`.
     """
-    from holdfast.checkpoint import rng
-    from holdfast.checkpoint.fitting import load_into, tell
-    from holdfast.checkpoint.state import adopt, blank, check_stateful
-    from holdfast.checkpoint.together import Together, ranks
+    from holdfast.checkpoint.process_group_exchange import Together, ranks
+    from holdfast.checkpoint.state import rng
+    from holdfast.checkpoint.state.flatten import adopt, blank, check_stateful
+    from holdfast.checkpoint.state.load import load_into, tell
 
     check_stateful(stateful)
     root, step = local_path(folder), None if step is None else step_number(step)
@@ -135,13 +135,13 @@ def load(
             "file system shows a new one late on some hosts. Give group= on every rank, or step= if one rank loads "
             "alone"
         )
-    tier.check_place(root)
+    catalog.check_place(root)
     exchange = Alone() if group is None else Together(group)
     found = restore(root, exchange, step=step, select=lambda manifest: _not_of(manifest, stateful), lone=True)
     if found.loaded is None:
         if found.stuck:
             raise NoneWholeError(none_whole(found, [str(root)]))
-        if exchange.rank == 0 and (wrong := tier.what_is_wrong(root)):
+        if exchange.rank == 0 and (wrong := catalog.what_is_wrong(root)):
             _log.warning("nothing was loaded: %s", wrong)
         return None
     manifest, loaded = found.loaded.manifest, found.loaded
@@ -163,7 +163,7 @@ def load(
 
 def _not_of(manifest: Manifest, objects: Collection[str]) -> Rows:
     """No rows of the tensors that none of these objects has."""
-    from holdfast.checkpoint.joining import tensors_in
+    from holdfast.checkpoint.ranks.merge import tensors_in
 
     asked = {name for one in objects for name in tensors_in(manifest.objects.get(one))}
     return {name: (0, 0) for name in manifest.tensors if name not in asked}

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import TypeVar
 
-from holdfast.checkpoint.manifest import Manifest
-from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.stores import Incoming, Source, Store
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.stores.base import Incoming, Source, Store
 from holdfast.checkpoint.stores.open import open_store
-from holdfast.errors import UnavailableError
-from holdfast.worlds import Claim
+from holdfast.core.attempt import Claim
+from holdfast.core.errors import UnavailableError
 
 _log = logging.getLogger("holdfast.checkpoint.fallback")
 

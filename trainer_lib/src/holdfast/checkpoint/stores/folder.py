@@ -10,16 +10,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from holdfast.checkpoint import commit, tier
-from holdfast.checkpoint.claims import list_claims, write_claim
-from holdfast.checkpoint.files import Buffer, make_folder, open_one_more, open_regular, write_file
-from holdfast.checkpoint.manifest import FileRecord, Manifest
-from holdfast.checkpoint.names import CommitName
-from holdfast.checkpoint.pages import PAGE, address_of
-from holdfast.checkpoint.stores import needed_by
-from holdfast.checkpoint.stores.slots import Place
-from holdfast.errors import DamagedError
-from holdfast.worlds import Claim
+from holdfast.checkpoint.folder import catalog
+from holdfast.checkpoint.folder import publish as commit
+from holdfast.checkpoint.folder.claims import list_claims, write_claim
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.manifest import FileRecord, Manifest
+from holdfast.checkpoint.io.durable_files import Buffer, make_folder, open_one_more, open_regular, write_file
+from holdfast.checkpoint.io.huge_pages import PAGE, address_of
+from holdfast.checkpoint.stores.base import needed_by
+from holdfast.checkpoint.stores.memory.slots import Place
+from holdfast.core.attempt import Claim
+from holdfast.core.errors import DamagedError
 
 _log = logging.getLogger("holdfast.checkpoint.stores.folder")
 
@@ -32,7 +33,7 @@ class FolderSource:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with tier.reading(path):
+        with catalog.reading(path):
             self._fd = open_regular(path)
             self._nbytes = os.fstat(self._fd).st_size
         self._direct = _open_direct(path) if self._nbytes >= _LEAST_DIRECT else -1
@@ -70,7 +71,7 @@ class FolderSource:
 
     def read_into(self, offset: int, target: memoryview) -> None:
         """Fill all of `target`."""
-        with tier.reading(self._path):
+        with catalog.reading(self._path):
             if self._direct >= 0 and offset % PAGE == 0 and address_of(target) % PAGE == 0:
                 pages = target.nbytes // PAGE * PAGE
                 done = _read_direct(self._direct, offset, target[:pages])
@@ -157,7 +158,7 @@ class FolderStore:
 
     def commits(self) -> tuple[CommitName, ...]:
         """What is a commit by name."""
-        return tier.list_commits(self._root)
+        return catalog.list_commits(self._root)
 
     def claims(self) -> tuple[Claim, ...]:
         """Every claim in the folder."""
@@ -171,11 +172,11 @@ class FolderStore:
 
     def sweep(self, below: CommitName) -> None:
         """Remove what attempts before this commit's left half done."""
-        tier.clean(self._root, own=below.pair)
+        catalog.clean(self._root, own=below.pair)
 
     def manifest(self, name: CommitName) -> Manifest:
         """The manifest of a commit."""
-        return tier.read_manifest(self._root, name)
+        return catalog.read_manifest(self._root, name)
 
     def open(self, name: CommitName, file: str) -> FolderSource:
         """One of its files."""
@@ -191,8 +192,8 @@ class FolderStore:
         if needing is not None:
             _log.error("%s is damaged (%s), and left where it is: %s stands on it", name, reason, needing)
             return False
-        return tier.quarantine(self._root, name, reason)
+        return catalog.quarantine(self._root, name, reason)
 
     def delete(self, name: CommitName) -> None:
         """Delete a commit."""
-        tier.delete(self._root, [name])
+        catalog.delete(self._root, [name])

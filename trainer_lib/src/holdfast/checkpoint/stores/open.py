@@ -6,9 +6,9 @@ from dataclasses import replace
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from holdfast.checkpoint.stores.folder import FolderStore
-from holdfast.checkpoint.stores.objects import IN_FLIGHT, ObjectStore
-from holdfast.errors import UsageError
-from holdfast.paths import local_path
+from holdfast.checkpoint.stores.objects.store import IN_FLIGHT, ObjectStore
+from holdfast.core.errors import UsageError
+from holdfast.core.paths import local_path
 
 
 def open_store(url: str, *, attempts: int | None = None, in_flight: int | None = None) -> FolderStore | ObjectStore:
@@ -25,11 +25,11 @@ def open_store(url: str, *, attempts: int | None = None, in_flight: int | None =
             raise UsageError(f"file://{parts.netloc}{parts.path} names a host: write file:///PATH")
         return _folder(unquote(parts.path))
     if parts.scheme == "s3":
-        from holdfast.checkpoint.stores.s3 import S3Settings, s3_store
+        from holdfast.checkpoint.stores.objects.s3 import S3Settings, s3_store
 
         settings = S3Settings.of_url(url)
         return s3_store(replace(settings, attempts=attempts or settings.attempts, in_flight=at_once))
-    from holdfast.checkpoint.stores.fsspec import fsspec_store
+    from holdfast.checkpoint.stores.objects.fsspec import fsspec_store
 
     return fsspec_store(url, at_once)
 

@@ -1,0 +1,333 @@
+"""What agents (sidecars) tell the operator and what it tells them.
+
+``AgentHub`` holds the newest report of each pod and the membership document of each job. It knows neither HTTP
+nor an event loop: any thread may call it. ``server.py`` puts it on the network.
+
+Invariants: a report is kept only for a pod that is bound to a job; of one sidecar process only a higher number
+replaces a report, and a report of an earlier process never replaces one of a later process; the revision of
+a published document never falls.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from bisect import bisect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from operator import attrgetter
+from typing import Any
+
+from holdfast_operator import views
+from holdfast_operator.api.fields import loads
+from holdfast_operator.api.names import PORT_CONTROL, PROTOCOL_VERSION
+from holdfast_operator.api.preflight import NETWORK, news
+from holdfast_operator.errors import AgentRequestError
+from holdfast_operator.views import Report
+
+logger = logging.getLogger(__name__)
+
+SILENT_LAUNCHER_SECONDS = 5.0
+REMEMBERED_STARTS = 8
+START_ID_LENGTH = 128
+PEER_FRESH = timedelta(seconds=10)
+MAX_POD_NAME = 253
+MAX_PEERS = 256
+# These change with every training step. They are kept, but do not wake a reconciliation.
+_VOLATILE = frozenset(
+    {
+        "received_at",
+        "silent_seconds",
+        "committed_step",
+        "committed_at",
+        "loss",
+        "throughput",
+        "checkpointing",
+        "books",
+    }
+)
+_steady = attrgetter(*(field.name for field in fields(Report) if field.name not in _VOLATILE))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodIdentity:
+    """Whom a token belongs to, as the API server says."""
+
+    namespace: str
+    pod: str
+    pod_uid: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentReport:
+    """The newest report of one pod, as far as it is understood: what else a body holds is not kept."""
+
+    start_id: str
+    number: int
+    pod: str
+    said: Report
+
+
+@dataclass(frozen=True, kw_only=True)
+class Publication:
+    """A membership document, serialized once for all pods of its job."""
+
+    revision: int
+    payload: bytes
+
+
+@dataclass(kw_only=True)
+class _Pod:
+    job_uid: str
+    ip: str = ""
+    report: AgentReport | None = None
+    past_starts: list[str] = field(default_factory=list)
+
+
+class AgentHub:
+    """Reports in, memberships out. Thread-safe.
+
+    ``authenticate`` maps a bearer token to a pod, or None; it may block, and raises
+    ``AuthenticationUnavailableError`` when it cannot tell. ``recall`` is what of that is known at once; None: ask.
+    ``due`` says of what is known whether to ask again.
+    ``on_report`` gets the UID of a job one of whose pods said something new that a decision may depend on;
+    ``on_repeat`` is called for a report that was answered and not taken, as it or a later one was taken before;
+    ``on_check`` for each check of a preflight that has passed or failed since the pod's last report;
+    ``on_unheard`` with how many entries of a report's lists are too many to be heard.
+    """
+
+    def __init__(
+        self,
+        authenticate: Callable[[str], PodIdentity | None],
+        on_report: Callable[[str], None],
+        *,
+        recall: Callable[[str], PodIdentity | None] = lambda _token: None,
+        due: Callable[[str], bool] = lambda _token: False,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        on_repeat: Callable[[], None] = lambda: None,
+        on_check: Callable[[str, str], None] = lambda _check, _result: None,
+        on_unheard: Callable[[int], None] = lambda _entries: None,
+    ) -> None:
+        self.authenticate = authenticate
+        self.recall = recall
+        self.due = due
+        self._on_report = on_report
+        self._clock = clock
+        self._on_repeat = on_repeat
+        self._on_check = on_check
+        self._on_unheard = on_unheard
+        self._lock = threading.Lock()
+        self._pods: dict[str, _Pod] = {}
+        self._jobs: dict[str, set[str]] = {}
+        self._publications: dict[str, Publication] = {}
+        self._listener: Callable[[str], None] | None = None
+        self._standby = False
+        self._leader: str | None = None
+
+    def latest(self, pod_uid: str) -> AgentReport | None:
+        """The newest report of a pod, or None."""
+        with self._lock:
+            pod = self._pods.get(pod_uid)
+            return pod.report if pod else None
+
+    def bind(self, pod_uid: str, job_uid: str, ip: str = "") -> None:
+        """Accept this pod's reports as those of a worker of this job, which others reach there. Idempotent."""
+        with self._lock:
+            pod = self._pods.get(pod_uid)
+            if pod is None or pod.job_uid != job_uid:
+                self._drop(pod_uid)
+                pod = self._pods[pod_uid] = _Pod(job_uid=job_uid)
+                self._jobs.setdefault(job_uid, set()).add(pod_uid)
+            pod.ip = ip
+
+    def forget_pod(self, pod_uid: str) -> None:
+        """The pod is gone: drop its report and refuse further ones."""
+        with self._lock:
+            self._drop(pod_uid)
+
+    def forget_job(self, job_uid: str) -> None:
+        """The job is gone: drop its document and all its pods."""
+        with self._lock:
+            self._publications.pop(job_uid, None)
+            for uid in self._jobs.pop(job_uid, set()):
+                self._pods.pop(uid, None)
+        self._notify(job_uid)
+
+    def publish(self, job_uid: str, document: Mapping[str, Any]) -> bool:
+        """Serve this document to the job's pods; held polls wake if its revision rose. False: it was older."""
+        publication = Publication(
+            revision=int(document["revision"]),
+            payload=json.dumps(document, separators=(",", ":"), allow_nan=False).encode(),
+        )
+        with self._lock:
+            known = self._publications.get(job_uid)
+            if known is not None and publication.revision < known.revision:
+                logger.warning("membership of job %s not published: its revision fell", job_uid)
+                return False
+            self._publications[job_uid] = publication
+        if known is None or publication.revision > known.revision:
+            self._notify(job_uid)
+        return True
+
+    def stand_by(self, leader: str | None = None) -> None:
+        """Answer agents with 503 and the leader's address: this process does not (yet) decide."""
+        with self._lock:
+            self._standby, self._leader = True, leader
+
+    def take_over(self) -> None:
+        """Answer agents again."""
+        with self._lock:
+            self._standby, self._leader = False, None
+
+    def listen(self, listener: Callable[[str], None] | None) -> None:
+        """Call ``listener(job_uid)``, from any thread, when a held poll may have its answer."""
+        self._listener = listener
+
+    def standby(self) -> tuple[bool, str | None]:
+        """Whether to answer 503, and the leader's address if known."""
+        with self._lock:
+            return self._standby, self._leader
+
+    def job_of(self, pod_uid: str) -> str | None:
+        """UID of the job that the pod belongs to."""
+        with self._lock:
+            pod = self._pods.get(pod_uid)
+            return pod.job_uid if pod else None
+
+    def publication(self, job_uid: str) -> Publication | None:
+        """What is published for a job now."""
+        with self._lock:
+            return self._publications.get(job_uid)
+
+    def record(self, identity: PodIdentity, raw: bytes) -> int:
+        """Take one report; returns the revision that is published. Raises ``AgentRequestError``."""
+        report = self._read(identity, raw)
+        with self._lock:
+            pod = self._pods.get(identity.pod_uid)
+            if pod is None:
+                raise AgentRequestError(404, "this pod belongs to no job")
+            news = self._keep(pod, report)
+            publication = self._publications.get(pod.job_uid)
+        if news:
+            self._on_report(pod.job_uid)
+        return publication.revision if publication else 0
+
+    def _read(self, identity: PodIdentity, raw: bytes) -> AgentReport:
+        body = parse_report(raw)
+        if body["pod"]["uid"] != identity.pod_uid:
+            raise AgentRequestError(403, "the token belongs to another pod than the report")
+        said = views.parse_report(body, self._clock())
+        if said is None:
+            raise AgentRequestError(400, "the report names no pod")
+        self._on_unheard(said.unheard)
+        return AgentReport(
+            start_id=body["sidecar"]["startId"],
+            number=body["sidecar"]["number"],
+            pod=str(body["pod"].get("name") or "")[:MAX_POD_NAME],
+            said=said,
+        )
+
+    def peers_of(self, pod_uid: str) -> list[dict[str, Any]] | None:
+        """Whom the pod is to reach, if its preflight still asks: all others of its job whose launcher listens.
+
+        Asked after ``record``: of two launchers that become ready, one at least is told of the other.
+        """
+        with self._lock:
+            own = self._pods.get(pod_uid)
+            if own is None or own.report is None or not _asks_for_peers(own.report.said):
+                return None
+            since = self._clock() - PEER_FRESH
+            others = sorted(self._jobs.get(own.job_uid, set()) - {pod_uid})
+            # Of very many each asks for those that follow it, so that nobody is left out.
+            after = bisect(others, pod_uid)
+            found = (_peer(uid, self._pods[uid], since) for uid in [*others[after:], *others[:after]])
+            return list(islice(filter(None, found), MAX_PEERS))
+
+    def _drop(self, pod_uid: str) -> None:
+        pod = self._pods.pop(pod_uid, None)
+        if pod is None:
+            return
+        of_job = self._jobs[pod.job_uid]
+        of_job.discard(pod_uid)
+        if not of_job:
+            del self._jobs[pod.job_uid]
+
+    def _keep(self, pod: _Pod, report: AgentReport) -> bool:
+        """Store the report unless it is a repetition; True when a decision may depend on what changed."""
+        last, start_id = pod.report, report.start_id
+        if last is not None and (
+            start_id in pod.past_starts or (start_id == last.start_id and report.number <= last.number)
+        ):
+            self._on_repeat()
+            return False
+        if last is not None and start_id != last.start_id:
+            pod.past_starts = [*pod.past_starts, last.start_id][-REMEMBERED_STARTS:]
+        for check, result in news(last.said.preflight if last else None, report.said.preflight, first=last is None):
+            self._on_check(check, result)
+        pod.report = report
+        return last is None or start_id != last.start_id or _decisive(report.said) != _decisive(last.said)
+
+    def _notify(self, job_uid: str) -> None:
+        if self._listener is not None:
+            self._listener(job_uid)
+
+
+def _asks_for_peers(said: Report) -> bool:
+    return said.preflight is not None and said.preflight.result(NETWORK) in ("Running", "Failed")
+
+
+def _peer(uid: str, pod: _Pod, since: datetime) -> dict[str, Any] | None:
+    """None of one that is not there, not ready, or was not heard of lately."""
+    if not pod.ip or pod.report is None or pod.report.said.received_at < since:
+        return None
+    said = pod.report.said
+    if not said.ready or said.exit is not None:
+        return None
+    port = said.control if 0 < said.control < 65536 else PORT_CONTROL
+    return {"pod": pod.report.pod, "podUID": uid, "ip": pod.ip, "port": port}
+
+
+def _decisive(said: Report) -> tuple[Any, bool]:
+    """The part of a report that may change a decision."""
+    return _steady(said), (said.silent_seconds or 0.0) >= SILENT_LAUNCHER_SECONDS
+
+
+def parse_report(raw: bytes) -> dict[str, Any]:
+    """``report.json`` with the fields that routing needs checked. Raises ``AgentRequestError``."""
+    try:
+        body = loads(raw)
+    except ValueError as error:
+        raise AgentRequestError(400, "the report is not JSON") from error
+    if not isinstance(body, dict):
+        raise AgentRequestError(400, "the report is not a JSON object")
+    version = body.get("version")
+    if version != PROTOCOL_VERSION:
+        shown = version if isinstance(version, int) else type(version).__name__
+        raise AgentRequestError(
+            400, f"report version {shown} is not known here; this operator knows {PROTOCOL_VERSION}"
+        )
+    _check_shape(body)
+    return body
+
+
+def _check_shape(body: Mapping[str, Any]) -> None:
+    sidecar, pod, launcher = body.get("sidecar"), body.get("pod"), body.get("launcher")
+    if not isinstance(sidecar, dict) or not isinstance(sidecar.get("startId"), str):
+        raise AgentRequestError(400, "sidecar.startId is missing")
+    if len(sidecar["startId"]) > START_ID_LENGTH:
+        raise AgentRequestError(400, f"sidecar.startId is longer than {START_ID_LENGTH} characters")
+    if not isinstance(sidecar.get("number"), int) or isinstance(sidecar["number"], bool):
+        raise AgentRequestError(400, "sidecar.number is missing")
+    if not isinstance(pod, dict) or not isinstance(pod.get("uid"), str):
+        raise AgentRequestError(400, "pod.uid is missing")
+    if launcher is None:
+        return
+    if not isinstance(launcher, dict):
+        raise AgentRequestError(400, "launcher is neither null nor an object")
+    if launcher.get("version") != PROTOCOL_VERSION:
+        raise AgentRequestError(400, f"launcher.version is not {PROTOCOL_VERSION}")
+    if launcher.get("podUID") != pod["uid"]:
+        raise AgentRequestError(400, "launcher.podUID is another pod's")

@@ -1,0 +1,34 @@
+"""The key with which the launchers of one job know each other.
+
+It is derived, never stored: HMAC-SHA256 of the job's UID under the operator's key. The operator's key is made once
+and kept in a Secret of the operator's namespace, so that a restart changes no job's key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+
+from holdfast_operator.cluster.secrets import SecretStore, ensure
+from holdfast_operator.errors import RotationError
+
+KEY_SECRET = "holdfast-key"  # noqa: S105 - a name
+KEY_FIELD = "key"
+KEY_BYTES = 32
+
+
+def ensure_operator_key(store: SecretStore) -> bytes:
+    """The operator's key, made at the first start."""
+    found = ensure(store, KEY_SECRET, lambda: {KEY_FIELD: secrets.token_bytes(KEY_BYTES)})
+    key = found.data.get(KEY_FIELD, b"")
+    if len(key) < KEY_BYTES:
+        raise RotationError(
+            f"Secret {KEY_SECRET} has no usable {KEY_FIELD}: restore it, or delete the Secret while no job runs"
+        )
+    return key
+
+
+def job_key(operator_key: bytes, job_uid: str) -> str:
+    """Hex of the job's key."""
+    return hmac.new(operator_key, job_uid.encode(), hashlib.sha256).hexdigest()

@@ -1,0 +1,145 @@
+"""Whose token is it: TokenReview for the operator's own audience, remembered for a while.
+
+Tokens are kept as hashes only and are never logged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kubernetes import client
+from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
+
+from holdfast_operator.agents.hub import PodIdentity
+from holdfast_operator.api.names import TOKEN_AUDIENCE
+from holdfast_operator.errors import AuthenticationUnavailableError
+
+POD_UID_KEY = "authentication.kubernetes.io/pod-uid"
+POD_NAME_KEY = "authentication.kubernetes.io/pod-name"
+_SERVICE_ACCOUNT = "system:serviceaccount:"
+_REVIEW_SECONDS = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Verdict:
+    identity: PodIdentity | None
+    renew: float
+    until: float
+
+
+class TokenReviews:
+    """Maps a bearer token to its pod. A verdict is asked for anew after 45 s and serves until it is there, for two
+    minutes at most; a refusal is kept for seconds, where it drives out no verdict.
+    """
+
+    def __init__(
+        self,
+        review: Callable[[str], PodIdentity | None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        renew_seconds: float = 45.0,
+        keep_seconds: float = 120.0,
+        keep_refusal_seconds: float = 5.0,
+        entries: int = 20_000,
+        refusals: int = 2_000,
+    ) -> None:
+        self._review = review
+        self._clock = clock
+        self._renew, self._keep = renew_seconds, keep_seconds
+        self._keep_refusal = keep_refusal_seconds
+        self._lock = threading.Lock()
+        self._verdicts = _Table(entries)
+        self._refusals = _Table(refusals)
+
+    def __call__(self, token: str) -> PodIdentity | None:
+        """The pod, None if the token is not valid; raises ``AuthenticationUnavailableError``."""
+        key, now = _key(token), self._clock()
+        known = self._known(key)
+        if known is not None and now < known.renew:
+            return known.identity
+        identity = self._review(token)
+        with self._lock:
+            # From before the call: the verdict is as old as the question.
+            if identity is not None:
+                self._verdicts.put(key, _Verdict(identity=identity, renew=now + self._renew, until=now + self._keep))
+            else:
+                until = now + self._keep_refusal
+                self._verdicts.pop(key, None)
+                self._refusals.put(key, _Verdict(identity=None, renew=until, until=until))
+        return identity
+
+    def recall(self, token: str) -> PodIdentity | None:
+        """The pod of a token that was reviewed lately; never blocks. None says nothing of the token."""
+        known = self._known(_key(token))
+        return known.identity if known is not None and self._clock() < known.until else None
+
+    def due(self, token: str) -> bool:
+        """Whether it is time to ask for it again; never blocks."""
+        known = self._known(_key(token))
+        return known is None or self._clock() >= known.renew
+
+    def _known(self, key: bytes) -> _Verdict | None:
+        with self._lock:
+            return self._verdicts.get(key) or self._refusals.get(key)
+
+
+class _Table(OrderedDict[bytes, _Verdict]):
+    """Bounded: the oldest goes first."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def put(self, key: bytes, verdict: _Verdict) -> None:
+        self[key] = verdict
+        self.move_to_end(key)
+        if len(self) > self._most:
+            self.popitem(last=False)
+
+
+def _key(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()
+
+
+def reviewer(api: client.AuthenticationV1Api) -> Callable[[str], PodIdentity | None]:
+    """A ``review`` function that asks the API server."""
+
+    def review(token: str) -> PodIdentity | None:
+        question = client.V1TokenReview(spec=client.V1TokenReviewSpec(token=token, audiences=[TOKEN_AUDIENCE]))
+        try:
+            answer = api.create_token_review(question, _request_timeout=_REVIEW_SECONDS)
+        except (ApiException, HTTPError) as error:
+            reason = getattr(error, "reason", None) or type(error).__name__
+            raise AuthenticationUnavailableError(f"TokenReview failed: {reason}") from None
+        status = answer.status
+        if status is None:
+            return None
+        return identity_of(
+            authenticated=bool(status.authenticated),
+            audiences=status.audiences or (),
+            username=(status.user.username if status.user else None) or "",
+            extra=(status.user.extra if status.user else None) or {},
+        )
+
+    return review
+
+
+def identity_of(
+    *, authenticated: bool, audiences: Sequence[str], username: str, extra: Mapping[str, Any]
+) -> PodIdentity | None:
+    """The pod that a TokenReview's answer names: only a token bound to one pod, for our audience, counts."""
+    uids: list[str] = list(extra.get(POD_UID_KEY) or ())
+    names: list[str] = list(extra.get(POD_NAME_KEY) or ())
+    if not authenticated or TOKEN_AUDIENCE not in audiences or not username.startswith(_SERVICE_ACCOUNT):
+        return None
+    if len(uids) != 1 or len(names) != 1:
+        return None
+    namespace = username.removeprefix(_SERVICE_ACCOUNT).split(":")[0]
+    return PodIdentity(namespace=namespace, pod=names[0], pod_uid=uids[0])

@@ -1,0 +1,79 @@
+"""``spec.preflight``: what is looked at before a worker may join, and what follows where it is not well."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from holdfast_operator.api import names as c
+from holdfast_operator.api.fields import Json, choice, integer, items, mapping
+from holdfast_operator.errors import UnreadableError
+
+if TYPE_CHECKING:
+    from holdfast_operator.views import Preflight
+
+GPU = "GPU"
+STORAGE = "Storage"
+NETWORK = "Network"
+CLOCK = "Clock"
+OBJECT_STORE = "ObjectStore"
+CHECKS = (GPU, STORAGE, OBJECT_STORE, NETWORK, CLOCK)
+_PATH = "spec.preflight"
+_SIZE = re.compile(r"^([1-9][0-9]{0,5})(Mi|Gi|Ti)$")
+_UNIT = {"Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreflightSpec:
+    """What the user wants to know of each worker's node."""
+
+    checks: tuple[str, ...] = CHECKS
+    on_failure: str = c.AVOID_NODE
+    timeout_seconds: int = 60
+    free_bytes: int = 1 << 30
+    write_bytes: int = 1 << 20  # a second
+    skew_seconds: int = 5
+
+
+def parse_preflight(spec: Json) -> PreflightSpec | None:
+    """The group, or None where it is absent."""
+    if spec.get("preflight") is None:
+        return None
+    value = mapping(spec["preflight"], _PATH)
+    storage = mapping(value.get("storage", {}), f"{_PATH}.storage")
+    clock = mapping(value.get("clock", {}), f"{_PATH}.clock")
+    checks = items(value.get("checks", list(CHECKS)), f"{_PATH}.checks")
+    unknown = [check for check in checks if check not in CHECKS]
+    if unknown:
+        raise UnreadableError(f"{_PATH}.checks must be some of {', '.join(CHECKS)}, not {unknown[0]!r}")
+    return PreflightSpec(
+        checks=tuple(checks),
+        on_failure=choice(value, "onFailure", _PATH, (c.AVOID_NODE, c.FAIL, c.IGNORE), c.AVOID_NODE),
+        timeout_seconds=integer(value, "timeoutSeconds", _PATH, 60, minimum=1),
+        free_bytes=_size(storage, "minFree", "1Gi"),
+        write_bytes=_size(storage, "minWritePerSecond", "1Mi"),
+        skew_seconds=integer(clock, "maxSkewSeconds", f"{_PATH}.clock", 5, minimum=1),
+    )
+
+
+def results(told: Preflight | None) -> set[tuple[str, str]]:
+    """Check and result; nothing that this operator does not know."""
+    return {(check.name, check.result) for check in (told.checks if told else ()) if check.name in CHECKS}
+
+
+def news(before: Preflight | None, after: Preflight | None, *, first: bool) -> set[tuple[str, str]]:
+    """Which checks passed or failed since the pod's last report.
+
+    Of the first one only failures count: what passed before this process began was counted by the one before it.
+    """
+    counted = {"Failed"} if first else {"Passed", "Failed"}
+    return {found for found in results(after) - results(before) if found[1] in counted}
+
+
+def _size(value: Json, key: str, default: str) -> int:
+    text: Any = value.get(key, default)
+    match = _SIZE.match(text) if isinstance(text, str) else None
+    if match is None:
+        raise UnreadableError(f"{_PATH}.storage.{key} must be a size such as 1Gi, not {text!r}")
+    return int(match[1]) * _UNIT[match[2]]

@@ -1,0 +1,182 @@
+"""``spec.recovery.rules`` and ``spec.recovery.escalation``: what a user wants done about which failure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast_operator.api import names as c
+from holdfast_operator.api.fields import choice, integer, items, mapping
+from holdfast_operator.errors import UnreadableError
+
+Json = Mapping[str, Any]
+
+_RULES = "spec.recovery.rules"
+_ESCALATION = "spec.recovery.escalation"
+_HANG = "spec.hangDetection"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExitCodes:
+    """A set of exit codes, or all others that mean a failure."""
+
+    operator: str
+    values: tuple[int, ...]
+
+    def hold(self, code: int) -> bool:
+        """Whether this code is meant."""
+        return (code in self.values) == (self.operator == c.IN)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodCondition:
+    """A condition of the worker's pod; without a reason, any."""
+
+    type: str
+    status: str = "True"
+    reason: str = ""
+
+    def holds(self, condition: tuple[str, str, str]) -> bool:
+        """Whether a pod's (type, status, reason) is meant."""
+        kind, status, reason = condition
+        return (kind, status) == (self.type, self.status) and self.reason in {"", reason}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuErrors:
+    """Errors of a worker's GPUs, by XID or by kind."""
+
+    xids: tuple[int, ...] = ()
+    kinds: tuple[str, ...] = ()
+
+    def mean(self, kind: str, xid: int | None) -> bool:
+        """Whether this error is one of them."""
+        return kind in self.kinds or (xid is not None and xid in self.xids)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """What a failure must look like (all that is given must hold), and what is then done about it."""
+
+    name: str
+    action: str
+    cause: str = ""  # empty: as the operator judges it
+    exit_codes: ExitCodes | None = None
+    signals: tuple[int, ...] = ()
+    oom: str = ""
+    pod_conditions: tuple[PodCondition, ...] = ()
+    gpu_errors: GpuErrors | None = None
+    hang: bool = False
+
+    @property
+    def for_launchers(self) -> bool:
+        """Whether a launcher knows all that this rule asks about."""
+        return not self.pod_conditions and self.gpu_errors is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Escalation:
+    """Actions from the gentlest on; each is given up for the next after so many failures of its scope."""
+
+    actions: tuple[str, ...]
+    failures: int = 2
+    window_seconds: int = 3600
+
+
+def parse_rules(recovery: Json) -> tuple[Rule, ...]:
+    """The rules in their order. Raises ``UnreadableError``."""
+    return tuple(_rule(mapping(value, _RULES)) for value in items(recovery.get("rules", []), _RULES))
+
+
+def parse_hang_rule(spec: Json) -> tuple[Rule, ...]:
+    """``spec.hangDetection.action`` is a rule behind all others. Raises ``UnreadableError``."""
+    value = mapping(spec.get("hangDetection") or {}, _HANG)
+    action = choice(value, "action", _HANG, c.ESCALATION_ACTIONS, c.IN_PLACE)
+    return () if action == c.IN_PLACE else (Rule(name="hangDetection", action=action, hang=True),)
+
+
+def parse_escalation(recovery: Json) -> Escalation | None:
+    """The ladder, if one is asked for. Raises ``UnreadableError``."""
+    if recovery.get("escalation") is None:
+        return None
+    value = mapping(recovery["escalation"], _ESCALATION)
+    actions = [_word(action, c.ESCALATION_ACTIONS, f"{_ESCALATION}.actions") for action in _some(value, "actions")]
+    return Escalation(
+        actions=tuple(actions),
+        failures=integer(value, "failures", _ESCALATION, 2, minimum=1),
+        window_seconds=integer(value, "windowSeconds", _ESCALATION, 3600, minimum=1),
+    )
+
+
+def _rule(value: Json) -> Rule:
+    return Rule(
+        name=str(value.get("name") or "unnamed"),
+        action=choice(value, "action", _RULES, c.ACTIONS, None),
+        cause=choice(value, "cause", _RULES, ("", *c.CAUSES), ""),
+        exit_codes=_exit_codes(value),
+        signals=tuple(_signal(name) for name in items(value.get("onSignals", []), f"{_RULES}.onSignals")),
+        oom=choice(value, "onOOM", _RULES, ("", *c.OOM_SCOPES), ""),
+        pod_conditions=tuple(
+            map(_pod_condition, items(value.get("onPodConditions", []), f"{_RULES}.onPodConditions"))
+        ),
+        gpu_errors=_gpu_errors(value),
+        hang=value.get("onHang") is True,
+    )
+
+
+def _exit_codes(value: Json) -> ExitCodes | None:
+    if value.get("onExitCodes") is None:
+        return None
+    path = f"{_RULES}.onExitCodes"
+    codes = mapping(value["onExitCodes"], path)
+    values = tuple(_number(code, path) for code in items(codes.get("values"), f"{path}.values"))
+    return ExitCodes(operator=choice(codes, "operator", path, (c.IN, c.NOT_IN), None), values=values)
+
+
+def _pod_condition(value: Any) -> PodCondition:
+    path = f"{_RULES}.onPodConditions"
+    condition = mapping(value, path)
+    return PodCondition(
+        type=str(condition.get("type") or ""),
+        status=choice(condition, "status", path, ("True", "False", "Unknown"), "True"),
+        reason=str(condition.get("reason") or ""),
+    )
+
+
+def _gpu_errors(value: Json) -> GpuErrors | None:
+    if value.get("onGpuErrors") is None:
+        return None
+    path = f"{_RULES}.onGpuErrors"
+    errors = mapping(value["onGpuErrors"], path)
+    return GpuErrors(
+        xids=tuple(_number(xid, path) for xid in items(errors.get("xids", []), f"{path}.xids")),
+        kinds=tuple(str(kind) for kind in items(errors.get("kinds", []), f"{path}.kinds")),
+    )
+
+
+def _signal(name: Any) -> int:
+    try:
+        return int(signal.Signals[str(name)])
+    except KeyError:
+        raise UnreadableError(f"{_RULES}.onSignals has no signal {name!r}") from None
+
+
+def _number(value: Any, path: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise UnreadableError(f"{path} must be whole numbers, not {value!r}")
+    return value
+
+
+def _some(value: Json, key: str) -> list[Any]:
+    found = items(value.get(key), f"{_ESCALATION}.{key}")
+    if not found:
+        raise UnreadableError(f"{_ESCALATION}.{key} is empty")
+    return found
+
+
+def _word(value: Any, known: tuple[str, ...], path: str) -> str:
+    if value not in known:
+        raise UnreadableError(f"{path} must be some of {', '.join(known)}, not {value!r}")
+    return str(value)

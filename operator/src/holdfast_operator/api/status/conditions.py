@@ -1,0 +1,69 @@
+"""Conditions, and why workers cannot start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from holdfast_operator.api.job import Json, format_seconds, format_time, parse_time
+from holdfast_operator.api.status.serialization import number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    """A metav1.Condition."""
+
+    type: str
+    status: bool
+    reason: str
+    message: str
+    observed_generation: int
+    since: datetime
+
+    def to_json(self) -> dict[str, Any]:
+        """As in the resource's status."""
+        return {
+            "type": self.type,
+            "status": "True" if self.status else "False",
+            "reason": self.reason,
+            "message": self.message,
+            "observedGeneration": self.observed_generation,
+            "lastTransitionTime": format_seconds(self.since),
+        }
+
+    @classmethod
+    def from_json(cls, value: Json) -> Condition:
+        """Read back."""
+        since = parse_time(value.get("lastTransitionTime"))
+        if since is None:
+            raise ValueError("a condition without time")
+        return cls(
+            type=str(value["type"]),
+            status=value.get("status") == "True",
+            reason=str(value.get("reason") or ""),
+            message=str(value.get("message") or ""),
+            observed_generation=number(value.get("observedGeneration")),
+            since=since,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trouble:
+    """Why workers cannot start, with the same words as in condition and event."""
+
+    reason: str
+    message: str
+    since: datetime
+
+    def to_json(self) -> dict[str, Any]:
+        """As in the resource's status."""
+        return {"reason": self.reason, "message": self.message, "since": format_time(self.since)}
+
+    @classmethod
+    def from_json(cls, value: Json) -> Trouble:
+        """Read back."""
+        since = parse_time(value.get("since"))
+        if since is None:
+            raise ValueError("trouble without time")
+        return cls(reason=str(value["reason"]), message=str(value.get("message") or ""), since=since)

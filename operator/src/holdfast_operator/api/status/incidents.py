@@ -1,0 +1,121 @@
+"""What failed, and how often."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from holdfast_operator.api import names as c
+from holdfast_operator.api.job import Json, Pair, format_time, parse_pair, parse_time, shorten
+from holdfast_operator.api.status.serialization import int_or_none, items, number, time_or_none
+
+_REASON = re.compile(r"[^A-Za-z0-9_]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Count:
+    """Incidents of one cause: since ever and the times of those within the window."""
+
+    cause: str
+    total: int = 0
+    times: tuple[datetime, ...] = ()
+
+    def within(self, now: datetime, seconds: float) -> tuple[datetime, ...]:
+        """Those that still count."""
+        return tuple(time for time in self.times if (now - time).total_seconds() < seconds)
+
+    def to_json(self) -> dict[str, Any]:
+        """As in the resource's status."""
+        return {
+            "cause": self.cause,
+            "count": len(self.times),
+            "total": self.total,
+            "windowStart": time_or_none(self.times[0]) if self.times else None,
+            "lastTime": time_or_none(self.times[-1]) if self.times else None,
+            "times": [format_time(time) for time in self.times],
+        }
+
+    @classmethod
+    def from_json(cls, value: Json) -> Count:
+        """Read back."""
+        times = tuple(filter(None, map(parse_time, items(value.get("times")))))
+        return cls(cause=str(value["cause"]), total=int(value.get("total") or len(times)), times=times)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Incident:
+    """One failure, from detection to resumption."""
+
+    number: int
+    pair: Pair
+    cause: str
+    action: str
+    reason: str
+    message: str
+    pod: str | None
+    rank: int | None
+    node: str | None
+    detected: datetime
+    resumed: datetime | None = None
+    lost_steps: int | None = None
+    restored_from: str | None = None
+    decision: str = ""
+    why: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """As in the resource's status."""
+        return {
+            "number": self.number,
+            **self.pair.to_json(),
+            "cause": self.cause,
+            "action": self.action,
+            "reason": self.reason,
+            "message": self.message,
+            "pod": self.pod,
+            "rank": self.rank,
+            "node": self.node,
+            "detectedTime": format_time(self.detected),
+            "resumedTime": time_or_none(self.resumed),
+            "lostSteps": self.lost_steps,
+            "restoredFrom": self.restored_from,
+            "decision": self.decision or None,
+            "why": self.why or None,
+        }
+
+    @classmethod
+    def from_json(cls, value: Json) -> Incident:
+        """Read back."""
+        detected = parse_time(value.get("detectedTime"))
+        pair = parse_pair(value)
+        if detected is None or pair is None:
+            raise ValueError("an incident without time or pair")
+        return cls(
+            number=number(value.get("number")),
+            pair=pair,
+            cause=str(value.get("cause") or c.CAUSE_INFRASTRUCTURE),
+            action=str(value.get("action") or ""),
+            reason=reason_word(str(value.get("reason") or "Unknown")),
+            message=str(value.get("message") or ""),
+            pod=value.get("pod"),
+            rank=int_or_none(value.get("rank")),
+            node=value.get("node"),
+            detected=detected,
+            resumed=parse_time(value.get("resumedTime")),
+            lost_steps=int_or_none(value.get("lostSteps")),
+            restored_from=value.get("restoredFrom"),
+            decision=str(value.get("decision") or ""),
+            why=str(value.get("why") or ""),
+        )
+
+
+def reason_word(text: str) -> str:
+    """A reason that the API server accepts."""
+    word = _REASON.sub("", text)[:128]
+    return word if word and word[0].isalpha() else "Unknown"
+
+
+def say(text: str) -> str:
+    """A message that fits everywhere it is shown."""
+    return shorten(text.strip())

@@ -1,0 +1,140 @@
+"""The published generation, as launchers are told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast_operator.api import names as c
+from holdfast_operator.api.job import Json, Pair, parse_pair
+from holdfast_operator.api.status.serialization import each, items, number, part
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """A place in a generation."""
+
+    index: int
+    pod: str
+    pod_uid: str
+    ip: str
+    store: int
+    control: int
+    node: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As in ``membership.json``."""
+        return {
+            "index": self.index,
+            "pod": self.pod,
+            "podUID": self.pod_uid,
+            "ip": self.ip,
+            "ports": {"store": self.store, "control": self.control},
+            "node": self.node,
+        }
+
+    @classmethod
+    def from_json(cls, value: Json) -> Member:
+        """Read back."""
+        ports = part(value.get("ports"))
+        return cls(
+            index=int(value["index"]),
+            pod=str(value.get("pod", "")),
+            pod_uid=str(value["podUID"]),
+            ip=str(value.get("ip", "")),
+            store=int(ports.get("store", c.PORT_STORE)),
+            control=int(ports.get("control", c.PORT_CONTROL)),
+            node=str(value.get("node", "")),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Previous:
+    """An earlier generation whose members may still believe in it; with ``through``, numbers never published."""
+
+    generation: int
+    publication: str
+    members: tuple[str, ...]
+    through: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As in ``membership.json``."""
+        entry = {"generation": self.generation, "publication": self.publication, "members": list(self.members)}
+        return entry if self.through is None else {**entry, "through": self.through}
+
+    @classmethod
+    def from_json(cls, value: Json) -> Previous:
+        """Read back."""
+        return cls(
+            generation=int(value["generation"]),
+            publication=str(value.get("publication", "")),
+            members=tuple(map(str, items(value.get("members")))),
+            through=None if value.get("through") is None else int(value["through"]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Membership:
+    """The published generation and all that launchers need to judge it."""
+
+    revision: int = 0
+    generation: int = 0
+    publication: str = ""
+    active: Pair | None = None
+    previous: tuple[Previous, ...] = ()
+    gone: tuple[str, ...] = ()
+    claims: tuple[Json, ...] = field(default=(), hash=False)
+    members: tuple[Member, ...] = ()
+    acknowledged: tuple[Pair, ...] = ()
+    checkpoint: Json | None = field(default=None, hash=False)
+    drain: tuple[str, ...] = ()
+
+    def member_uids(self) -> tuple[str, ...]:
+        """Pod UIDs in order of index."""
+        return tuple(member.pod_uid for member in sorted(self.members, key=lambda member: member.index))
+
+    def named(self) -> frozenset[str]:
+        """Pod UIDs of this and all earlier generations that may still live."""
+        return frozenset([*self.member_uids(), *(uid for entry in self.previous for uid in entry.members)])
+
+    def to_json(self) -> dict[str, Any]:
+        """As in the resource's status."""
+        return {
+            "revision": self.revision,
+            "generation": self.generation,
+            "publication": self.publication,
+            "active": self.active.to_json() if self.active else None,
+            "previous": [previous.to_json() for previous in self.previous],
+            "gone": list(self.gone),
+            "claims": [dict(claim) for claim in self.claims],
+            "members": [member.to_json() for member in self.members],
+            "acknowledged": [pair.to_json() for pair in self.acknowledged],
+            "directives": {
+                "checkpoint": dict(self.checkpoint) if self.checkpoint else None,
+                "drain": list(self.drain),
+            },
+        }
+
+    @classmethod
+    def from_json(cls, value: Json) -> Membership:
+        """Read back."""
+        directives = part(value.get("directives"))
+        return cls(
+            revision=number(value.get("revision")),
+            generation=number(value.get("generation")),
+            publication=str(value.get("publication") or ""),
+            active=parse_pair(value.get("active")),
+            previous=each(value.get("previous"), Previous.from_json),
+            gone=tuple(map(str, items(value.get("gone")))),
+            claims=tuple(_claim(claim) for claim in items(value.get("claims")) if isinstance(claim, Mapping)),
+            members=each(value.get("members"), Member.from_json),
+            acknowledged=tuple(filter(None, map(parse_pair, items(value.get("acknowledged"))))),
+            checkpoint=part(directives.get("checkpoint")) or None,
+            drain=tuple(map(str, items(directives.get("drain")))),
+        )
+
+
+def _claim(value: Json) -> Json:
+    """As in the contract: the API server keeps no null, and a claim says so where it goes on from nothing."""
+    return {**value, "fromPair": value.get("fromPair")}

@@ -1,0 +1,85 @@
+"""Nodes that are avoided, and the wait of a gang for its places."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from holdfast_operator.api import names as c
+from holdfast_operator.api.job import Json, format_time, parse_time
+from holdfast_operator.api.status.serialization import int_or_none, number, time_or_none
+
+
+@dataclass(frozen=True, kw_only=True)
+class AvoidedNode:
+    """A node on which no new worker of this job is placed for now."""
+
+    node: str
+    reason: str
+    until: datetime
+    boot_id: str = ""
+    message: str = ""
+
+    @property
+    def required(self) -> bool:
+        """Whether no new worker may go there; else one goes there only if no other node has capacity."""
+        return self.reason != c.ADVISED
+
+    def to_json(self) -> dict[str, Any]:
+        """As in the resource's status."""
+        until = format_time(self.until)
+        entry = {"node": self.node, "reason": self.reason, "until": until, "bootID": self.boot_id}
+        return {**entry, "message": self.message} if self.message else entry
+
+    @classmethod
+    def from_json(cls, value: Json) -> AvoidedNode:
+        """Read back."""
+        until = parse_time(value.get("until"))
+        if until is None:
+            raise ValueError("an avoided node without end")
+        return cls(
+            node=str(value["node"]),
+            reason=str(value.get("reason") or ""),
+            until=until,
+            boot_id=str(value.get("bootID") or ""),
+            message=str(value.get("message") or ""),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gang:
+    """The wait for all workers to start together."""
+
+    attempts: int = 0
+    since: datetime | None = None
+    lifted_at: datetime | None = None
+    unpromised_since: datetime | None = None  # lifted; None while the scheduler makes room for all that have no node
+    retry_at: datetime | None = None
+    queued: bool = False  # a queue has not admitted all of them
+    size: int | None = None  # fewer than all, where the job may begin with them
+
+    def to_json(self) -> dict[str, Any]:
+        """As in the resource's status."""
+        return {
+            "attempts": self.attempts,
+            "since": time_or_none(self.since),
+            "liftedAt": time_or_none(self.lifted_at),
+            "unpromisedSince": time_or_none(self.unpromised_since),
+            "retryAt": time_or_none(self.retry_at),
+            "size": self.size,
+            "queued": True if self.queued else None,
+        }
+
+    @classmethod
+    def from_json(cls, value: Json) -> Gang:
+        """Read back."""
+        return cls(
+            attempts=number(value.get("attempts")),
+            since=parse_time(value.get("since")),
+            lifted_at=parse_time(value.get("liftedAt")),
+            unpromised_since=parse_time(value.get("unpromisedSince")),
+            retry_at=parse_time(value.get("retryAt")),
+            size=int_or_none(value.get("size")),
+            queued=value.get("queued") is True,
+        )

@@ -1,0 +1,83 @@
+"""How far training is, and where it went on from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from holdfast_operator.api.job import Json, Pair, format_time, parse_pair, parse_time
+from holdfast_operator.api.status.serialization import number, time_or_none
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """The newest durable commit."""
+
+    step: int
+    pair: Pair
+    tier: str
+    time: datetime
+
+    def to_json(self) -> dict[str, Any]:
+        """As in the resource's status."""
+        return {"step": self.step, **self.pair.to_json(), "tier": self.tier, "time": format_time(self.time)}
+
+    @classmethod
+    def from_json(cls, value: Json) -> Checkpoint:
+        """Read back."""
+        pair, time = parse_pair(value), parse_time(value.get("time"))
+        if pair is None or time is None:
+            raise ValueError("a checkpoint without pair or time")
+        return cls(step=int(value["step"]), pair=pair, tier=str(value.get("tier") or ""), time=time)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where training began or, after a suspension, went on. ``after``: the last generation before that."""
+
+    after: int = 0
+    pair: Pair | None = None
+    step: int = 0
+    message: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """As in the resource's status."""
+        nobody: Mapping[str, int | None] = {"generation": None, "attempt": None}
+        pair = self.pair.to_json() if self.pair else nobody
+        return {"after": self.after, **pair, "step": self.step, "message": self.message}
+
+    @classmethod
+    def from_json(cls, value: Json) -> Origin:
+        """Read back."""
+        return cls(
+            after=number(value.get("after")),
+            pair=parse_pair(value),
+            step=number(value.get("step")),
+            message=str(value.get("message") or ""),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """The newest committed step."""
+
+    step: int
+    loss: float | None = None
+    throughput: float | None = None
+    time: datetime | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As in the resource's status."""
+        return {"step": self.step, "loss": self.loss, "throughput": self.throughput, "time": time_or_none(self.time)}
+
+    @classmethod
+    def from_json(cls, value: Json) -> Progress:
+        """Read back."""
+        return cls(
+            step=number(value.get("step")),
+            loss=value.get("loss"),
+            throughput=value.get("throughput"),
+            time=parse_time(value.get("time")),
+        )

@@ -1,0 +1,179 @@
+"""The status as a whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from holdfast_operator.api import names as c
+from holdfast_operator.api.job import Json, Pair, parse_pair, parse_time
+from holdfast_operator.api.status.conditions import Condition, Trouble
+from holdfast_operator.api.status.failure_history import Offender, Tally
+from holdfast_operator.api.status.goodput import Goodput
+from holdfast_operator.api.status.incidents import Count, Incident
+from holdfast_operator.api.status.membership import Membership
+from holdfast_operator.api.status.placement import AvoidedNode, Gang
+from holdfast_operator.api.status.progress import Checkpoint, Origin, Progress
+from holdfast_operator.api.status.serialization import each, items, number, optional, part, time_or_none
+from holdfast_operator.api.status.workers import Phase, Worker
+
+_NO_WORLD = Pair(generation=0, attempt=0)
+_NOBODY = Membership()
+_NOWHERE = Origin()
+_NO_WAIT = Gang()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """All of it."""
+
+    observed_generation: int = 0
+    conditions: tuple[Condition, ...] = ()
+    status: str = ""
+    ready: str = ""
+    replicas: int = 0
+    selector: str = ""
+    restart_count: int = 0
+    incarnations: int = 0
+    membership: Membership = _NOBODY
+    restarts: tuple[Count, ...] = ()
+    incidents: tuple[Incident, ...] = ()
+    forgotten: Pair = _NO_WORLD  # the highest world whose incident fell off that list
+    last_checkpoint: Checkpoint | None = None
+    progress: Progress | None = None
+    goodput: Goodput | None = None
+    origin: Origin = _NOWHERE
+    avoided: tuple[AvoidedNode, ...] = ()
+    gang: Gang = _NO_WAIT
+    workers: tuple[Worker, ...] = ()
+    extra: int = 0  # workers wanted beyond replicas
+    grown_at: datetime | None = None
+    trouble: Trouble | None = None
+    backoff_until: datetime | None = None
+    held_back: int = 0  # replacements that wait for that
+    stalled_since: datetime | None = None
+    counted_batch: int = -1
+    tallies: tuple[Tally, ...] = ()
+    offenders: tuple[Offender, ...] = ()
+    document: str = ""
+    applied: str = ""  # digest of the children that were applied last
+    quarantined: tuple[str, ...] = ()
+    start_time: datetime | None = None
+    completion_time: datetime | None = None
+
+    def condition(self, kind: str) -> Condition | None:
+        """The condition of this type."""
+        return next((condition for condition in self.conditions if condition.type == kind), None)
+
+    def holds(self, kind: str) -> bool:
+        """Whether the condition of this type is true."""
+        condition = self.condition(kind)
+        return condition is not None and condition.status
+
+    @property
+    def terminal(self) -> bool:
+        """Complete or Failed: for good."""
+        return self.holds(c.COMPLETE) or self.holds(c.FAILED)
+
+    def forgot(self, pair: Pair) -> bool:
+        """Whether the incident of a world was recorded, and fell off the list since."""
+        return pair <= self.forgotten and all(incident.pair != pair for incident in self.incidents)
+
+    def in_phase(self, *phases: Phase) -> tuple[Worker, ...]:
+        """Workers in one of these phases."""
+        return tuple(worker for worker in self.workers if worker.phase in phases)
+
+    def with_worker(self, changed: Worker) -> Status:
+        """The same with one worker replaced, found by incarnation."""
+        kept = (changed if worker.incarnation == changed.incarnation else worker for worker in self.workers)
+        return replace(self, workers=tuple(kept))
+
+    def to_json(self) -> dict[str, Any]:
+        """As in the resource's status."""
+        return {
+            "observedGeneration": self.observed_generation,
+            "conditions": [condition.to_json() for condition in self.conditions],
+            "status": self.status,
+            "ready": self.ready,
+            "replicas": self.replicas,
+            "selector": self.selector,
+            "restartCount": self.restart_count,
+            "incarnations": self.incarnations,
+            "membership": self.membership.to_json(),
+            "restarts": [count.to_json() for count in self.restarts],
+            "incidents": [incident.to_json() for incident in self.incidents],
+            "lastCheckpoint": self.last_checkpoint.to_json() if self.last_checkpoint else None,
+            "progress": self.progress.to_json() if self.progress else None,
+            "goodput": self.goodput.to_json() if self.goodput else None,
+            "startedFrom": self.origin.to_json(),
+            "avoidedNodes": [avoided.to_json() for avoided in self.avoided],
+            "gang": self.gang.to_json(),
+            "placement": {
+                "workers": [worker.to_json() for worker in self.workers],
+                "extra": self.extra,
+                "grownAt": time_or_none(self.grown_at),
+                "trouble": self.trouble.to_json() if self.trouble else None,
+                "backoffUntil": time_or_none(self.backoff_until),
+                "heldBack": self.held_back,
+                "stalledSince": time_or_none(self.stalled_since),
+                "countedBatch": self.counted_batch,
+                "forgotten": self.forgotten.to_json(),
+                "tallies": [tally.to_json() for tally in self.tallies],
+                "offenders": [offender.to_json() for offender in self.offenders],
+                "document": self.document,
+                "applied": self.applied,
+                "quarantined": list(self.quarantined),
+            },
+            "startTime": time_or_none(self.start_time),
+            "completionTime": time_or_none(self.completion_time),
+        }
+
+    @classmethod
+    def from_json(cls, value: Json) -> Status:
+        """Read back. A part that cannot be read is dropped: its neighbours stay."""
+        placement = part(value.get("placement"))
+        incidents = each(value.get("incidents"), Incident.from_json)
+        return cls(
+            observed_generation=number(value.get("observedGeneration")),
+            conditions=each(value.get("conditions"), Condition.from_json),
+            status=str(value.get("status") or ""),
+            ready=str(value.get("ready") or ""),
+            replicas=number(value.get("replicas")),
+            selector=str(value.get("selector") or ""),
+            restart_count=number(value.get("restartCount")),
+            incarnations=number(value.get("incarnations")),
+            membership=Membership.from_json(part(value.get("membership"))),
+            restarts=each(value.get("restarts"), Count.from_json),
+            incidents=incidents,
+            forgotten=parse_pair(placement.get("forgotten")) or _below(incidents),
+            last_checkpoint=optional(value.get("lastCheckpoint"), Checkpoint.from_json),
+            progress=optional(value.get("progress"), Progress.from_json),
+            goodput=optional(value.get("goodput"), Goodput.from_json),
+            origin=Origin.from_json(part(value.get("startedFrom"))),
+            avoided=each(value.get("avoidedNodes"), AvoidedNode.from_json),
+            gang=Gang.from_json(part(value.get("gang"))),
+            workers=each(placement.get("workers"), Worker.from_json),
+            extra=max(0, number(placement.get("extra"))),
+            grown_at=parse_time(placement.get("grownAt")),
+            trouble=optional(placement.get("trouble"), Trouble.from_json),
+            backoff_until=parse_time(placement.get("backoffUntil")),
+            held_back=max(0, number(placement.get("heldBack"))),
+            stalled_since=parse_time(placement.get("stalledSince")),
+            counted_batch=number(placement.get("countedBatch"), -1),
+            tallies=each(placement.get("tallies"), Tally.from_json),
+            offenders=each(placement.get("offenders"), Offender.from_json),
+            document=str(placement.get("document") or ""),
+            applied=str(placement.get("applied") or ""),
+            quarantined=tuple(map(str, items(placement.get("quarantined")))),
+            start_time=parse_time(value.get("startTime")),
+            completion_time=parse_time(value.get("completionTime")),
+        )
+
+
+def _below(incidents: tuple[Incident, ...]) -> Pair:
+    """What an earlier release, which kept no note of it, may have forgotten: all below those of a full list."""
+    if len(incidents) < c.MAX_INCIDENTS:
+        return _NO_WORLD
+    lowest = min(incident.pair for incident in incidents)
+    return Pair(generation=lowest.generation, attempt=max(0, lowest.attempt - 1))

@@ -1,0 +1,155 @@
+"""Workers: each incarnation, and where it is on its one-way street."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from holdfast_operator.api.job import Json, Pair, parse_pair, parse_time
+from holdfast_operator.api.status import goodput
+from holdfast_operator.api.status.goodput import Spent
+from holdfast_operator.api.status.serialization import int_or_none, items, time_or_none
+
+
+class Phase(StrEnum):
+    """Where a worker is on its one-way street."""
+
+    WANTED = "Wanted"  # counts as one of the replicas
+    LEAVING = "Leaving"  # still there, asked to go; its replacement is asked for
+    LOST = "Lost"  # taken for dead, not proved gone
+    ENDED = "Ended"  # proved gone
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Worker:
+    """One incarnation: a pod name that is used once."""
+
+    incarnation: int
+    batch: int
+    phase: Phase = Phase.WANTED
+    gated: bool = False
+    avoid: tuple[str, ...] = ()
+    last_resort: tuple[str, ...] = ()  # nodes that it takes only if no other has capacity
+    spare: bool = False  # made to stand by; that it has a rank since, the membership tells
+    on_demand: bool = False  # it stays off spot capacity
+    domain: str = ""  # the value of the label by which the job is packed
+    host: int | None = None  # the incarnation that hosts the store of its rendezvous, maybe its own
+    pod_uid: str = ""
+    node: str = ""
+    boot_id: str = ""
+    grace_seconds: int = 30
+    since: datetime | None = None
+    bound_at: datetime | None = None
+    ready_at: datetime | None = None
+    absent_since: datetime | None = None
+    left_in_time: bool = (
+        False  # its pod did not outlive the deadline of its deletion, as it does if its runtime hangs
+    )
+    cause: str = ""
+    reason: str = ""
+    message: str = ""
+    exit_code: int | None = None
+    final: bool = False
+    pair: Pair | None = None
+    counted: bool = False
+    ordered: bool = False  # it goes because we say so: no incident
+    booked: Spent = ()  # of its launcher's books, what stands in the job's
+    symptoms: tuple[str, ...] = ()  # what was seen of it while it ran, and has been answered
+
+    @property
+    def known(self) -> bool:
+        """Whether its pod was seen: a pod that vanished is then lost, not waiting to be created."""
+        return bool(self.pod_uid)
+
+    @property
+    def hosts(self) -> bool:
+        """Whether it hosts the store by which workers without Holdfast's launcher find each other."""
+        return self.host == self.incarnation
+
+    @property
+    def left_alone(self) -> bool:
+        """Nobody sent it away and nothing befell it, so how it ends is its own word."""
+        return not self.ordered and not self.cause
+
+    @property
+    def done(self) -> bool:
+        """It ended well, and by itself: a script may end with 0 on SIGTERM too."""
+        return self.left_alone and self.exit_code == 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Sparse: what has its default value is left out."""
+        return _sparse(
+            {
+                "incarnation": self.incarnation,
+                "batch": self.batch,
+                "phase": str(self.phase),
+                "gated": self.gated,
+                "avoid": list(self.avoid),
+                "lastResort": list(self.last_resort),
+                "spare": self.spare,
+                "onDemand": self.on_demand,
+                "domain": self.domain,
+                "host": self.host,
+                "podUID": self.pod_uid,
+                "node": self.node,
+                "bootID": self.boot_id,
+                "graceSeconds": self.grace_seconds,
+                "since": time_or_none(self.since),
+                "boundAt": time_or_none(self.bound_at),
+                "readyAt": time_or_none(self.ready_at),
+                "absentSince": time_or_none(self.absent_since),
+                "leftInTime": self.left_in_time,
+                "cause": self.cause,
+                "reason": self.reason,
+                "message": self.message,
+                "exitCode": self.exit_code,
+                "final": self.final,
+                "pair": self.pair.to_json() if self.pair else None,
+                "counted": self.counted,
+                "ordered": self.ordered,
+                "booked": list(self.booked),
+                "symptoms": list(self.symptoms),
+            }
+        )
+
+    @classmethod
+    def from_json(cls, value: Json) -> Worker:
+        """Read back."""
+        return cls(
+            incarnation=int(value["incarnation"]),
+            batch=int(value.get("batch", value["incarnation"])),
+            phase=Phase(value.get("phase", Phase.WANTED)),
+            gated=bool(value.get("gated", False)),
+            avoid=tuple(map(str, items(value.get("avoid")))),
+            last_resort=tuple(map(str, items(value.get("lastResort")))),
+            spare=bool(value.get("spare", False)),
+            on_demand=bool(value.get("onDemand", False)),
+            domain=str(value.get("domain") or ""),
+            host=int_or_none(value.get("host")),
+            pod_uid=str(value.get("podUID") or ""),
+            node=str(value.get("node") or ""),
+            boot_id=str(value.get("bootID") or ""),
+            grace_seconds=int(value.get("graceSeconds", 30)),
+            since=parse_time(value.get("since")),
+            bound_at=parse_time(value.get("boundAt")),
+            ready_at=parse_time(value.get("readyAt")),
+            absent_since=parse_time(value.get("absentSince")),
+            left_in_time=bool(value.get("leftInTime", False)),
+            cause=str(value.get("cause") or ""),
+            reason=str(value.get("reason") or ""),
+            message=str(value.get("message") or ""),
+            exit_code=int_or_none(value.get("exitCode")),
+            final=bool(value.get("final", False)),
+            pair=parse_pair(value.get("pair")),
+            counted=bool(value.get("counted", False)),
+            ordered=bool(value.get("ordered", False)),
+            booked=goodput.read(value.get("booked")),
+            symptoms=tuple(map(str, items(value.get("symptoms")))),
+        )
+
+
+def _sparse(value: dict[str, Any]) -> dict[str, Any]:
+    keep = ("incarnation", "batch", "phase", "host", "exitCode", "graceSeconds")
+    return {key: item for key, item in value.items() if item or (key in keep and item is not None)}

@@ -1,0 +1,307 @@
+"""The newest that is known of jobs, our pods and nodes. Thread-safe; fed by watches and by full lists.
+
+A watch never tells of what vanished while it was down, so ``replace`` prunes what a full list no longer has. The last
+state of a vanished pod is kept for a while: it may hold the proof of how it ended.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast_operator.api import names as c
+from holdfast_operator.cluster.node_usage import Occupancy
+from holdfast_operator.views import Usage
+
+Json = Mapping[str, Any]
+
+TOMBSTONES = 64  # a job
+GRAVE_SECONDS = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """A full list and the cluster's version when it was taken."""
+
+    items: Sequence[Json]
+    version: int
+
+    def absent(self, known: Iterable[Json]) -> list[Json]:
+        """What is known and not listed; what is newer than the list was made after it."""
+        uids = {body["metadata"].get("uid") for body in self.items}
+        gone = (body for body in known if body["metadata"].get("uid") not in uids)
+        return [body for body in gone if version(body) <= self.version]
+
+
+class Cache:
+    """Jobs by key, pods by owner's UID, nodes by name."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._jobs: dict[str, Json] = {}
+        self._keys: dict[str, str] = {}
+        self._occupancy = Occupancy()
+        self._pods: dict[str, dict[str, Json]] = defaultdict(dict)
+        self._tombstones: dict[str, dict[str, Json]] = defaultdict(dict)
+        self._buried: dict[str, tuple[float, int]] = {}  # by UID of what is gone: since when, and its last version
+        self._nodes: dict[str, Json] = {}
+        self._node_changes = 0
+
+    # Jobs
+
+    def put_job(self, body: Json) -> str:
+        """Keep a job unless a newer version is known; returns its key."""
+        key = job_key(body)
+        with self._lock:
+            if self._is_gone(body):
+                return key
+            known = self._jobs.get(key)
+            newest = self._jobs[key] = _newer(known, body)
+            if known is not None and known is not newest:
+                self._keys.pop(_uid(known), None)
+            self._keys[_uid(newest)] = key
+        return key
+
+    def drop_job(self, body: Json) -> str:
+        """The job is gone; returns its key."""
+        key, uid = job_key(body), str(body["metadata"].get("uid", ""))
+        with self._lock:
+            known = self._jobs.get(key)
+            if known is not None and known["metadata"].get("uid") == uid:
+                del self._jobs[key]
+                self._keys.pop(uid, None)
+            self._tombstones.pop(uid, None)
+            self._bury(body)
+        return key
+
+    def kept_job(self, body: Json) -> Json | None:
+        """The job as it is kept, if this is the same version of it."""
+        with self._lock:
+            known = self._jobs.get(job_key(body))
+        return known if known is not None and _same(known, body) else None
+
+    def job(self, key: str) -> Json | None:
+        """The job of this key."""
+        with self._lock:
+            return self._jobs.get(key)
+
+    def jobs(self) -> list[Json]:
+        """All jobs."""
+        with self._lock:
+            return list(self._jobs.values())
+
+    def count(self) -> int:
+        """How many jobs there are."""
+        with self._lock:
+            return len(self._jobs)
+
+    def key_of_uid(self, uid: str) -> str | None:
+        """The key of the job with this UID."""
+        with self._lock:
+            return self._keys.get(uid)
+
+    # Pods
+
+    def put_pod(self, body: Json) -> str | None:
+        """Keep a pod of ours; returns its job's key. One that names no owner any more is ours no more by this cache,
+        and the pass over its job reads it directly."""
+        owner, uid = owner_of(body), str(body["metadata"]["uid"])
+        if owner is None:
+            return self._drop_disowned(uid)
+        with self._lock:
+            if self._is_gone(body):
+                return _key_of(body, owner)
+            pods = self._pods[owner["uid"]]
+            pods[uid] = _newer(pods.get(uid), body)
+            self._occupancy.put(uid, pods[uid])
+        return _key_of(body, owner)
+
+    def drop_pod(self, body: Json) -> str | None:
+        """The pod is gone; its last state is kept for a while. Returns its job's key."""
+        owner, uid = owner_of(body), str(body["metadata"]["uid"])
+        if owner is None:
+            return self._drop_disowned(uid)
+        with self._lock:
+            known = self._pods[owner["uid"]].pop(uid, body)
+            self._occupancy.drop(uid)
+            graves = self._tombstones[owner["uid"]]
+            graves[uid] = _newer(known, body)
+            self._bury(graves[uid])
+            while len(graves) > TOMBSTONES:
+                del graves[next(iter(graves))]
+            if not self._pods[owner["uid"]]:
+                del self._pods[owner["uid"]]
+        return _key_of(body, owner)
+
+    def _drop_disowned(self, uid: str) -> str | None:
+        with self._lock:
+            known = next((pods[uid] for pods in self._pods.values() if uid in pods), None)
+        return self.drop_pod(known) if known is not None else None
+
+    def kept_pod(self, body: Json) -> Json | None:
+        """The pod as it is kept, if this is the same version of it."""
+        owner = owner_of(body)
+        with self._lock:
+            known = self._pods.get(owner["uid"], {}).get(_uid(body)) if owner is not None else None
+        return known if known is not None and _same(known, body) else None
+
+    def pods_of(self, job_uid: str) -> list[Json]:
+        """Existing pods of a job."""
+        with self._lock:
+            return list(self._pods.get(job_uid, {}).values())
+
+    def tombstones_of(self, job_uid: str) -> list[Json]:
+        """Last states of pods of a job that are gone."""
+        with self._lock:
+            return list(self._tombstones.get(job_uid, {}).values())
+
+    def pods(self) -> list[Json]:
+        """All our pods."""
+        with self._lock:
+            return [body for pods in self._pods.values() for body in pods.values()]
+
+    def usage(self) -> tuple[Usage, ...]:
+        """What our pods take of each node."""
+        with self._lock:
+            return self._occupancy.by_node()
+
+    # Nodes
+
+    def put_node(self, body: Json) -> bool:
+        """Keep a node; returns whether anything that matters to workers changed."""
+        name = str(body["metadata"]["name"])
+        with self._lock:
+            before = self._nodes.get(name)
+            if self._is_gone(body):
+                return False
+            after = _newer(before, body)
+            self._nodes[name] = after
+            self._node_changes += after is not before
+        return before is None or _essence(before) != _essence(after)
+
+    def drop_node(self, body: Json) -> None:
+        """The node is gone; another one of the same name is not."""
+        name = str(body["metadata"]["name"])
+        with self._lock:
+            known = self._nodes.get(name)
+            if known is not None and _uid(known) == _uid(body):
+                del self._nodes[name]
+                self._node_changes += 1
+            self._bury(body)
+
+    def node_changes(self) -> int:
+        """Rises whenever anything of any node changes."""
+        with self._lock:
+            return self._node_changes
+
+    def nodes(self) -> list[Json]:
+        """All nodes."""
+        with self._lock:
+            return list(self._nodes.values())
+
+    def node(self, name: str) -> Json | None:
+        """The node of this name."""
+        with self._lock:
+            return self._nodes.get(name)
+
+    def keys_on_node(self, name: str) -> set[str]:
+        """Jobs that have a pod on this node."""
+        found = set()
+        for body in self.pods():
+            owner = owner_of(body)
+            if owner is not None and (body.get("spec") or {}).get("nodeName") == name:
+                found.add(_key_of(body, owner))
+        return found
+
+    # Full lists
+
+    def replace(self, jobs: Listing, pods: Listing, nodes: Listing) -> set[str]:
+        """Take over full lists; returns the keys of jobs of which they tell anything new, or that are gone."""
+        keys = {self.put_job(body) for body in _news(jobs, self.jobs())}
+        keys |= {self.drop_job(body) for body in jobs.absent(self.jobs())}
+        keys |= {key for body in _news(pods, self.pods()) if (key := self.put_pod(body))}
+        keys |= {key for body in pods.absent(self.pods()) if (key := self.drop_pod(body))}
+        for body in nodes.items:
+            self.put_node(body)
+        for body in nodes.absent(self.nodes()):
+            self.drop_node(body)
+        self._clear_graves()
+        return keys
+
+    def _bury(self, body: Json) -> None:
+        self._buried[_uid(body)] = self._clock(), version(body)
+
+    def _is_gone(self, body: Json) -> bool:
+        """Whether it is known to have gone after this version.
+
+        A full list may be a minute old by the time it is complete, and then has what has gone meanwhile.
+        """
+        _, last = self._buried.get(_uid(body), (0.0, -1))
+        return version(body) <= last
+
+    def _clear_graves(self) -> None:
+        """What has been gone for long proves nothing that is still asked; its job may be gone as well."""
+        before = self._clock() - GRAVE_SECONDS
+        with self._lock:
+            self._buried = {uid: grave for uid, grave in self._buried.items() if grave[0] > before}
+            for job_uid, graves in list(self._tombstones.items()):
+                kept = {uid: body for uid, body in graves.items() if uid in self._buried}
+                self._tombstones[job_uid] = kept
+                if not kept:
+                    del self._tombstones[job_uid]
+
+
+def _news(listing: Listing, known: Iterable[Json]) -> list[Json]:
+    """What is listed in another version than it is known in."""
+    versions = {_uid(body): version(body) for body in known}
+    return [body for body in listing.items if versions.get(_uid(body)) != version(body)]
+
+
+def _same(known: Json, body: Json) -> bool:
+    return _uid(known) == _uid(body) and version(known) == version(body)
+
+
+def job_key(body: Json) -> str:
+    """``namespace/name``."""
+    return f"{body['metadata'].get('namespace', '')}/{body['metadata']['name']}"
+
+
+def _uid(body: Json) -> str:
+    return str(body["metadata"].get("uid", ""))
+
+
+def _key_of(pod: Json, owner: Json) -> str:
+    return f"{pod['metadata'].get('namespace', '')}/{owner['name']}"
+
+
+def owner_of(body: Json) -> Json | None:
+    """The job that owns a pod."""
+    for owner in body["metadata"].get("ownerReferences") or ():
+        if owner.get("kind") == c.KIND and str(owner.get("apiVersion", "")).startswith(f"{c.GROUP}/"):
+            found: Json = owner
+            return found
+    return None
+
+
+def version(body: Json) -> int:
+    """The object's version as a number that rises."""
+    text = str(body["metadata"].get("resourceVersion", ""))
+    return int(text) if text.isdigit() else 0
+
+
+def _newer(known: Json | None, body: Json) -> Json:
+    return body if known is None or version(body) >= version(known) else known
+
+
+def _essence(body: Json) -> object:
+    """What of a node workers depend on: heartbeats come every few seconds and are not it."""
+    spec, status = body.get("spec") or {}, body.get("status") or {}
+    conditions = [(item.get("type"), item.get("status")) for item in status.get("conditions") or ()]
+    info = (status.get("nodeInfo") or {}).get("bootID")
+    mark = (body["metadata"].get("annotations") or {}).get(c.ANNOTATION_REMEDIATION)
+    return (mark, spec.get("unschedulable"), spec.get("taints"), conditions, info, status.get("allocatable"))

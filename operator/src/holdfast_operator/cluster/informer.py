@@ -1,0 +1,77 @@
+"""What watches and full lists tell becomes cache entries and keys in the queue. Quick, and never raises for an object
+that is odd: the pass over its job will say so."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast_operator.cluster.cache import Cache, Listing
+from holdfast_operator.cluster.client import AT_ONCE, Cluster, Pace
+from holdfast_operator.cluster.trimming import slim, slim_job, slim_pod
+from holdfast_operator.runtime.workqueue import KeyedQueue
+
+logger = logging.getLogger(__name__)
+
+Json = Mapping[str, Any]
+
+DELETED = "DELETED"
+
+
+class Feed:
+    """Cache in front, queue behind."""
+
+    def __init__(self, cache: Cache, queue: KeyedQueue) -> None:
+        self._cache = cache
+        self._queue = queue
+
+    def job(self, kind: str | None, body: Json) -> None:
+        """A job was seen."""
+        body = slim_job(body)
+        self._queue.add(self._cache.drop_job(body) if kind == DELETED else self._cache.put_job(body))
+
+    def pod(self, kind: str | None, body: Json) -> None:
+        """A pod was seen."""
+        body = slim_pod(body)
+        key = self._cache.drop_pod(body) if kind == DELETED else self._cache.put_pod(body)
+        if key is not None:
+            self._queue.add(key)
+
+    def node(self, kind: str | None, body: Json) -> None:
+        """A node was seen. Its heartbeats wake nobody."""
+        body = slim(body)
+        name = str(body["metadata"]["name"])
+        if kind == DELETED:
+            self._cache.drop_node(body)
+        elif not self._cache.put_node(body):
+            return
+        for key in self._cache.keys_on_node(name):
+            self._queue.add(key)
+
+    def report(self, job_uid: str) -> None:
+        """An agent of this job has news."""
+        key = self._cache.key_of_uid(job_uid)
+        if key is not None:
+            self._queue.add(key)
+
+    def relist(self, cluster: Cluster, namespaces: tuple[str, ...], *, pace: Pace = AT_ONCE) -> None:
+        """Take everything anew; what vanished unseen is pruned. A failed list changes nothing."""
+        jobs = _joined([cluster.jobs(namespace, keep=self._keep_job, pace=pace) for namespace in namespaces or ("",)])
+        pods = _joined([cluster.pods(namespace, keep=self._keep_pod, pace=pace) for namespace in namespaces or ("",)])
+        nodes = cluster.nodes()  # last: the others may take a minute, and placement reads nodes
+        for key in self._cache.replace(jobs, pods, nodes):
+            self._queue.add(key)
+
+    def _keep_pod(self, body: Json) -> Json:
+        """What is known already is neither held twice while all is listed, nor made anew."""
+        return self._cache.kept_pod(body) or slim_pod(body)
+
+    def _keep_job(self, body: Json) -> Json:
+        return self._cache.kept_job(body) or slim_job(body)
+
+
+def _joined(listings: list[Listing]) -> Listing:
+    """Several namespaces as one; the oldest of their versions holds for all."""
+    items = [item for listing in listings for item in listing.items]
+    return Listing(items=items, version=min(listing.version for listing in listings))

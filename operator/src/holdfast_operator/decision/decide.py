@@ -1,0 +1,156 @@
+"""``decide(observed, now) -> Plan``: pure, total, the same answer for the same input.
+
+The policies are tried in this order; each returns a changed draft of the plan, and one that ends the draft is the
+last. A crash between any two actions of a plan loses nothing: the next pass sees what is missing and plans it again.
+
+Invariants, asserted on every plan: a terminal condition stays; the counter of incarnations, the generation and its
+active pair never fall; no incarnation is listed twice; no incident is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+from holdfast_operator.api import names as c
+from holdfast_operator.api.job import Pair
+from holdfast_operator.api.status import Phase, Status
+from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.failures import avoided_nodes, carry_out, incidents, restart_budget, symptoms
+from holdfast_operator.decision.lifecycle import (
+    active_deadline,
+    completion,
+    finished,
+    startup_problems,
+    suspension,
+    unreadable_spec,
+)
+from holdfast_operator.decision.membership import publish
+from holdfast_operator.decision.plan import ApplyChildren, Plan
+from holdfast_operator.decision.reporting import conditions, goodput, progress, starting_point
+from holdfast_operator.decision.workers import (
+    cleanup,
+    departures,
+    fencing,
+    gang,
+    lost_workers,
+    observed_workers,
+    preflight,
+    relabelled_pods,
+    rendezvous,
+    replicas,
+    scale_up,
+)
+from holdfast_operator.manifests.children import children, children_digest
+from holdfast_operator.views import Observed
+
+Policy = Callable[[Draft], Draft]
+
+_ZERO = Pair(generation=0, attempt=0)
+
+
+def _children(draft: Draft) -> Draft:
+    """NetworkPolicy, Service, ConfigMap and PodDisruptionBudget, once for each content of theirs."""
+    host = rendezvous.host_of(draft.status.in_phase(Phase.WANTED))
+    name = children_digest(draft.seen.job, draft.seen.platform, host)
+    lacks_address = host is not None and not draft.seen.rendezvous_ip  # which nothing but the apply's answer tells
+    if draft.seen.applied == name and not lacks_address:
+        # Only what was done is written: applied after the status, it might not have been.
+        return draft.but(applied=name)
+    manifests = children(draft.seen.job, draft.seen.platform, host)
+    return draft.act(ApplyChildren(manifests=manifests, digest=name))
+
+
+POLICIES: tuple[Policy, ...] = (
+    unreadable_spec.apply,
+    finished.apply,
+    observed_workers.apply,
+    relabelled_pods.apply,
+    completion.apply,
+    active_deadline.apply,
+    avoided_nodes.apply,
+    lost_workers.apply,
+    departures.apply,
+    fencing.apply,
+    incidents.apply,
+    symptoms.apply,
+    preflight.apply,
+    startup_problems.pause,
+    carry_out.apply,
+    restart_budget.apply,
+    suspension.apply,
+    gang.time_out,
+    scale_up.apply,
+    rendezvous.apply,
+    replicas.apply,
+    _children,
+    startup_problems.apply,
+    gang.apply,
+    publish.apply,
+    progress.apply,
+    goodput.apply,
+    starting_point.apply,
+    cleanup.apply,
+    conditions.apply,
+)
+
+
+def decide(seen: Observed, now: datetime) -> Plan:
+    """What to write, then to do, about one job."""
+    draft = Draft(seen=seen, now=now, status=seen.status)
+    if seen.job.deleting:
+        return _plan(draft)
+    for policy in POLICIES:
+        draft = policy(draft)
+        if draft.ended:
+            break
+    else:
+        draft = _look_again(draft)
+    check_invariants(seen.status, draft.status)
+    return _plan(draft)
+
+
+def _look_again(draft: Draft) -> Draft:
+    """Reports wake nobody, so what trains or starts is looked at; what is suspended changes by events only."""
+    if draft.status.holds(c.SUSPENDED):
+        return draft
+    return draft.look_again()
+
+
+def _plan(draft: Draft) -> Plan:
+    words = conditions.summary(draft.status)
+    return Plan(
+        status=draft.status,
+        actions=draft.actions,
+        events=draft.events,
+        counted=draft.counted,
+        decided=draft.decided,
+        recovered=draft.recovered,
+        reason=words.reason,
+        message=words.message,
+        requeue_after=draft.wake.total_seconds() if draft.wake is not None else None,
+        decided_at=draft.now,
+    )
+
+
+def check_invariants(before: Status, after: Status) -> None:
+    """What no plan may break."""
+    if before.terminal and not (before.holds(c.COMPLETE), before.holds(c.FAILED)) == (
+        after.holds(c.COMPLETE),
+        after.holds(c.FAILED),
+    ):
+        raise AssertionError("a job that had ended changed its end")
+    rose = (
+        after.incarnations >= before.incarnations
+        and after.membership.generation >= before.membership.generation
+        and (after.membership.active or _ZERO) >= (before.membership.active or _ZERO)
+        and after.membership.revision >= before.membership.revision
+    )
+    if not rose:
+        raise AssertionError("a counter of the status fell")
+    names = [worker.incarnation for worker in after.workers]
+    if len(set(names)) != len(names) or any(name >= after.incarnations for name in names):
+        raise AssertionError(f"incarnations are not unique and counted: {names} of {after.incarnations}")
+    pairs = [incident.pair for incident in after.incidents if incident.pair.attempt > 0]
+    if len(set(pairs)) != len(pairs):
+        raise AssertionError(f"an incident is recorded twice: {pairs}")

@@ -1,0 +1,155 @@
+"""What policies hand on to each other: an immutable draft of the plan, each policy returning a changed copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from holdfast_operator.api import names as c
+from holdfast_operator.api.job import JobSpec
+from holdfast_operator.api.status import Phase, Status, Worker
+from holdfast_operator.decision.plan import Action, Decided, Event, Recovered
+from holdfast_operator.decision.set_condition import Words
+from holdfast_operator.scheduling.capacity import Room
+from holdfast_operator.scheduling.fit import place
+from holdfast_operator.views import NodeView, Observed, PodView
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """The plan so far."""
+
+    seen: Observed
+    now: datetime
+    status: Status
+    actions: tuple[Action, ...] = ()
+    events: tuple[Event, ...] = ()
+    counted: tuple[str, ...] = ()
+    decided: tuple[Decided, ...] = ()
+    recovered: tuple[Recovered, ...] = ()
+    hold: Words | None = None  # why training does not go on, when it does not
+    ended: bool = False  # later policies have nothing to say
+    wake: timedelta | None = None
+
+    @property
+    def spec(self) -> JobSpec:
+        """The spec; policies after ``unreadable`` have one."""
+        spec = self.seen.job.spec
+        if spec is None:
+            raise AssertionError("a policy runs on a resource that cannot be read")
+        return spec
+
+    @property
+    def target(self) -> int:
+        """How many workers are wanted now."""
+        if self.spec.suspend:
+            return 0
+        wanted = self.spec.replicas + self.status.extra
+        return min(self.status.gang.size or wanted, wanted)
+
+    @property
+    def needed(self) -> tuple[Worker, ...]:
+        """The wanted workers that are to train; all others stand by."""
+        wanted = self.status.in_phase(Phase.WANTED)
+        if not self.spec.spares:
+            return wanted
+        members = frozenset(self.status.membership.member_uids())
+        ordered = sorted(
+            wanted, key=lambda w: (w.pod_uid not in members, w.ready_at is None, not w.node, w.incarnation)
+        )
+        return tuple(ordered[: self.target])
+
+    @property
+    def finished(self) -> tuple[Worker, ...]:
+        """Those that have done their part where each does its own: they are not replaced."""
+        if self.spec.rendezvous != c.NO_RENDEZVOUS:
+            return ()
+        return tuple(worker for worker in self.status.in_phase(Phase.ENDED) if worker.done)
+
+    @property
+    def spares(self) -> tuple[Worker, ...]:
+        """The wanted workers that stand by without a rank."""
+        needed = {worker.incarnation for worker in self.needed}
+        return tuple(w for w in self.status.in_phase(Phase.WANTED) if w.incarnation not in needed)
+
+    def idle(self, worker: Worker) -> bool:
+        """It has no rank, and nobody waits for it to get one: what befalls it is nothing to those that train."""
+        if not self.spec.spares or not worker.known or worker.pod_uid in self.status.membership.named():
+            return False
+        members = frozenset(self.status.membership.member_uids())
+        there = sum(other.pod_uid in members for other in self.status.in_phase(Phase.WANTED))
+        return worker.spare or there >= self.target
+
+    def but(self, **changes: Any) -> Draft:
+        """A copy with changes to the status; itself if they change nothing, as in most passes."""
+        if all(getattr(self.status, name) == value for name, value in changes.items()):
+            return self
+        return replace(self, status=replace(self.status, **changes))
+
+    def with_worker(self, worker: Worker) -> Draft:
+        """A copy with one worker changed."""
+        return replace(self, status=self.status.with_worker(worker))
+
+    def act(self, *actions: Action) -> Draft:
+        """A copy that does more."""
+        return replace(self, actions=(*self.actions, *actions))
+
+    def tell(self, reason: str, message: str, *, warning: bool = False) -> Draft:
+        """A copy that says more."""
+        return replace(self, events=(*self.events, Event(reason=reason, message=message, warning=warning)))
+
+    def decide(self, word: Decided) -> Draft:
+        """A copy with one more decision for the metrics."""
+        return replace(self, decided=(*self.decided, word))
+
+    def wake_in(self, after: timedelta) -> Draft:
+        """A copy that is looked at again no later than this."""
+        after = max(after, timedelta(seconds=0.2))
+        return replace(self, wake=after if self.wake is None else min(self.wake, after))
+
+    @property
+    def pace(self) -> timedelta:
+        """After how long a job is looked at that nothing has woken: with many jobs later, so that all together cost
+        no more than few."""
+        return max(c.LOOK_EVERY, c.LOOK_FOR_EACH_JOB * self.seen.jobs)
+
+    def look_again(self) -> Draft:
+        """A copy that is looked at again though nothing wakes it."""
+        return self.wake_in(self.pace)
+
+    def wake_at(self, time: datetime) -> Draft:
+        """A copy that is looked at again no later than at this time."""
+        return self.wake_in(time - self.now)
+
+    def pod(self, worker: Worker) -> PodView | None:
+        """The worker's pod, or what was last seen of it."""
+        return self.seen.pod(worker.pod_uid)
+
+    def node(self, worker: Worker) -> NodeView | None:
+        """The worker's node."""
+        return self.seen.node(worker.node)
+
+    def fits_without(self, node: str, workers: Iterable[Worker]) -> bool:
+        """Whether pods for these workers find room on other nodes than this one and those that the job avoids.
+
+        They stay where the job is packed, unless none of it is left there.
+        """
+        moved = {worker.incarnation: worker for worker in workers}
+        stay = [w for w in self.status.in_phase(Phase.WANTED) if w.node and w.incarnation not in moved]
+        free = [replace(worker, domain=worker.domain if stay else "", avoid=()) for worker in moved.values()]
+        room = Room(self.seen.nodes, self.seen.usage, self.now)
+        return len(place(self.seen, room, free, self.avoided(node))[0]) == len(free)
+
+    def some_worker(self) -> Worker:
+        """One that stands for whichever is meant, where that is not known."""
+        return Worker(incarnation=self.status.incarnations, batch=self.status.incarnations)
+
+    def avoided(self, *nodes: str) -> tuple[str, ...]:
+        """These nodes and those that no new worker may take."""
+        return (*(entry.node for entry in self.status.avoided if entry.required), *nodes)
+
+    def changed_worker(self, worker: Worker, **changes: Any) -> Draft:
+        """A copy with these fields of one worker changed."""
+        return self.with_worker(replace(worker, **changes))

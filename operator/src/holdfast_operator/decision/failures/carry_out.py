@@ -1,0 +1,66 @@
+"""What a decision means for pods and nodes. All of it is orders in the status: later passes carry them on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+
+from holdfast_operator.api import names as c
+from holdfast_operator.api.status import Incident, Phase, Worker
+from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.failures.avoided_nodes import avoiding
+from holdfast_operator.decision.failures.recovery_decision import Decision
+from holdfast_operator.decision.lifecycle.finished import finish
+from holdfast_operator.decision.workers.replicas import order_away
+
+# The launchers of one world end together; the one that raised brings the traceback.
+GATHER = timedelta(seconds=8)
+
+
+def carry_out(draft: Draft, incident: Incident, decision: Decision, worker: Worker | None) -> Draft:
+    """Order what the decision asks for. In place and ignored: the launchers do what is needed."""
+    node = incident.node or (worker.node if worker is not None else "")
+    match decision.action:
+        case c.RECREATE_POD:
+            return _away(draft, [worker] if worker is not None else [], decision)
+        case c.REPLACE_NODE if node:
+            draft = avoiding(draft, node, decision.reason, c.AVOID_REPLACED)
+            return _away(draft, _bound_for(draft, node), decision)
+        case c.RESTART_GANG:
+            return _away(draft, draft.status.in_phase(Phase.WANTED), decision)
+    return draft
+
+
+def _away(draft: Draft, workers: Iterable[Worker], decision: Decision) -> Draft:
+    """Those that are still wanted leave by our order, which is no further incident."""
+    wanted = {worker.incarnation: worker for worker in draft.status.in_phase(Phase.WANTED)}
+    for worker in workers:
+        if worker.incarnation in wanted:
+            draft = order_away(draft, wanted[worker.incarnation], decision.reason, decision.message)
+    return draft
+
+
+def _bound_for(draft: Draft, node: str) -> list[Worker]:
+    """All workers there, and those without a node yet that may still come there."""
+    wanted = draft.status.in_phase(Phase.WANTED)
+    return [worker for worker in wanted if worker.node == node or (not worker.node and node not in worker.avoid)]
+
+
+def apply(draft: Draft) -> Draft:
+    """Fail the job about which that was decided, once its launchers had the time to end by themselves."""
+    incident = next((item for item in draft.status.incidents if item.decision.startswith(c.FAIL_JOB)), None)
+    if incident is None:
+        return draft
+    until = incident.detected + GATHER
+    ended = [worker.message for worker in draft.status.in_phase(Phase.ENDED) if worker.final]
+    awaited = launchers_live(draft) and not any("\n" in message for message in ended)
+    if incident.detected <= draft.now < until and awaited:
+        return draft.but(backoff_until=max(until, draft.status.backoff_until or until)).wake_at(until)
+    said = max([incident.message, *ended], key=lambda text: (text.count("\n"), len(text)))
+    return finish(draft, c.FAILED, incident.decision, f"{incident.why}. {said}")
+
+
+def launchers_live(draft: Draft) -> bool:
+    """They judge as well, and end by themselves with the traceback and their logs kept."""
+    reports = [draft.seen.report(worker.pod_uid) for worker in draft.status.in_phase(Phase.WANTED)]
+    return any(report is not None and report.fresh(draft.now) for report in reports)

@@ -1,0 +1,143 @@
+"""Why a worker ended: one of the four causes, or none if we ordered it or its template cannot run.
+
+Causes are decided once, when the end is seen (docs/reference/protocol.md, Causes).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from holdfast_operator.api import names as c
+from holdfast_operator.views import Exit, NodeView, PodView
+
+TAINT_MANAGER = "DeletionByTaintManager"
+HOLDFAST_MISSING = "HoldfastMissing"
+CONTAINER_FAILED = "ContainerFailed"
+INIT_FAILED = "InitContainerFailed"
+POD_REFUSED = "PodRefused"
+LAUNCHER_SILENT = "LauncherSilent"
+CUT_OFF = "CutOff"
+END_UNSEEN = "EndUnseen"
+LEFT = "LeftOnRequest"
+KILLED = "Killed"
+
+# By the kubelet's reason for refusing a pod: what would help.
+_HELPS = {
+    "OutOf": "the scheduler does not count all that uses the node: look for static pods and reserved resources",
+    "UnexpectedAdmissionError": "check the device plugin and the kubelet's log on the node",
+    "TopologyAffinityError": "request what fits one NUMA node, or change topologyManagerPolicy of the kubelet",
+    "SysctlForbidden": "allow the sysctl on the nodes (allowedUnsafeSysctls of the kubelet), or remove it from the"
+    " template",
+    "NodePorts": "another pod of the node uses the port: remove hostPort and hostNetwork from the template",
+    "NodeAffinity": "the node's labels have changed: compare them with the template's nodeSelector and affinity",
+    "AppArmor": "load the AppArmor profile on the nodes, or remove it from the template",
+    "NodeShutdown": "the node is shutting down",
+}
+_COMPARE = "compare the template with what the node allows"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """A cause (empty: no incident) with the words for it."""
+
+    cause: str
+    reason: str
+    message: str
+
+
+def node_dead(node: NodeView | None, now: datetime) -> bool:
+    """Its object is gone, or it has been silent for too long."""
+    return node is None or node.dead(now)
+
+
+def _cut_off(pod: PodView, node: NodeView | None) -> bool:
+    """The taint manager acts on any NoExecute taint: only that of a silent node tells of a lost one."""
+    return pod.disruption == TAINT_MANAGER and node is not None and node.tainted_silent
+
+
+def of_departure(pod: PodView, node: NodeView | None, now: datetime) -> Verdict:
+    """Somebody deletes the pod, or its object is gone, and it was not us."""
+    if pod.bound and (node_dead(node, now) or _cut_off(pod, node)):
+        return Verdict(
+            cause=c.CAUSE_INFRASTRUCTURE,
+            reason="NodeLost",
+            message=f"{pod.name} is lost: its node {pod.node} is not heard of",
+        )
+    if pod.disruption:
+        told = ": ".join(filter(None, (pod.disruption, pod.disruption_note)))
+        return Verdict(cause=c.CAUSE_INTERRUPTION, reason=pod.disruption, message=f"{pod.name} is disrupted: {told}")
+    return Verdict(
+        cause=c.CAUSE_INTERRUPTION, reason="PodDeleted", message=f"{pod.name} was deleted, not by the operator"
+    )
+
+
+def fails(code: int | None, *, launched: bool) -> bool:
+    """Whether this is the exit code of a failure. 75 is our launcher's word, and nobody else's."""
+    return code not in ((None, c.EXIT_COMPLETE, c.EXIT_LEFT) if launched else (None, c.EXIT_COMPLETE))
+
+
+def of_exit(pod: PodView, node: NodeView | None, now: datetime, *, launched: bool = True) -> Verdict:
+    """The pod ended. Eviction and deletion count before what the container made of them.
+
+    What runs without our launcher answers SIGTERM with a code of its own choice, also 0.
+    """
+    ended = pod.exit
+    if ended is not None and ended.reason == "OOMKilled":
+        return Verdict(cause=c.CAUSE_OOM, reason="OOMKilled", message=f"{pod.name} ran out of its memory limit")
+    if pod.over_limit:
+        # Whatever the SIGTERM before it made of the container's end: the next pod would be evicted as well.
+        message = f"the kubelet of {pod.node} evicted {pod.name} for exceeding a limit of its own: {pod.failure}"
+        return Verdict(cause=c.CAUSE_APPLICATION, reason=c.EVICTED, message=message)
+    if pod.leaving and (not launched or ended is None or ended.code in (c.EXIT_LEFT, c.EXIT_SIGKILL, 143)):
+        return of_departure(pod, node, now)
+    if ended is None and pod.unprepared:
+        return Verdict(cause="", reason=INIT_FAILED, message=f"{pod.name} cannot start: {pod.unprepared}")
+    if ended is None:
+        return Verdict(cause=c.CAUSE_INFRASTRUCTURE, reason=POD_REFUSED, message=_refusal(pod))
+    if launched and ended.code == c.EXIT_LEFT:
+        return Verdict(cause=c.CAUSE_INTERRUPTION, reason=LEFT, message=f"{pod.name} left after an agreed commit")
+    return _of_code(pod, ended, launched=launched)
+
+
+def _refusal(pod: PodView) -> str:
+    """The kubelet's words, and what would help."""
+    said = pod.failure or "it gave no reason"
+    helps = _HELPS.get("OutOf" if pod.failure_reason.startswith("OutOf") else pod.failure_reason, _COMPARE)
+    return f"the kubelet of {pod.node or 'its node'} refused {pod.name}: {said.rstrip('. ')}; {helps}"
+
+
+def _of_code(pod: PodView, ended: Exit, *, launched: bool) -> Verdict:
+    words = ended.words()
+    if ended.code == c.EXIT_COMPLETE:
+        return Verdict(cause="", reason="Completed", message=f"{pod.name} has done its part")
+    if ended.cause in c.CAUSES:
+        return Verdict(cause=ended.cause, reason=ended.reason or ended.cause, message=f"{pod.name}: {words}")
+    cannot_start = ended.reason in ("StartError", "ContainerCannotRun")
+    if ended.code == c.EXIT_NOT_FOUND or cannot_start:
+        return Verdict(cause="", reason=_start_reason(ended), message=_start_message(pod, ended))
+    if ended.unseen:
+        message = f"{pod.name} ended while its node, or containerd there, was down: how is not known"
+        return Verdict(cause=c.CAUSE_INFRASTRUCTURE, reason=END_UNSEEN, message=message)
+    signal = f"signal {ended.code - 128}" if ended.code > 128 else f"exit code {ended.code}"
+    message = f"{pod.name} ended with {signal}" + (f": {words}" if words else "")
+    if ended.code in (c.EXIT_SIGKILL, 143):
+        return Verdict(cause=c.CAUSE_INFRASTRUCTURE, reason=KILLED, message=message)
+    if launched and ended.code == c.EXIT_LAUNCHER:
+        return Verdict(cause=c.CAUSE_INFRASTRUCTURE, reason="LauncherFailed", message=message)
+    return Verdict(cause=c.CAUSE_APPLICATION, reason="ExitCode", message=message)
+
+
+def _start_reason(ended: Exit) -> str:
+    missing = ended.code == c.EXIT_NOT_FOUND or "not found" in ended.message or "no such file" in ended.message
+    return HOLDFAST_MISSING if missing else CONTAINER_FAILED
+
+
+def _start_message(pod: PodView, ended: Exit) -> str:
+    told = f": {ended.message}" if ended.message else f" (exit code {ended.code})"
+    if _start_reason(ended) == HOLDFAST_MISSING:
+        return (
+            f"the trainer's command cannot be started in {pod.name}{told}. Its image must bring the holdfast package"
+            " on its PATH; the command is `holdfast run -- python train.py …` (or torchrun, with rendezvous.backend)"
+        )
+    return f"the trainer container of {pod.name} cannot be started{told}"

@@ -1,0 +1,95 @@
+"""What a rule can ask about one failure, put together from the launcher's word, the pod, and the GPUs' errors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from holdfast_operator.api import names as c
+from holdfast_operator.api.job import pod_name
+from holdfast_operator.api.status import Worker
+from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.failures import causes
+from holdfast_operator.views import GpuError, Told
+
+HUNG = "Hung"
+OUT_OF_MEMORY = "OutOfMemory"
+OOM_KILLED = "OOMKilled"
+# Whoever lost its peers ends with a code of its own library's choice: that tells nothing of the script.
+COLLATERAL = frozenset({"PeerLost", "MemberLost"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """One failure as rules see it."""
+
+    exit_code: int | None = None
+    oom: str = ""  # Process, Container, or empty
+    hung: bool = False
+    conditions: tuple[tuple[str, str, str], ...] = ()
+    gpu_errors: tuple[GpuError, ...] = ()
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that ended it, as a shell would say it: 128 + n."""
+        code = self.exit_code
+        return code - 128 if code is not None and 128 < code <= 192 else None
+
+
+def of_incident(draft: Draft, worker: Worker | None, told: Told | None, detected: datetime) -> Facts:
+    """All that is known of a failure: its process's own end before its container's."""
+    reason = told.reason if told is not None else ""
+    return Facts(
+        exit_code=_exit_code(draft, worker, told),
+        oom=_oom(worker, reason),
+        hung=reason == HUNG,
+        conditions=_conditions(draft, worker),
+        gpu_errors=tuple(error for error in gpu_errors(draft, worker) if _recent(error, detected)),
+    )
+
+
+def gpu_errors(draft: Draft, worker: Worker | None) -> tuple[GpuError, ...]:
+    """What the worker's sidecar says of its GPUs."""
+    report = draft.seen.report(worker.pod_uid) if worker is not None else None
+    return report.gpu_errors if report is not None else ()
+
+
+def fault_of(error: GpuError) -> str:
+    """What tells a fault from another one, whichever GPU shows it."""
+    return f"{error.kind}/{error.xid}"
+
+
+def faults(draft: Draft, pod: str | None, moment: datetime) -> frozenset[str]:
+    """What the GPUs of a pod showed about that time: what several pods show may be one fault."""
+    named = (w for w in draft.status.workers if pod_name(draft.seen.job.name, w.incarnation) == pod)
+    errors = gpu_errors(draft, next(named, None))
+    return frozenset(fault_of(error) for error in errors if _recent(error, moment))
+
+
+def of_running(draft: Draft, worker: Worker) -> Facts:
+    """What can be seen of a worker that has not failed."""
+    return Facts(conditions=_conditions(draft, worker), gpu_errors=gpu_errors(draft, worker))
+
+
+def _exit_code(draft: Draft, worker: Worker | None, told: Told | None) -> int | None:
+    if told is not None and told.exit_code is not None and told.reason not in COLLATERAL:
+        return told.exit_code
+    if worker is None or worker.cause == c.CAUSE_INTERRUPTION or worker.reason == c.EVICTED:
+        return None  # SIGTERM or SIGKILL made that code, not the script
+    code = worker.exit_code
+    return code if causes.fails(code, launched=draft.spec.launched) else None
+
+
+def _oom(worker: Worker | None, reason: str) -> str:
+    if worker is not None and worker.reason == OOM_KILLED:
+        return c.OOM_CONTAINER
+    return c.OOM_PROCESS if reason == OUT_OF_MEMORY else ""
+
+
+def _conditions(draft: Draft, worker: Worker | None) -> tuple[tuple[str, str, str], ...]:
+    pod = draft.pod(worker) if worker is not None else None
+    return pod.conditions if pod is not None else ()
+
+
+def _recent(error: GpuError, detected: datetime) -> bool:
+    return error.time is not None and abs(error.time - detected) <= c.SAME_FAILURE

@@ -1,0 +1,116 @@
+"""An incident is recorded once: in the list, in its cause's count, with the decision about it.
+
+Invariant: what is in the list was counted when it came there, or its decision says that it counts in no budget.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+
+from holdfast_operator.api import names as c
+from holdfast_operator.api.status import Count, Incident, Worker, say
+from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.failures import recovery_decision as decisions
+from holdfast_operator.decision.failures.backoff import pause
+from holdfast_operator.decision.failures.carry_out import carry_out
+from holdfast_operator.decision.failures.evidence import Facts
+from holdfast_operator.decision.failures.recovery_decision import Decision
+from holdfast_operator.decision.failures.repeat_offenders import offended
+from holdfast_operator.decision.plan import Decided
+
+
+def record(draft: Draft, incident: Incident, facts: Facts, worker: Worker | None) -> Draft:
+    """Decide, count, tell, and order what was decided."""
+    decision = decisions.of(draft, incident, facts, worker)
+    number = max((known.number for known in draft.status.incidents), default=0) + 1
+    incident = decided(replace(incident, number=number, cause=decision.cause), decision)
+    draft = _listed(draft, incident)
+    draft = decisions.tallied(draft, incident, decision)
+    draft = _counted(draft, incident) if decision.counts else draft
+    draft = draft.but(backoff_until=_backoff(draft, incident, decision))
+    draft = draft.tell(incident.reason, f"{incident.cause}: {incident.message}", warning=True)
+    draft = announced(draft, incident, decision)
+    return offended(carry_out(draft, incident, decision, worker), incident, worker)
+
+
+def _listed(draft: Draft, incident: Incident) -> Draft:
+    """The newest are shown. Of what falls off, launchers that are gone may still tell: it is counted."""
+    incidents = (*draft.status.incidents, incident)
+    off = [known.pair for known in incidents[: -c.MAX_INCIDENTS] if known.pair.attempt > 0]
+    return draft.but(incidents=incidents[-c.MAX_INCIDENTS :], forgotten=max([draft.status.forgotten, *off]))
+
+
+def decided(incident: Incident, decision: Decision) -> Incident:
+    """The incident with the decision in it. Where nothing is added, what the launchers did says more."""
+    in_place = decision.action == c.IN_PLACE and incident.action
+    action = incident.action if in_place else decision.action
+    return replace(incident, action=action, decision=decision.reason, why=say(decision.message))
+
+
+def announced(draft: Draft, incident: Incident, decision: Decision) -> Draft:
+    """The decision in event, log and metric."""
+    word = Decided(cause=incident.cause, action=decision.action, reason=decision.reason)
+    return draft.decide(word).tell(decision.reason, decision.message, warning=decision.action == c.FAIL_JOB)
+
+
+def _counted(draft: Draft, incident: Incident) -> Draft:
+    status = draft.status
+    counts = {count.cause: count for count in status.restarts}
+    count = counts.get(incident.cause, Count(cause=incident.cause))
+    budget = draft.spec.budget(incident.cause)
+    kept = max(c.COUNTED_TIMES, budget.max_restarts + 1 if budget is not None else 0)
+    times = (*count.times, draft.now)[-kept:]
+    counts[incident.cause] = replace(count, total=count.total + 1, times=times)
+    restarts = tuple(counts[cause] for cause in sorted(counts))
+    draft = draft.but(restarts=restarts, restart_count=status.restart_count + 1)
+    return replace(draft, counted=(*draft.counted, incident.cause))
+
+
+def recounted(draft: Draft, before: str, decision: Decision) -> Draft:
+    """The newest incident of a cause turns out to be another's, or nobody's: its budget gets it back."""
+    counts = {count.cause: count for count in draft.status.restarts}
+    old = counts.get(before)
+    if old is None or not old.times or (before == decision.cause and decision.counts):
+        return draft
+    counts[before] = replace(old, times=old.times[:-1])
+    if decision.counts:
+        new = counts.get(decision.cause, Count(cause=decision.cause))
+        times = tuple(sorted((*new.times, old.times[-1])))
+        counts[before] = replace(counts[before], total=old.total - 1)
+        counts[decision.cause] = replace(new, total=new.total + 1, times=times)
+    return draft.but(restarts=tuple(counts[cause] for cause in sorted(counts)))
+
+
+def judged_anew(
+    draft: Draft, known: Incident, changed: Incident, facts: Facts, worker: Worker | None
+) -> tuple[Draft, Incident]:
+    """What is known better of an incident, in the list, in the counts, and in what is done about it."""
+    decision = decisions.of(draft, changed, facts, worker)
+    new = decided(replace(changed, cause=decision.cause), decision)
+    kept = tuple(new if incident is known else incident for incident in draft.status.incidents)
+    draft = draft.but(incidents=kept)
+    if known.action != c.IGNORE:
+        draft = recounted(draft, known.cause, decision)
+    elif decision.counts:
+        draft = _counted(draft, new)
+    if (known.decision, known.cause) == (new.decision, new.cause):
+        return draft, new
+    if known.cause not in c.CAUSES_WITH_BACKOFF:
+        draft = draft.but(backoff_until=_backoff(draft, new, decision))
+    return carry_out(announced(draft, new, decision), new, decision, worker), new
+
+
+def _backoff(draft: Draft, incident: Incident, decision: Decision) -> datetime | None:
+    """What would fail again at once waits, and what keeps failing; what was done to the job does not.
+
+    What shows again of each new pod waits as well: the first time costs nothing.
+    """
+    shown = incident.reason in c.SYMPTOMS
+    by_itself = incident.cause in c.CAUSES_WITH_BACKOFF or incident.pair.attempt == 0
+    if not by_itself and decision.how != decisions.ESCALATED:
+        return draft.status.backoff_until
+    counted = next((len(count.times) for count in draft.status.restarts if count.cause == incident.cause), 0)
+    tries = (counted if decision.counts else decisions.ignored(draft)) - shown
+    until = draft.now + pause(draft.spec.backoff, tries, f"{draft.seen.job.uid}/{incident.number}")
+    return max(until, draft.status.backoff_until or until)

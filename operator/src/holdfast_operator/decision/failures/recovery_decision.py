@@ -1,0 +1,151 @@
+"""What is done about an incident, and why: a rule of the job, the default, or an escalation of either.
+
+Every incident gets exactly one decision, 'nothing' included; its reason and message are the words of condition,
+event, log and metric.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from holdfast_operator.api import names as c
+from holdfast_operator.api.recovery import Escalation
+from holdfast_operator.api.status import Incident, Phase, Worker
+from holdfast_operator.api.status.failure_history import Tally
+from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.failures.evidence import Facts
+from holdfast_operator.decision.failures.rules import first_match, gpu_error
+from holdfast_operator.views import GpuError
+
+BY_RULE = "ByRule"
+BY_DEFAULT = "ByDefault"
+ESCALATED = "Escalated"
+_ADVICE = (c.RECREATE_POD, c.REPLACE_NODE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """An action with the cause that the incident counts under; ``why`` is for people."""
+
+    action: str
+    how: str
+    why: str
+    cause: str
+
+    @property
+    def reason(self) -> str:
+        """One word for programs, of few."""
+        return f"{self.action}{self.how}"
+
+    @property
+    def message(self) -> str:
+        """The sentence that all show."""
+        return f"{self.action}: {self.why}"
+
+    @property
+    def counts(self) -> bool:
+        """Whether the incident counts in a budget."""
+        return self.action != c.IGNORE
+
+
+def of(draft: Draft, incident: Incident, facts: Facts, worker: Worker | None) -> Decision:
+    """The decision about one incident."""
+    return _escalated(draft, incident, first(draft, incident, facts, worker))
+
+
+def advised(facts: Facts) -> GpuError | None:
+    """A GPU's error for which the sidecar's table advises to leave the pod or its node."""
+    return next((error for error in facts.gpu_errors if error.action in _ADVICE), None)
+
+
+def first(draft: Draft, incident: Incident, facts: Facts, worker: Worker | None) -> Decision:
+    """The decision as if it were the first of its kind."""
+    match = first_match(draft.spec.rules, facts)
+    if match is not None:
+        rule = match.rule
+        rest = "; it counts in no budget" if rule.action == c.IGNORE else ""
+        why = f"rule {rule.name} matches {match.why}{rest}"
+        error = gpu_error(rule, facts)
+        cause = rule.cause or (error.cause if error is not None else "") or incident.cause
+        return Decision(action=rule.action, how=BY_RULE, why=why, cause=cause)
+    error = advised(facts)
+    if error is not None:
+        why = f"no rule matches; {error.message or error.kind}"
+        if error.action == c.REPLACE_NODE and not _can_leave(draft, incident, worker):
+            action, rest = _default(draft, incident, worker)
+            why = f"{why}, but the node is used all the same, since no other one has room; {rest}"
+            return Decision(action=action, how=BY_DEFAULT, why=why, cause=error.cause or incident.cause)
+        return Decision(action=error.action, how=BY_DEFAULT, why=why, cause=error.cause or incident.cause)
+    action, why = _default(draft, incident, worker)
+    return Decision(action=action, how=BY_DEFAULT, why=f"no rule matches; {why}", cause=incident.cause)
+
+
+def _can_leave(draft: Draft, incident: Incident, worker: Worker | None) -> bool:
+    """All of the job's workers on the node find another one, or those elsewhere may go on without them."""
+    node = incident.node or (worker.node if worker is not None else "")
+    wanted = draft.needed
+    moved = [other for other in wanted if other.node == node]
+    if worker is None or worker.phase is not Phase.WANTED:
+        moved.append(worker or draft.some_worker())
+    elsewhere = sum(1 for other in wanted if other.node not in ("", node))
+    elsewhere -= elsewhere % draft.spec.replica_step
+    if draft.spec.shrinkable and elsewhere >= max(draft.spec.min_replicas, 1):
+        return True
+    return draft.fits_without(node, moved)
+
+
+def _default(draft: Draft, incident: Incident, worker: Worker | None) -> tuple[str, str]:
+    """What happens without any rule: launchers go on by themselves, what is gone is replaced."""
+    if incident.pod is None or (worker is not None and worker.phase is Phase.WANTED):
+        return c.IN_PLACE, "the launchers go on with the pods that there are"
+    node = worker.node if worker is not None else incident.node
+    # Not ReplaceNode: whatever it is avoided for says for how long.
+    avoided = any(entry.node == node and entry.required for entry in draft.status.avoided)
+    where = f", on another node than {node}" if avoided else ""
+    return c.RECREATE_POD, f"another pod takes the place of {incident.pod}{where}"
+
+
+def _escalated(draft: Draft, incident: Incident, first: Decision) -> Decision:
+    """Up the ladder past each action that was taken too often; what was done to the job climbs nothing."""
+    ladder = draft.spec.escalation
+    if ladder is None or first.action not in ladder.actions or first.cause == c.CAUSE_INTERRUPTION:
+        return first
+    decision = first
+    for following in ladder.actions[ladder.actions.index(first.action) + 1 :]:
+        times = _taken(draft, decision.action, incident, ladder)
+        if times < ladder.failures:
+            break
+        of_what = incident.pod or "the job" if decision.action == c.IN_PLACE else "the job"
+        why = f"{decision.action} was tried {times} times for {of_what} within {ladder.window_seconds} s"
+        decision = replace(first, action=following, how=ESCALATED, why=why)
+    return decision
+
+
+def _scope(action: str, incident: Incident) -> str:
+    """A pod that fails in place is its own scope; all else is the job's."""
+    return incident.pod or "" if action == c.IN_PLACE else ""
+
+
+def _taken(draft: Draft, action: str, incident: Incident, ladder: Escalation) -> int:
+    wanted = (action, _scope(action, incident))
+    found = (tally for tally in draft.status.tallies if (tally.action, tally.scope) == wanted)
+    return sum(tally.within(draft.now, ladder.window_seconds) for tally in found)
+
+
+def tallied(draft: Draft, incident: Incident, decision: Decision) -> Draft:
+    """Remember the decision for as long as it may matter."""
+    ladder = draft.spec.escalation
+    if ladder is None and decision.counts:
+        return draft
+    span = ladder.window_seconds if ladder is not None else c.DEFAULT_WINDOW_SECONDS
+    name = (decision.action, _scope(decision.action, incident))
+    known = {(tally.action, tally.scope): tally for tally in draft.status.tallies if tally.within(draft.now, span)}
+    known[name] = known.get(name, Tally(action=name[0], scope=name[1])).plus(draft.now)
+    newest = sorted(known.values(), key=lambda tally: (tally.times[-1], tally.action, tally.scope))
+    return draft.but(tallies=tuple(newest[-c.TALLIES_KEPT :]))
+
+
+def ignored(draft: Draft) -> int:
+    """How many incidents were lately ignored: they count in no budget, but a tight loop still waits."""
+    found = (tally for tally in draft.status.tallies if tally.action == c.IGNORE)
+    return sum(tally.within(draft.now, c.DEFAULT_WINDOW_SECONDS) for tally in found)

@@ -1,0 +1,160 @@
+"""Workers that have not failed, but show what a rule asks about: a condition of the pod, an error of a GPU.
+
+Each symptom is answered once and makes one incident; what of it failed a moment before or after is the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from holdfast_operator.api import names as c
+from holdfast_operator.api.job import Pair, pod_name
+from holdfast_operator.api.status import Incident, Phase, Worker, say
+from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.failures import evidence as found
+from holdfast_operator.decision.failures import recovery_decision as decisions
+from holdfast_operator.decision.failures.avoided_nodes import avoiding
+from holdfast_operator.decision.failures.carry_out import carry_out
+from holdfast_operator.decision.failures.evidence import Facts
+from holdfast_operator.decision.failures.record_incident import announced, decided, record, recounted
+from holdfast_operator.decision.failures.rules import first_match
+from holdfast_operator.decision.workers.replicas import order_away
+
+_KEPT = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Symptom:
+    key: str
+    reason: str
+    message: str
+    cause: str
+    facts: Facts
+
+
+def apply(draft: Draft) -> Draft:
+    """Answer what is new; one symptom of a worker a pass."""
+    for worker in draft.status.in_phase(Phase.WANTED):
+        # An answer may send others away as well: what they show is then no news.
+        symptom = _new(draft, worker) if worker in draft.status.workers else None
+        if symptom is not None:
+            draft = (_unfit if draft.idle(worker) else _answered)(draft, worker, symptom)
+    return draft
+
+
+def _unfit(draft: Draft, worker: Worker, symptom: _Symptom) -> Draft:
+    """A spare that shows it is no incident: nobody trains with it. It leaves for what a worker would leave for."""
+    draft = draft.changed_worker(worker, symptoms=(*worker.symptoms, symptom.key)[-_KEPT:])
+    match, error = first_match(draft.spec.rules, symptom.facts), decisions.advised(symptom.facts)
+    action = match.rule.action if match is not None else error.action if error is not None else c.IGNORE
+    if action in (c.IGNORE, c.IN_PLACE):
+        return draft
+    if action == c.REPLACE_NODE and worker.node:
+        draft = avoiding(draft, worker.node, symptom.reason, c.AVOID_REPLACED)
+    message = f"a spare, in no world: {symptom.message}"
+    return order_away(draft, worker, symptom.reason, message).tell("SpareLost", message, warning=True)
+
+
+def _new(draft: Draft, worker: Worker) -> _Symptom | None:
+    """Before its launcher is ready, conditions such as Ready say nothing yet."""
+    pod = draft.pod(worker)
+    if pod is None or pod.absent or pod.terminal or worker.ready_at is None:
+        return None
+    new = (item for item in _shown(draft, worker) if item.key not in worker.symptoms)
+    return next((item for item in new if _asked_about(draft, item)), None)
+
+
+def _shown(draft: Draft, worker: Worker) -> Iterator[_Symptom]:
+    """GPU errors, each with the conditions that there are; then conditions."""
+    facts = found.of_running(draft, worker)
+    name = pod_name(draft.seen.job.name, worker.incarnation)
+    for error in facts.gpu_errors:
+        yield _Symptom(
+            key=f"{error.gpu}/{found.fault_of(error)}",
+            reason=c.GPU_ERROR,
+            message=f"{name}: {error.message or error.kind}",
+            cause=error.cause or c.CAUSE_INFRASTRUCTURE,
+            facts=replace(facts, gpu_errors=(error,)),
+        )
+    for condition in facts.conditions:
+        kind, status, reason = condition
+        yield _Symptom(
+            key=f"{kind}={status}/{reason}",
+            reason=c.POD_CONDITION,
+            message=f"{name} has the condition {kind} {status}" + (f": {reason}" if reason else ""),
+            cause=c.CAUSE_INFRASTRUCTURE,
+            facts=replace(facts, conditions=(condition,), gpu_errors=()),
+        )
+
+
+def _asked_about(draft: Draft, symptom: _Symptom) -> bool:
+    return first_match(draft.spec.rules, symptom.facts) is not None or decisions.advised(symptom.facts) is not None
+
+
+def _answered(draft: Draft, worker: Worker, symptom: _Symptom) -> Draft:
+    worker = replace(worker, symptoms=(*worker.symptoms, symptom.key)[-_KEPT:])
+    draft = draft.with_worker(worker)
+    incident = _incident(draft, worker, symptom)
+    known = same_failure(draft, incident)
+    if known is not None:
+        return _known_better(draft, known, symptom.facts, worker)
+    elsewhere = _elsewhere(draft, incident, symptom, worker)
+    if elsewhere is not None and first_match(draft.spec.rules, symptom.facts) is not None:
+        return _also_here(draft, elsewhere, incident, symptom.facts, worker)
+    return record(draft, incident, symptom.facts, worker)
+
+
+def _incident(draft: Draft, worker: Worker, symptom: _Symptom) -> Incident:
+    return Incident(
+        number=0,
+        pair=Pair(generation=draft.status.membership.generation, attempt=0),
+        cause=symptom.cause,
+        action="",
+        reason=symptom.reason,
+        message=say(symptom.message),
+        pod=pod_name(draft.seen.job.name, worker.incarnation),
+        rank=None,
+        node=worker.node or None,
+        detected=draft.now,
+    )
+
+
+def same_failure(draft: Draft, incident: Incident) -> Incident | None:
+    """The newest incident of this pod, if it was but a moment ago."""
+    of_pod = [known for known in draft.status.incidents if known.pod == incident.pod and known.pair.attempt > 0]
+    newest = of_pod[-1] if of_pod else None
+    recent = newest is not None and abs(incident.detected - newest.detected) <= c.SAME_FAILURE
+    return newest if recent else None
+
+
+def _known_better(draft: Draft, known: Incident, facts: Facts, worker: Worker) -> Draft:
+    """It was counted when the process died: now it is known what of, so its cause and what is done may change."""
+    if not known.decision.endswith(decisions.BY_DEFAULT):
+        return draft
+    decision = decisions.of(draft, known, facts, worker)
+    changed = replace(decided(known, decision), cause=decision.cause)
+    kept = tuple(changed if incident is known else incident for incident in draft.status.incidents)
+    draft = recounted(draft.but(incidents=kept), known.cause, decision)
+    return carry_out(announced(draft, changed, decision), changed, decision, worker)
+
+
+def _elsewhere(draft: Draft, incident: Incident, symptom: _Symptom, worker: Worker) -> Incident | None:
+    """The incident of another pod whose GPUs showed the same fault a moment ago, when this one was there.
+
+    What a pod shows that came later is news: the fault was not left behind.
+    """
+    shown = {found.fault_of(error) for error in symptom.facts.gpu_errors}
+    for known in reversed(draft.status.incidents):
+        recent = abs(incident.detected - known.detected) <= c.SAME_FAILURE
+        there = worker.ready_at is not None and worker.ready_at <= known.detected
+        if recent and there and shown & found.faults(draft, known.pod, known.detected):
+            return known
+    return None
+
+
+def _also_here(draft: Draft, known: Incident, incident: Incident, facts: Facts, worker: Worker) -> Draft:
+    """It was counted for the other pod; what the rule says is done for this one as well."""
+    decision = decisions.first(draft, incident, facts, worker)
+    draft = draft.tell(decision.reason, f"{incident.pod}: {decision.message}; counted with {known.pod}", warning=True)
+    return carry_out(draft, incident, decision, worker)

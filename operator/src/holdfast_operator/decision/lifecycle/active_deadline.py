@@ -1,0 +1,24 @@
+"""``activeDeadlineSeconds``: the job may not be active for longer, however well it trains."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from holdfast_operator.api import names as c
+from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.lifecycle.finished import finish
+
+REASON = "DeadlineExceeded"
+
+
+def apply(draft: Draft) -> Draft:
+    """Fail a job whose time is over; its workers are deleted and commit within their grace period."""
+    limit, start = draft.spec.active_deadline_seconds, draft.status.start_time
+    if limit is None or start is None or draft.spec.suspend:
+        return draft
+    due = start + timedelta(seconds=limit)
+    if draft.now < due:
+        return draft.wake_at(due)
+    return finish(
+        draft, c.FAILED, REASON, f"the job was active for {limit} s, as long as activeDeadlineSeconds allows"
+    )

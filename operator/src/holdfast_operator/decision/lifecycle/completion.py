@@ -1,0 +1,37 @@
+"""One launcher's 0 completes the job, and so does one ``torchrun``'s, which waits for the others. Nothing follows it.
+
+Without any rendezvous each worker does its own part, so all are waited for.
+"""
+
+from __future__ import annotations
+
+from holdfast_operator.api import names as c
+from holdfast_operator.api.status import Worker
+from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.lifecycle.finished import finish
+from holdfast_operator.decision.reporting.progress import newest_progress
+
+
+def apply(draft: Draft) -> Draft:
+    """Complete the job once a trainer has ended with 0, or its launcher says that it will."""
+    if not _complete(draft):
+        return draft
+    draft = newest_progress(draft, force=True)
+    reached = draft.status.progress or draft.status.last_checkpoint
+    where = f" at step {reached.step}" if reached else ""
+    return finish(draft, c.COMPLETE, "Completed", f"training is complete{where}")
+
+
+def _complete(draft: Draft) -> bool:
+    if draft.spec.rendezvous == c.NO_RENDEZVOUS:
+        return 0 < draft.target <= len(draft.finished)
+    uids = {worker.pod_uid for worker in draft.status.workers if worker.known and _speaks_for_all(draft, worker)}
+    exits = [pod.exit for pod in draft.seen.pods if pod.uid in uids]
+    exits += [report.exit for report in draft.seen.reports if report.pod_uid in uids]
+    return any(ended is not None and ended.code == c.EXIT_COMPLETE for ended in exits)
+
+
+def _speaks_for_all(draft: Draft, worker: Worker) -> bool:
+    """A launcher ends with 0 only when all agreed; a ``torchrun`` also when it is told to end."""
+    pod = draft.pod(worker)
+    return draft.spec.launched or (worker.left_alone and not (pod is not None and pod.leaving))

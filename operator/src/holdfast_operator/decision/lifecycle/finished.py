@@ -1,0 +1,87 @@
+"""Complete and Failed are for good: only what still runs is put away."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from holdfast_operator.api import names as c
+from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.plan import DeleteJob, DeletePod
+from holdfast_operator.decision.reporting import goodput
+from holdfast_operator.decision.set_condition import Words, set_condition
+from holdfast_operator.views import PodView
+
+SIDE_CONTAINER = "its trainer has ended, and another container of the template still runs"
+
+
+def apply(draft: Draft) -> Draft:
+    """End the pass of a job that has ended. Ended pods stay, for their logs, until the job is deleted."""
+    if not draft.status.terminal:
+        return draft
+    complete = draft.status.holds(c.COMPLETE)
+    since = draft.status.completion_time or draft.now
+    grace = c.COMPLETE_GRACE if complete else timedelta(0)
+    why = "the job is complete" if complete else "the job failed"
+    named = draft.status.membership.named()
+    left = [pod for pod in draft.seen.pods if _runs(pod)]
+    # Launchers that trained end by themselves; a spare knows nothing of the end.
+    spare = [pod for pod in left if complete and pod.uid not in named]
+    draft = draft.act(*(DeletePod(name=pod.name, uid=pod.uid, why=why) for pod in spare))
+    left = [pod for pod in left if pod not in spare]
+    draft = _outlasted(draft, since)
+    if left and draft.now < since + grace:
+        return replace(draft, ended=True).wake_at(since + grace)
+    draft = draft.act(*(DeletePod(name=pod.name, uid=pod.uid, why=why) for pod in left))
+    return replace(_deleted(draft, since), ended=True)
+
+
+def _outlasted(draft: Draft, since: datetime) -> Draft:
+    """Pods that a container beside the trainer keeps."""
+    pods = [pod for pod in draft.seen.pods if pod.outlasted]
+    due = since + c.SIDE_CONTAINER_GRACE
+    if pods and draft.now < due:
+        return draft.wake_at(due)
+    return draft.act(*(DeletePod(name=pod.name, uid=pod.uid, why=SIDE_CONTAINER) for pod in pods))
+
+
+def _deleted(draft: Draft, since: datetime) -> Draft:
+    """The job itself goes once its time is over and nothing of it runs; nodes that are away are not waited for."""
+    ttl = draft.spec.ttl_seconds
+    if ttl is None:
+        return draft
+    here = (pod for pod in draft.seen.pods if not pod.absent and not pod.terminal)
+    ends = ((pod.deleted_at or draft.now) + c.GONE_MARGIN for pod in here)
+    due = max([since + timedelta(seconds=ttl), *ends])
+    if draft.now < due:
+        return draft.wake_at(due)
+    return draft.act(DeleteJob(uid=draft.seen.job.uid, why=f"it ended {ttl} s ago (ttlSecondsAfterFinished)"))
+
+
+def _runs(pod: PodView) -> bool:
+    return not pod.absent and not pod.terminal and pod.deleted_at is None
+
+
+def finish(draft: Draft, kind: str, reason: str, message: str) -> Draft:
+    """Complete or fail the job, in this pass."""
+    draft = goodput.settled(draft)
+    generation = draft.seen.job.generation
+    status, words = draft.status, Words(reason=reason, message=message)
+    suspended = (c.SUSPENDED,) if status.condition(c.SUSPENDED) else ()
+    for condition in (*suspended, c.READY, c.RESTARTING, c.DEGRADED, kind):
+        holds = condition == kind
+        status = set_condition(status, condition, holds, words, generation=generation, now=draft.now)
+    condition_word = status.condition(kind)
+    word = condition_word.reason if condition_word else reason
+    status = replace(
+        status,
+        status=word,
+        ready=f"0/{draft.spec.replicas}",
+        stalled_since=None,
+        completion_time=draft.now,
+        observed_generation=generation,
+        trouble=None,
+        backoff_until=None,
+    )
+    draft = replace(draft, status=status, ended=True).tell(word, message, warning=kind == c.FAILED)
+    return draft.wake_in(timedelta(seconds=1))

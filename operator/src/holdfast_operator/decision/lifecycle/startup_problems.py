@@ -1,0 +1,245 @@
+"""Workers that cannot start: said at once, with the mend; Failed only when the startup deadline has passed.
+
+Later tries may well succeed (an image is pushed, a quota raised, a claim made), so none of this ends a job early,
+and nothing of it ends a job that trains, nor one that has trained and only lacks room.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+from holdfast_operator.api import names as c
+from holdfast_operator.api.status import Phase, Trouble, Worker, reason_word, say
+from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.failures import causes
+from holdfast_operator.decision.failures.avoided_nodes import avoiding
+from holdfast_operator.decision.failures.backoff import start_retry
+from holdfast_operator.decision.lifecycle.finished import finish
+from holdfast_operator.decision.reporting.progress import newest_report
+from holdfast_operator.decision.set_condition import Words
+from holdfast_operator.decision.workers import preflight
+from holdfast_operator.decision.workers.replicas import unplaced
+from holdfast_operator.scheduling.capacity import no_node
+from holdfast_operator.views import PodView
+
+_PULL = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"}
+)
+_CONFIG = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+_NAMED = 5
+_NOT_HEARD = "LauncherNotHeard"
+_ROOM = frozenset({"Unschedulable", "QuotaExceeded", "NotScheduled", "CreationFailed"})
+_VOLUME_EVENTS = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
+# The kubelet's, where containers of a bound pod are never made or do not come up.
+_START_EVENTS = frozenset(
+    {
+        "FailedCreatePodSandBox",
+        "FailedCreatePodContainer",
+        "FailedPostStartHook",
+        "FailedPrepareDynamicResources",
+        "NetworkNotReady",
+    }
+)
+_NEVER_RAN = frozenset({causes.HOLDFAST_MISSING, causes.CONTAINER_FAILED, causes.INIT_FAILED})
+
+
+def apply(draft: Draft) -> Draft:
+    """Keep ``status.trouble`` true to what is seen."""
+    if draft.spec.suspend:
+        return draft
+    found = _find(draft)
+    known = draft.status.trouble
+    if found is None:
+        draft = _slow(draft)
+        return draft if known is None or not _over(draft) else draft.but(trouble=None)
+    reason, message = reason_word(found.reason), say(found.message)
+    if known is None or known.reason != reason:
+        since = draft.now if known is None or _waits_for_room(draft, known) else known.since
+        draft = draft.but(trouble=Trouble(reason=reason, message=message, since=since))
+    elif known.message != message:
+        draft = draft.but(trouble=replace(known, message=message))
+    return _overdue(draft)
+
+
+def _slow(draft: Draft) -> Draft:
+    """No trouble yet, but a person who wonders should see what is waited for."""
+    for worker in draft.needed:
+        pod = draft.pod(worker)
+        if pod is not None and pod.held_by and not (pod.absent or pod.gated or worker.gated):
+            words = Words(
+                reason="WaitingForQueue", message=f"{pod.name} waits for {', '.join(pod.held_by)} to be lifted"
+            )
+            return replace(draft, hold=words).look_again()
+        if pod is not None and pod.pulling and not pod.absent:
+            words = Words(reason="ImagePulling", message=f"{pod.name}: {pod.pulling}")
+            return replace(draft, hold=words).look_again()
+    return draft
+
+
+def _overdue(draft: Draft) -> Draft:
+    trouble = draft.status.trouble
+    if trouble is None or newest_report(draft) is not None:
+        return draft
+    if _waits_for_room(draft, trouble):
+        return draft.look_again()
+    if not draft.seen.warmed_up(draft.now):
+        # Just started: the report of a world that trains may be on its way.
+        return draft.look_again()
+    since = trouble.since
+    if draft.status.membership.active is not None:
+        # It has trained, so what counts is how long it has not: between two worlds nobody reports one.
+        since = max(since, draft.status.stalled_since or draft.now)
+    deadline = since + timedelta(seconds=draft.spec.startup_deadline_seconds)
+    if draft.now < deadline:
+        return draft.wake_at(deadline).look_again()
+    limit = draft.spec.startup_deadline_seconds
+    return finish(draft, c.FAILED, trouble.reason, f"{trouble.message} (for {limit} s, startupDeadlineSeconds)")
+
+
+def _waits_for_room(draft: Draft, trouble: Trouble) -> bool:
+    """Its template has proved good, and room comes and goes: activeDeadlineSeconds says for how long."""
+    return draft.status.membership.active is not None and trouble.reason in _ROOM
+
+
+def _over(draft: Draft) -> bool:
+    """All workers run: what was wrong is mended."""
+    pods = [draft.pod(worker) for worker in draft.needed]
+    return bool(pods) and all(pod is not None and pod.phase == "Running" and not pod.waiting for pod in pods)
+
+
+def _find(draft: Draft) -> Words | None:
+    if draft.seen.refusal is not None and not _only_spares_lack(draft):
+        return Words(reason=draft.seen.refusal.reason, message=draft.seen.refusal.message)
+    workers = draft.needed
+    placed = any(worker.node for worker in workers)
+    impossible = "" if placed else no_node(draft.spec.pod_spec, draft.seen.nodes)
+    if impossible:
+        return Words(reason="Unschedulable", message=impossible)
+    for worker in workers:
+        pod = draft.pod(worker)
+        words = _of_pod(pod) if pod is not None and not pod.absent else None
+        if words is not None:
+            return words
+    return _start_failed(draft) or _unscheduled(draft) or _unheard(draft) or preflight.held(draft)
+
+
+def _only_spares_lack(draft: Draft) -> bool:
+    """A quota with room for the workers, and none for what stands by."""
+    return bool(draft.spec.spares) and all(worker.known for worker in draft.needed)
+
+
+def _of_pod(pod: PodView) -> Words | None:
+    for container, reason, message in pod.waiting:
+        if reason in _PULL:
+            told = f"the image of {container} in {pod.name} cannot be pulled: {message or reason}"
+            return Words(reason="ImagePullFailed", message=told)
+        if reason in _CONFIG:
+            told = f"container {container} of {pod.name} cannot be made: {message or reason}"
+            return Words(reason="ContainerConfigError", message=told)
+        if reason == "CrashLoopBackOff" and pod.running_since is None:
+            told = f"container {container} of {pod.name} ends again and again before the trainer starts: {message}"
+            return Words(reason="ContainerCrashes", message=told)
+    for reason, note in () if pod.terminal else pod.warnings:
+        if reason in _VOLUME_EVENTS:
+            return Words(reason="VolumeFailed", message=f"a volume of {pod.name} cannot be used: {note}")
+        if reason in _START_EVENTS:
+            return Words(reason="PodNotStarted", message=f"{pod.name} does not start on {pod.node}: {note}")
+    if "persistentvolumeclaim" in pod.unschedulable:
+        return Words(reason="VolumeMissing", message=f"{pod.name} waits for a volume: {pod.unschedulable}")
+    if pod.unschedulable and not pod.nominated:
+        return Words(reason="Unschedulable", message=f"{pod.name} finds no node: {pod.unschedulable}")
+    return None
+
+
+def _unscheduled(draft: Draft) -> Words | None:
+    """No scheduler has said a word of them. When a queue let a pod go is not known, so those of one are left out."""
+    for worker in () if draft.spec.scheduling.queue else draft.needed:
+        pod = draft.pod(worker)
+        if pod is None or pod.absent or pod.terminal or pod.leaving or pod.gated or pod.held_by:
+            continue
+        if pod.bound or pod.nominated:
+            continue
+        since = max(filter(None, (worker.since, draft.status.gang.lifted_at)), default=draft.now)
+        if draft.now - since >= c.SCHEDULER_HEARD:
+            return Words(reason="NotScheduled", message=f"{pod.name} has no node: {_why_unscheduled(draft, pod)}")
+    return None
+
+
+def _why_unscheduled(draft: Draft, pod: PodView) -> str:
+    """The newest warning of any component; only without one the scheduler itself is in doubt."""
+    if pod.warnings:
+        reason, note = pod.warnings[-1]
+        return f"{reason}: {note}"
+    name = draft.spec.pod_spec.get("schedulerName") or "default-scheduler"
+    return f"no scheduler has reported why. Check that a scheduler named {name} runs"
+
+
+def _unheard(draft: Draft) -> Words | None:
+    """Their containers run, and nothing in them has ever spoken to their sidecars as a launcher does."""
+    silent = [pod for worker in draft.needed if (pod := draft.pod(worker)) and _mute(draft, worker, pod)]
+    if not silent:
+        return None
+    if not draft.seen.warmed_up(draft.now):
+        return _as_said(draft)
+    names = ", ".join(pod.name for pod in silent[:_NAMED]) + (", …" if len(silent) > _NAMED else "")
+    reports = [draft.seen.report(pod.uid) for pod in silent]
+    if any(report is not None and report.fresh(draft.now) for report in reports):
+        what = "no launcher in it is heard: its command must begin with `holdfast run`"
+        message = f"{names}: the trainer runs, and {what} (`holdfast run -- python train.py …`)"
+    else:
+        message = f"{names}: the trainer runs, and its sidecar is not heard: see the log of holdfast-sidecar"
+    return Words(reason=_NOT_HEARD, message=message)
+
+
+def _as_said(draft: Draft) -> Words | None:
+    """Who has just started has heard nobody: it neither finds a launcher silent, nor takes back what was found."""
+    known = draft.status.trouble
+    return Words(reason=known.reason, message=known.message) if known and known.reason == _NOT_HEARD else None
+
+
+def _mute(draft: Draft, worker: Worker, pod: PodView) -> bool:
+    report = draft.seen.report(pod.uid)
+    heard = worker.ready_at is not None or (report is not None and report.has_launcher)
+    running = pod.running_since if not (heard or pod.absent or pod.terminal or pod.leaving) else None
+    return running is not None and draft.now - running >= c.LAUNCHER_HEARD
+
+
+def _start_failed(draft: Draft) -> Words | None:
+    """The newest batch could not start its trainer."""
+    ended = [worker for worker in draft.status.in_phase(Phase.ENDED) if _cannot_start(worker)]
+    if not ended:
+        return None
+    newest = max(ended, key=lambda worker: worker.incarnation)
+    later = [worker for worker in draft.status.workers if worker.batch > newest.batch]
+    if any(worker.ready_at is not None for worker in later):
+        return None
+    return Words(reason=newest.reason, message=newest.message)
+
+
+def pause(draft: Draft) -> Draft:
+    """What cannot start is tried again now and then, not at once; elsewhere if its node refused it."""
+    ended = [worker for worker in draft.status.in_phase(Phase.ENDED) if not worker.counted and _cannot_start(worker)]
+    for worker in ended:
+        draft = draft.changed_worker(worker, counted=True).but(backoff_until=draft.now + start_retry(draft))
+        draft = _refused(draft, worker) if worker.reason == causes.POD_REFUSED else draft
+    return draft
+
+
+def _cannot_start(worker: Worker) -> bool:
+    """A pod that its kubelet refuses later, as after a restart of it, has trained and is an incident."""
+    refused = worker.reason == causes.POD_REFUSED and worker.pair is None
+    return refused or (not worker.cause and worker.reason in _NEVER_RAN)
+
+
+def _refused(draft: Draft, worker: Worker) -> Draft:
+    """Avoid the node, unless no kubelet takes such a pod or the job needs the node."""
+    taken = any(pod.phase == "Running" for other in draft.needed if (pod := draft.pod(other)) is not None)
+    avoided = sum(entry.reason == causes.POD_REFUSED for entry in draft.status.avoided)
+    blamed = bool(worker.node) and (taken or avoided < c.REFUSING_NODES)
+    if not blamed or not draft.fits_without(worker.node, unplaced(draft)):
+        return draft.tell(worker.reason, worker.message, warning=True)
+    minutes = c.AVOID_REFUSED.total_seconds() / 60
+    told = f"{worker.message}. No worker is placed there for {minutes:.0f} min"
+    draft = avoiding(draft, worker.node, causes.POD_REFUSED, c.AVOID_REFUSED)
+    return draft.tell(worker.reason, told, warning=True)

@@ -1,0 +1,79 @@
+"""A suspended job gives its pods back: an agreed commit, then all leave. Nothing of it is an incident.
+
+Until the condition Suspended is true the template may not change (the schema sees to it), so that no two workers of a
+world ever come from different ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast_operator.api import names as c
+from holdfast_operator.api.status import Gang, Origin, Phase
+from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.set_condition import Words, set_condition
+from holdfast_operator.decision.workers.replicas import order_away
+
+SUSPENDING = "Suspending"
+RESUMED = Words(reason="JobResumed", message="the job is no longer suspended")
+_NOTHING = Words(reason=c.SUSPENDED, message="the job is suspended")
+
+
+def apply(draft: Draft) -> Draft:
+    """Send all workers away while the job is suspended, and take note when it no longer is."""
+    if not draft.spec.suspend:
+        return _resumed(draft)
+    # Waits and deadlines of what was asked for before are over: a resumed job starts anew.
+    draft = draft.but(backoff_until=None, stalled_since=None, trouble=None, gang=Gang(), start_time=None)
+    for worker in draft.status.in_phase(Phase.WANTED):
+        draft = order_away(draft, worker, c.SUSPENDED, "the job is suspended")
+    # Who is lost may come back (``loss``), then it leaves like the others; reports wake nobody.
+    return draft.look_again() if draft.status.in_phase(Phase.LOST) else draft
+
+
+def _resumed(draft: Draft) -> Draft:
+    known = draft.status.condition(c.SUSPENDED)
+    if known is None or known.reason == RESUMED.reason:
+        return draft
+    return _set(draft, c.SUSPENDED, False, RESUMED).tell(RESUMED.reason, RESUMED.message)
+
+
+def shown(draft: Draft) -> Draft:
+    """The conditions of a suspended job."""
+    left = sum(1 for worker in draft.status.in_phase(Phase.WANTED, Phase.LEAVING) if worker.known)
+    words = _leaving(draft, left) if left else Words(reason=c.SUSPENDED, message=_goes_on_from(draft))
+    if not left:
+        draft = draft.but(origin=Origin(after=draft.status.membership.generation))
+    before = draft.status.condition(c.SUSPENDED)
+    draft = _set(draft, c.SUSPENDED, not left, words)
+    for kind in (c.READY, c.RESTARTING, c.DEGRADED):
+        draft = _set(draft, kind, False, _NOTHING)
+    draft = draft.but(status=words.reason, ready=f"0/{draft.spec.replicas}")
+    if before is None or before.reason != words.reason:
+        draft = draft.tell(words.reason, words.message)
+    return draft
+
+
+def _leaving(draft: Draft, left: int) -> Words:
+    message = f"{left} workers leave" if left > 1 else "one worker leaves"
+    how = "after a commit on which all agree" if draft.spec.launched else "on SIGTERM, within their grace period"
+    return Words(reason=SUSPENDING, message=f"{message} {how}")
+
+
+def _goes_on_from(draft: Draft) -> str:
+    if not draft.spec.launched:
+        return "no worker is left; from where the script goes on is its own affair (rendezvous.backend)"
+    newest = draft.status.last_checkpoint
+    if newest is not None:
+        return f"no worker is left; the newest checkpoint known is of step {newest.step}"
+    if draft.status.membership.active is None:
+        return "no worker is left; the job has not trained yet"
+    if not draft.spec.checkpoint.claim_name:
+        return "no worker is left; there is no checkpoint.volume, so the job will start from step 0"
+    return "no worker is left; no checkpoint is known"
+
+
+def _set(draft: Draft, kind: str, holds: bool, words: Words) -> Draft:
+    generation = draft.seen.job.generation
+    status = set_condition(draft.status, kind, holds, words, generation=generation, now=draft.now)
+    return replace(draft, status=status)

@@ -1,0 +1,78 @@
+"""How far training is: newest step and checkpoint, as launchers report them. Written now and then, not each step."""
+
+from __future__ import annotations
+
+from holdfast_operator.api import names as c
+from holdfast_operator.api.status import Phase, Progress
+from holdfast_operator.decision.draft import Draft
+from holdfast_operator.views import Report
+
+
+def apply(draft: Draft) -> Draft:
+    """Take over progress and checkpoint."""
+    return _quarantined(newest_progress(draft))
+
+
+def newest_progress(draft: Draft, *, force: bool = False) -> Draft:
+    """The newest step, at most every few seconds unless asked for."""
+    best = newest_report(draft)
+    known = draft.status.progress
+    if best is None or best.committed_step is None or best.world is None:
+        return _checkpoint(draft)  # who left its world after a last commit tells of it in no world
+    due = known is None or known.time is None or draft.now - known.time >= draft.pace
+    if not (due or force) or (known is not None and known.step == best.committed_step):
+        return _checkpoint(draft)
+    progress = Progress(step=best.committed_step, loss=best.loss, throughput=best.throughput, time=draft.now)
+    return _checkpoint(draft.but(progress=progress))
+
+
+def newest_report(draft: Draft) -> Report | None:
+    """The report of the highest world, the newest step of it."""
+    return _newest(draft, draft.seen.reports)
+
+
+def newest_living_report(draft: Draft) -> Report | None:
+    """The same of those whose pod has not ended: a world is over when all who told of it are."""
+    return _newest(draft, _living(draft))
+
+
+def reports_of_newest_world(draft: Draft) -> tuple[Report, ...]:
+    """All fresh ones from the world of the newest living report."""
+    best = newest_living_report(draft)
+    if best is None or best.world is None:
+        return ()
+    pair, told = best.world.pair, (report for report in _living(draft) if report.fresh(draft.now))
+    return tuple(report for report in told if report.world is not None and report.world.pair == pair)
+
+
+def _living(draft: Draft) -> tuple[Report, ...]:
+    ended = {worker.pod_uid for worker in draft.status.in_phase(Phase.ENDED)}
+    return tuple(report for report in draft.seen.reports if report.pod_uid not in ended)
+
+
+def _newest(draft: Draft, reports: tuple[Report, ...]) -> Report | None:
+    running = [report for report in reports if report.world is not None and report.fresh(draft.now)]
+    return max(
+        running, key=lambda r: (r.world.pair if r.world else None, r.committed_step or 0, r.pod_uid), default=None
+    )
+
+
+def _checkpoint(draft: Draft) -> Draft:
+    found = [draft.status.last_checkpoint] if draft.status.last_checkpoint else []
+    told = (checkpoint for report in draft.seen.reports for checkpoint in report.checkpoints)
+    # A node has one every few steps; it is what a restart may find, and nothing to rely on beyond the pods.
+    found += [checkpoint for checkpoint in told if checkpoint.tier not in (c.MEMORY_TIER, c.LOCAL_TIER)]
+    newest = max(found, key=lambda item: (item.pair, item.step), default=None)
+    return draft if newest == draft.status.last_checkpoint else draft.but(last_checkpoint=newest)
+
+
+def _quarantined(draft: Draft) -> Draft:
+    """A damaged checkpoint is named once."""
+    known = draft.status.quarantined
+    for report in draft.seen.reports:
+        for item in report.quarantined:
+            if item.path not in known:
+                known = (*known, item.path)[-c.QUARANTINED_KEPT :]
+                told = f"checkpoint {item.path} is damaged and was set aside: {item.reason}"
+                draft = draft.tell("CheckpointQuarantined", told, warning=True)
+    return draft.but(quarantined=known)

@@ -1,0 +1,103 @@
+"""Pods that are to go, and workers that may be forgotten.
+
+A pod is deleted by us only if nobody trains with it: it was ordered away, could not leave by itself in time, is lost
+to a world that runs without it, hangs, is cut off, or has ended and is no longer among the few kept for their logs.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from holdfast_operator.api import names as c
+from holdfast_operator.api.status import Phase, Worker
+from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.failures import causes
+from holdfast_operator.decision.lifecycle.finished import SIDE_CONTAINER
+from holdfast_operator.decision.plan import DeletePod
+from holdfast_operator.decision.reporting.progress import newest_report
+from holdfast_operator.views import PodView
+
+DRAIN_MARGIN = timedelta(seconds=30)
+
+
+def apply(draft: Draft) -> Draft:
+    """Delete and forget."""
+    for worker in draft.status.in_phase(Phase.LEAVING):
+        draft = _leaving(draft, worker)
+    for worker in draft.status.in_phase(Phase.LOST):
+        draft = _lost(draft, worker)
+    for worker in draft.status.in_phase(Phase.ENDED):
+        draft = _outlasted(draft, worker)
+    for worker in _spent(draft):
+        draft = _delete(draft, worker, "it has ended")
+    kept = tuple(worker for worker in draft.status.workers if not _forgettable(draft, worker))
+    return draft.but(workers=kept)
+
+
+def _leaving(draft: Draft, worker: Worker) -> Draft:
+    """A ready launcher gets the time to drain; nothing else has anything to lose."""
+    if not worker.known:
+        return draft
+    drains = draft.spec.launched and worker.pod_uid in draft.status.membership.named() and worker.ready_at is not None
+    if not drains:
+        return _delete(draft, worker, worker.reason)
+    margin = timedelta(seconds=draft.spec.drain_seconds) + DRAIN_MARGIN
+    deadline = (worker.since or draft.now) + margin
+    if draft.now < deadline:
+        return draft.wake_at(deadline)
+    return _delete(draft, worker, f"{worker.reason}: it did not leave by itself")
+
+
+def _lost(draft: Draft, worker: Worker) -> Draft:
+    # With ``Wait`` who is cut off may come back.
+    severed = worker.reason == causes.CUT_OFF and draft.spec.on_failure != c.WAIT
+    if worker.reason == causes.LAUNCHER_SILENT or severed:
+        return _delete(draft, worker, worker.reason)
+    best = newest_report(draft)
+    if best is None or best.world is None or worker.pod_uid in best.world.members:
+        return draft
+    return _delete(draft, worker, f"{worker.reason}: training goes on without it")
+
+
+def _outlasted(draft: Draft, worker: Worker) -> Draft:
+    """Its GPUs are needed by the worker that takes its place."""
+    pod = draft.pod(worker)
+    if pod is None or not pod.outlasted:
+        return draft
+    due = (worker.since or draft.now) + c.SIDE_CONTAINER_GRACE
+    return draft.wake_at(due) if draft.now < due else _delete(draft, worker, SIDE_CONTAINER)
+
+
+def _delete(draft: Draft, worker: Worker, why: str) -> Draft:
+    pod = draft.pod(worker)
+    if pod is None or pod.absent or pod.deleted_at is not None:
+        return draft
+    return draft.act(DeletePod(name=pod.name, uid=pod.uid, why=why))
+
+
+def _spent(draft: Draft) -> list[Worker]:
+    """Ended pods beyond the few that are kept for their logs."""
+    ended = [worker for worker in draft.status.in_phase(Phase.ENDED) if _exists(draft.pod(worker))]
+    ended.sort(key=lambda worker: worker.incarnation, reverse=True)
+    return ended[c.KEEP_ENDED_PODS :]
+
+
+def _exists(pod: PodView | None) -> bool:
+    return pod is not None and not pod.absent
+
+
+def _forgettable(draft: Draft, worker: Worker) -> bool:
+    """Nothing is left to be said of it: no object, no place in a generation that may live, no incident due."""
+    if worker in draft.finished or (worker.phase is not Phase.ENDED and not _never_was(draft, worker)):
+        return False
+    membership = draft.status.membership
+    due = bool(worker.cause) and not worker.counted and not worker.ordered
+    fenced = worker.pod_uid in membership.gone or worker.pod_uid not in membership.named()
+    return fenced and not due and not _exists(draft.pod(worker))
+
+
+def _never_was(draft: Draft, worker: Worker) -> bool:
+    """Ordered away before its pod was seen: after a while it surely was never made."""
+    if worker.known or worker.phase is not Phase.LEAVING:
+        return False
+    return worker.absent_since is not None and draft.now - worker.absent_since > c.GONE_MARGIN

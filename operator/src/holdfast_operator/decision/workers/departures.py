@@ -1,0 +1,110 @@
+"""Workers that will go: deleted, disrupted, noticed, or on a node that leaves. They drain; the replacement comes now.
+
+A cordon alone takes nothing away, so it moves a worker only if other nodes can hold it beside all whose places are
+still to be found.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from holdfast_operator.api import names as c
+from holdfast_operator.api.status import Phase, Worker, reason_word, say
+from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.failures import causes
+from holdfast_operator.decision.failures.avoided_nodes import avoiding
+from holdfast_operator.decision.workers.replicas import unplaced
+from holdfast_operator.views import Notice, PodView
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Going:
+    verdict: causes.Verdict
+    shun_node: bool
+
+
+def apply(draft: Draft) -> Draft:
+    """Move workers from Wanted to Leaving."""
+    for node in _recommended(draft):
+        draft = avoiding(draft, node, c.ADVISED, c.AVOID_NOTICED)
+    # Who may leave comes after all who must: those take room first.
+    for judge in (_must_go, _may_go):
+        for worker in draft.status.in_phase(Phase.WANTED):
+            pod = draft.pod(worker)
+            going = judge(draft, worker, pod) if pod is not None and not pod.absent else None
+            if pod is not None and going is not None:
+                draft = _leave(draft, worker, pod, going)
+    return draft
+
+
+def _leave(draft: Draft, worker: Worker, pod: PodView, going: _Going) -> Draft:
+    verdict = going.verdict
+    worker = replace(
+        worker,
+        phase=Phase.LEAVING,
+        since=draft.now,
+        cause=verdict.cause,
+        reason=reason_word(verdict.reason),
+        message=say(verdict.message),
+    )
+    draft = draft.with_worker(worker).tell(worker.reason, worker.message, warning=True)
+    if going.shun_node and pod.node:
+        return avoiding(draft, pod.node, worker.reason, c.AVOID_NOTICED)
+    return draft
+
+
+def _must_go(draft: Draft, worker: Worker, pod: PodView) -> _Going | None:
+    node = draft.node(worker)
+    if pod.leaving:
+        return _Going(verdict=causes.of_departure(pod, node, draft.now), shun_node=False)
+    notice = _notice(draft, pod)
+    if notice is not None:
+        words = f"{notice.source} announces that node {pod.node} of {pod.name} goes: {notice.reason}"
+        reason = f"{notice.source}Notice"
+        return _Going(verdict=_interrupted(reason, words), shun_node=True)
+    if node is not None and node.announced:
+        words = f"node {node.name} of {pod.name} is tainted {node.announced}: it will go"
+        return _Going(verdict=_interrupted("NodeLeaving", words), shun_node=True)
+    mark = node.mark if node is not None and not draft.spec.remediation_opt_out else None
+    if mark is not None and mark.drains:
+        words = f"node {pod.node} of {pod.name} is taken out of service: {mark.message}"
+        return _Going(verdict=_interrupted("NodeRemediation", words), shun_node=True)
+    return None
+
+
+def _may_go(draft: Draft, worker: Worker, pod: PodView) -> _Going | None:
+    node = draft.node(worker)
+    if node is None or not node.unschedulable or (node.mark is not None and draft.spec.remediation_opt_out):
+        return None
+    if not draft.fits_without(pod.node, (worker, *unplaced(draft))):
+        return None
+    words = f"node {node.name} of {pod.name} is cordoned, another one has room"
+    return _Going(verdict=_interrupted("NodeCordoned", words), shun_node=False)
+
+
+def _interrupted(reason: str, message: str) -> causes.Verdict:
+    return causes.Verdict(cause=c.CAUSE_INTERRUPTION, reason=reason, message=message)
+
+
+def _notice(draft: Draft, pod: PodView) -> Notice | None:
+    """A notice for the pod's node, told by any worker's sidecar there."""
+    for worker in draft.status.workers:
+        report = draft.seen.report(worker.pod_uid)
+        if report is None or worker.node != pod.node or worker.phase is Phase.ENDED:
+            continue
+        leaving = next((notice for notice in report.notices if notice.leaves), None)
+        if leaving is not None:
+            return leaving
+    return None
+
+
+def _recommended(draft: Draft) -> list[str]:
+    """Nodes with a notice that only advises: no worker leaves, and new ones go elsewhere if there is capacity."""
+    return [
+        worker.node
+        for worker in draft.status.in_phase(Phase.WANTED)
+        for report in [draft.seen.report(worker.pod_uid)]
+        if report is not None and worker.node
+        for notice in report.notices
+        if notice.advises
+    ]

@@ -1,0 +1,333 @@
+"""All workers of a gang start together, or none holds a place.
+
+Pods are made behind a gate. The gates lift together once all pods exist, a queue (where they are in one) admitted
+them, and the cluster could hold them beside the gangs that go first, if need be in the place of workers of lower
+priority. If not all are bound in time, the pods go and the gang waits longer: two half-placed jobs never hold each
+other up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from holdfast_operator.api import names as c
+from holdfast_operator.api.job import pod_name
+from holdfast_operator.api.status import Gang, Phase, Worker
+from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.failures.backoff import share
+from holdfast_operator.decision.plan import CreatePod, LiftGate
+from holdfast_operator.decision.set_condition import Words
+from holdfast_operator.decision.workers import rendezvous
+from holdfast_operator.decision.workers.replicas import order_away
+from holdfast_operator.manifests.children import pod as pod_manifest
+from holdfast_operator.scheduling.fit import place
+from holdfast_operator.scheduling.gang_queue import Line, standing_of
+from holdfast_operator.views import PodView, Standing
+
+
+def time_out(draft: Draft) -> Draft:
+    """Before the roster is filled: send away a gang that was not bound in time, and what waits for an old reason."""
+    lifted_at = draft.status.gang.lifted_at
+    unbound = [worker for worker in _gated(draft) if not worker.node]
+    if lifted_at is not None and unbound:
+        draft = _promised(draft, unbound)
+        deadline = _deadline(draft.status.gang, lifted_at)
+        draft = draft.wake_at(deadline) if draft.now < deadline else _send_away(draft, len(unbound))
+    return _outdated(_stranded(_give_back(draft)))
+
+
+def _promised(draft: Draft, unbound: list[Worker]) -> Draft:
+    """Note since when the scheduler does not make room for all of these: it may take its word back for a moment."""
+    gang = draft.status.gang
+    since = None if all(_nominated(draft, worker) for worker in unbound) else gang.unpromised_since or draft.now
+    return draft if since == gang.unpromised_since else draft.but(gang=replace(gang, unpromised_since=since))
+
+
+def _deadline(gang: Gang, lifted_at: datetime) -> datetime:
+    at_last = lifted_at + c.GANG_PREEMPT
+    return at_last if gang.unpromised_since is None else min(at_last, gang.unpromised_since + c.GANG_BIND)
+
+
+def _nominated(draft: Draft, worker: Worker) -> bool:
+    """The scheduler makes room for it: who has that may take a while to go."""
+    pod = draft.pod(worker)
+    return pod is not None and pod.nominated
+
+
+def _send_away(draft: Draft, missing: int) -> Draft:
+    gated = _gated(draft)
+    named = draft.status.membership.named()
+    if any(worker.pod_uid in named for worker in gated) or _enough(draft, len(gated) - missing)[1]:
+        return _go_on_with_fewer(draft, gated, missing)
+    wait = min(c.GANG_BACKOFF_MAX, c.GANG_BACKOFF_INITIAL * 2 ** min(draft.status.gang.attempts, 10))
+    missed = f"{missing} of {len(gated)} workers found no node within {_waited(draft)} s"
+    return _taken_back(draft, gated, "GangTimeout", missed, wait)
+
+
+def _waited(draft: Draft) -> int:
+    return int((draft.now - (draft.status.gang.lifted_at or draft.now)).total_seconds())
+
+
+def _taken_back(draft: Draft, gated: list[Worker], reason: str, missed: str, wait: timedelta) -> Draft:
+    message = f"{missed}: all are taken back, the next try is in {wait.seconds} s"
+    for worker in gated:
+        draft = order_away(draft, worker, reason, message)
+    gang = draft.status.gang
+    gang = Gang(attempts=gang.attempts + 1, since=gang.since, retry_at=draft.now + wait)
+    return draft.but(gang=gang).tell(reason, message, warning=True)
+
+
+def _give_back(draft: Draft) -> Draft:
+    """The quota that some of a gang hold may be what another gang waits for, and the other way round.
+
+    The wait differs from job to job, or two that began together would meet again.
+    """
+    gated, gang = _gated(draft), draft.status.gang
+    held = _held(draft, gated)
+    if gang.lifted_at is not None or not held or len(held) == len(gated) or _enough(draft, len(gated) - len(held))[1]:
+        return draft
+    begun = [time for time in (gang.retry_at, *(worker.since for worker in gated)) if time is not None]
+    deadline = max(begun, default=draft.now) + c.QUEUE_PATIENCE
+    if draft.now < deadline:
+        return draft.wake_at(deadline)
+    wait = min(c.GANG_BACKOFF_MAX, c.GANG_BACKOFF_INITIAL * 2 ** min(gang.attempts, 10))
+    wait *= 1.0 + share(f"{draft.seen.job.uid}/{gang.attempts}")
+    missed = (
+        f"{len(held)} of {len(gated)} workers were not admitted{_by(draft, held)} within {c.QUEUE_PATIENCE.seconds} s"
+    )
+    return _taken_back(draft, gated, "QueueTimeout", missed, wait)
+
+
+def _held(draft: Draft, gated: list[Worker]) -> list[Worker]:
+    """Those whose pods somebody else keeps from being scheduled as well."""
+    return [worker for worker in gated if (pod := draft.pod(worker)) is not None and pod.held_by and not pod.absent]
+
+
+def _by(draft: Draft, held: list[Worker]) -> str:
+    queue = draft.spec.scheduling.queue
+    gates = {gate for worker in held if (pod := draft.pod(worker)) is not None for gate in pod.held_by}
+    return f" by the queue {queue}" if queue else f" by who set {', '.join(sorted(gates))}"
+
+
+def _go_on_with_fewer(draft: Draft, gated: list[Worker], missing: int) -> Draft:
+    """Enough of them were bound for a generation: what may train already is no gang that waits."""
+    message = (
+        f"{missing} of {len(gated)} workers found no node within {_waited(draft)} s:"
+        " they are made anew, the others go on"
+    )
+    for worker in gated:
+        if worker.node:
+            draft = draft.changed_worker(worker, gated=False)
+        else:
+            draft = order_away(draft, worker, "GangTimeout", message)
+    return draft.but(gang=Gang()).tell("GangTimeout", message, warning=True)
+
+
+def _stranded(draft: Draft) -> Draft:
+    """Those who were to follow the others of a packed job, of whom none is left: they go with the next gang."""
+    wanted = draft.status.in_phase(Phase.WANTED)
+    if any(worker.node for worker in wanted):
+        return draft
+    for worker in wanted:
+        if worker.domain and not worker.gated:
+            draft = order_away(draft, worker, "DomainLeft", f"nothing of the job is left in {worker.domain}")
+    return draft
+
+
+def _outdated(draft: Draft) -> Draft:
+    """A replacement that finds no node, and was told to avoid ones that are good again, is made anew."""
+    avoided = {entry.node for entry in draft.status.avoided}
+    held = _held(draft, list(draft.status.in_phase(Phase.WANTED)))  # these would lose their turn
+    for worker in draft.status.in_phase(Phase.WANTED):
+        if (
+            worker in held
+            or worker.gated
+            or worker.node
+            or not worker.known
+            or set(worker.avoid) <= avoided
+            or worker.since is None
+        ):
+            continue
+        if draft.now - worker.since >= c.GANG_BIND:
+            draft = order_away(draft, worker, "AvoidedNodesChanged", "nodes that it avoided are good again")
+        else:
+            draft = draft.wake_at(worker.since + c.GANG_BIND)
+    return draft
+
+
+def apply(draft: Draft) -> Draft:
+    """Make the pods that are missing, and lift the gates when their time has come."""
+    missing = [] if _keeps_out(draft) else _missing(draft)
+    waits = rendezvous.waits(draft) if missing else None
+    if waits is not None:
+        return waits
+    draft = _create(draft, missing)
+    gated = _gated(draft)
+    if not gated:
+        return draft
+    if draft.status.gang.lifted_at is None:
+        return _wait_or_lift(draft, gated)
+    if all(worker.node for worker in gated):
+        return _bound(draft, gated)
+    return _lift(draft, gated)
+
+
+def _create(draft: Draft, missing: list[Worker]) -> Draft:
+    for worker in missing:
+        name = pod_name(draft.seen.job.name, worker.incarnation)
+        if draft.seen.pod_named(name) is None:
+            manifest = pod_manifest(draft.seen.job, draft.spec, worker, draft.seen.platform, draft.seen.rendezvous_ip)
+            draft = draft.act(CreatePod(name=name, manifest=manifest)).look_again()
+    return draft
+
+
+def _missing(draft: Draft) -> list[Worker]:
+    return [worker for worker in draft.status.in_phase(Phase.WANTED) if not worker.known]
+
+
+def _gated(draft: Draft) -> list[Worker]:
+    return [worker for worker in draft.status.in_phase(Phase.WANTED) if worker.gated]
+
+
+def _wait_or_lift(draft: Draft, gated: list[Worker]) -> Draft:
+    draft = draft.look_again()
+    held = _held(draft, gated)
+    draft = _queued(draft, bool(held))
+    if not all(worker.known for worker in gated) and not _keeps_out(draft):
+        return _hold(draft, "WaitingForPods", "its pods are being made")
+    retry_at = draft.status.gang.retry_at
+    if retry_at is not None and draft.now < retry_at:
+        return _hold(
+            draft.wake_at(retry_at), "WaitingForGang", "not all workers found a node, the next try is due soon"
+        )
+    line = draft.seen.line
+    if line is None:  # of a moment when this job was not known
+        return _hold(draft.wake_in(c.POLL_OPEN), "WaitingForPods", "its pods are being made")
+    if held and not _enough(draft, len(gated) - len(held))[1]:
+        return _hold(draft, "WaitingForQueue", _not_admitted(draft, gated, held))
+    places = _places(draft, line, [worker for worker in gated if worker not in held])
+    placed = len(places.workers)
+    if placed < len(gated):
+        draft, size = _enough(draft, placed)
+        if size:
+            return _start_with(draft, gated, places, size)
+        return _hold(draft, "WaitingForCapacity", _lacking(draft, gated, places))
+    gang = replace(draft.status.gang, lifted_at=draft.now, unpromised_since=draft.now)
+    return _lift(*_settled(draft.but(gang=gang), gated, places))
+
+
+def _not_admitted(draft: Draft, gated: list[Worker], held: list[Worker]) -> str:
+    told = f"{len(gated) - len(held)} of {len(gated)} workers are admitted{_by(draft, held)}; they start together"
+    if len(held) < len(gated) or not draft.spec.scheduling.queue:
+        return told
+    return f"{told} (Kueue, with its integration of pods, takes {c.QUEUE_GATE} from those that it admits)"
+
+
+def _queued(draft: Draft, queued: bool) -> Draft:
+    """Noted for other jobs: they need not keep room for a gang that may not start."""
+    gang = draft.status.gang
+    return draft if gang.queued == queued else draft.but(gang=replace(gang, queued=queued))
+
+
+def _keeps_out(draft: Draft) -> bool:
+    """A queue admits pods as soon as they are made, so none are made before the next try is due."""
+    retry_at = draft.status.gang.retry_at
+    waits = draft.status.gang.lifted_at is None and retry_at is not None and draft.now < retry_at
+    return waits and bool(draft.spec.scheduling.queue)
+
+
+def _lacking(draft: Draft, gated: list[Worker], places: _Places) -> str:
+    scheduling = draft.spec.scheduling
+    where = f" with one {scheduling.packed_by}" if scheduling.packed_by else ""
+    on_demand = sum(worker.on_demand for worker in gated)
+    if sum(worker.on_demand for worker in places.workers) < on_demand:
+        where += f", of which {on_demand} must be off spot capacity (onDemandReplicas)"
+    beside = f" beside {places.of_others} of jobs that go first" if places.of_others else ""
+    return (
+        f"the cluster has room for {len(places.workers)} of {len(gated)} workers{where}{beside}; they start together"
+    )
+
+
+def _settled(draft: Draft, gated: list[Worker], places: _Places) -> tuple[Draft, list[Worker]]:
+    """Those of a packed job know where they go before their gates lift."""
+    if places.domain:
+        gated = [replace(worker, domain=places.domain) for worker in gated]
+        for worker in gated:
+            draft = draft.with_worker(worker)
+    return draft, gated
+
+
+def _enough(draft: Draft, placed: int) -> tuple[Draft, int]:
+    """With how many an elastic job begins that has waited long enough for room for all; 0: it waits."""
+    spec, since = draft.spec, draft.status.gang.since or draft.now
+    size = placed - placed % spec.replica_step
+    if not spec.shrinkable or size < max(spec.min_replicas, 1):
+        return draft, 0
+    due = since + max(timedelta(seconds=spec.shrink_after_seconds), c.FIRST_GANG_WAIT)
+    return (draft.wake_at(due), 0) if draft.now < due else (draft, size)
+
+
+def _start_with(draft: Draft, gated: list[Worker], places: _Places, size: int) -> Draft:
+    """The others are made anew once these have their places, and join when there is room for them."""
+    message = f"the cluster has room for {size} of {len(gated)} workers: they begin, the others join when they can"
+    begin = sorted(places.workers, key=lambda worker: (not worker.on_demand, worker.incarnation))[:size]
+    for worker in gated:
+        if worker not in begin:
+            draft = order_away(draft, worker, "NoRoom", message)
+    gang = replace(draft.status.gang, lifted_at=draft.now, unpromised_since=draft.now, size=size)
+    return _lift(*_settled(draft.but(gang=gang).tell("StartsWithFewer", message), begin, places))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Places:
+    workers: tuple[Worker, ...]
+    domain: str
+    of_others: int
+
+
+def _places(draft: Draft, line: Line, gated: list[Worker]) -> _Places:
+    """Who of the gang finds room after the pods that run and the gangs before it, where, and how many those take.
+
+    Nobody is displaced where all find room without that.
+    """
+    standing = standing_of(_pods(draft, gated)) or Standing()
+    rooms, others = line.before(standing, draft.seen.job.created, draft.seen.job.key)
+    best = _Places(workers=(), domain="", of_others=others)
+    for room in rooms:
+        room.vacate({worker.node for worker in gated if worker.node})
+        found, domain = place(draft.seen, room, gated)
+        if len(found) > len(best.workers):
+            best = _Places(workers=found, domain=domain, of_others=others)
+        if len(found) == len(gated):
+            break
+    return best
+
+
+def _pods(draft: Draft, workers: list[Worker]) -> list[PodView]:
+    return [pod for worker in workers if (pod := draft.pod(worker)) is not None and not pod.absent]
+
+
+def _lift(draft: Draft, gated: list[Worker]) -> Draft:
+    for worker in gated:
+        pod = draft.pod(worker)
+        if pod is not None and pod.gated and not pod.absent:
+            labels = ((draft.spec.scheduling.packed_by, worker.domain),) if worker.domain else ()
+            draft = draft.act(LiftGate(name=pod.name, uid=pod.uid, node_labels=labels))
+    draft = draft.wake_in(timedelta(seconds=2))
+    waiting = [worker for worker in gated if not worker.node]
+    if not waiting:
+        return draft
+    coming = sum(_nominated(draft, worker) for worker in waiting)
+    until = f", {coming} of them until pods of lower priority have left theirs" if coming else ""
+    return _hold(draft, "Scheduling", f"{len(waiting)} of {len(gated)} workers wait for a node{until}")
+
+
+def _bound(draft: Draft, gated: list[Worker]) -> Draft:
+    for worker in gated:
+        draft = draft.changed_worker(worker, gated=False)
+    return draft.but(gang=Gang())
+
+
+def _hold(draft: Draft, reason: str, message: str) -> Draft:
+    return replace(draft, hold=Words(reason=reason, message=message))

@@ -1,0 +1,140 @@
+"""Workers that are lost: their pod ended, is absent, is silent on a node that is not heard of, or is cut off
+(``contact``), or their launcher hangs, says the sidecar beside it.
+
+Ended is proved by the kubelet; all else is only taken for dead, so that a replacement is asked for at once, and waits
+for proof in ``fence``. The absence of reports alone never makes a worker lost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast_operator.api import names as c
+from holdfast_operator.api.status import Phase, Worker, reason_word, say
+from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.failures import causes
+from holdfast_operator.decision.failures.avoided_nodes import avoiding
+from holdfast_operator.decision.workers.network_partition import cut_off
+from holdfast_operator.views import PodView
+
+
+def apply(draft: Draft) -> Draft:
+    """Move workers to Lost or Ended, and back if one turns out to live."""
+    severed = cut_off(draft)
+    for worker in draft.status.workers:
+        if worker.phase is Phase.ENDED:
+            continue
+        pod = draft.pod(worker)
+        if pod is None and not worker.known:
+            continue
+        draft = _judge(draft, worker, pod, severed)
+    return draft
+
+
+def _judge(draft: Draft, worker: Worker, pod: PodView | None, severed: frozenset[str]) -> Draft:
+    if pod is not None and pod.terminal:
+        return draft.with_worker(_ended(draft, worker, pod))
+    if worker.absent_since is not None:
+        return _vanished(draft, worker, pod)
+    if pod is None:
+        return draft
+    if _silent(draft, worker, pod):
+        return _silenced(draft, worker, pod)
+    if worker.phase is Phase.WANTED and pod.uid in severed:
+        return _severed(draft, worker, pod)
+    if worker.phase is Phase.WANTED and _hangs(draft, pod):
+        return _hung(draft, worker, pod)
+    if worker.phase is Phase.LOST and _returned(draft, worker, pod):
+        return draft.changed_worker(
+            worker, phase=Phase.WANTED, since=draft.now, cause="", reason="", message="", counted=False
+        )
+    return draft
+
+
+def _ended(draft: Draft, worker: Worker, pod: PodView) -> Worker:
+    """Proved by the kubelet. Who was on the way out keeps the cause of that, unless memory ran out meanwhile."""
+    verdict = causes.of_exit(pod, draft.node(worker), draft.now, launched=draft.spec.launched)
+    keeps = worker.phase in (Phase.LEAVING, Phase.LOST) and (worker.ordered or verdict.cause != c.CAUSE_OOM)
+    worker = worker if keeps else _blamed(worker, verdict)
+    return replace(
+        worker,
+        phase=Phase.ENDED,
+        since=draft.now,
+        exit_code=pod.exit_code,
+        final=bool(pod.exit and pod.exit.final and not worker.ordered and not draft.idle(worker)),
+    )
+
+
+def _vanished(draft: Draft, worker: Worker, pod: PodView | None) -> Draft:
+    if worker.phase is Phase.LOST:
+        return draft
+    if worker.phase is Phase.WANTED:
+        shown = pod or PodView(name=_name(draft, worker), uid=worker.pod_uid, incarnation=-1, node=worker.node)
+        worker = _blamed(worker, causes.of_departure(shown, draft.node(worker), draft.now))
+    if not worker.node:
+        # It never had a node, so nothing of it ever ran.
+        return draft.with_worker(replace(worker, phase=Phase.ENDED, since=draft.now))
+    return draft.with_worker(replace(worker, phase=Phase.LOST, since=draft.now))
+
+
+def _silent(draft: Draft, worker: Worker, pod: PodView) -> bool:
+    """On a node that is not heard of, and not heard of by us or by its peers."""
+    if worker.phase is Phase.LOST or not pod.bound or not causes.node_dead(draft.node(worker), draft.now):
+        return False
+    peers = (report for report in draft.seen.reports if report.pod_uid != pod.uid and report.fresh(draft.now))
+    if any(pod.uid in report.lost_members for report in peers):
+        return True
+    own = draft.seen.report(pod.uid)
+    return draft.seen.warmed_up(draft.now) and (own is None or not own.fresh(draft.now))
+
+
+def _silenced(draft: Draft, worker: Worker, pod: PodView) -> Draft:
+    message = f"{pod.name} is lost: its node {pod.node} is not heard of"
+    if worker.phase is Phase.WANTED:
+        verdict = causes.Verdict(cause=c.CAUSE_INFRASTRUCTURE, reason="NodeLost", message=message)
+        worker = _blamed(worker, verdict)
+    draft = draft.with_worker(replace(worker, phase=Phase.LOST, since=draft.now))
+    return avoiding(draft, pod.node, "NodeLost", c.AVOID_DEAD)
+
+
+def _severed(draft: Draft, worker: Worker, pod: PodView) -> Draft:
+    """Its kubelet is heard of, so the pod's deletion (``disposal``) proves it gone."""
+    seconds = c.CUT_OFF.total_seconds()
+    message = (
+        f"{pod.name} is cut off: its node {pod.node} is heard of, and neither its peers nor the operator have heard"
+        f" of it for {seconds:.0f} s"
+    )
+    verdict = causes.Verdict(cause=c.CAUSE_INFRASTRUCTURE, reason=causes.CUT_OFF, message=message)
+    draft = draft.with_worker(replace(_blamed(worker, verdict), phase=Phase.LOST, since=draft.now))
+    return avoiding(draft, pod.node, causes.CUT_OFF, c.AVOID_DEAD)
+
+
+def _hangs(draft: Draft, pod: PodView) -> bool:
+    """It spoke before: a launcher that is not there yet has nothing to say."""
+    own = draft.seen.report(pod.uid)
+    if own is None or not own.has_launcher or not own.fresh(draft.now):
+        return False
+    return (own.silent_seconds or 0.0) >= c.LAUNCHER_HUNG.total_seconds()
+
+
+def _hung(draft: Draft, worker: Worker, pod: PodView) -> Draft:
+    """Its node is well, so the pod's deletion (``disposal``) proves it gone."""
+    message = f"{pod.name} hangs: its launcher has said nothing for {c.LAUNCHER_HUNG.total_seconds():.0f} s"
+    verdict = causes.Verdict(cause=c.CAUSE_INFRASTRUCTURE, reason=causes.LAUNCHER_SILENT, message=message)
+    return draft.with_worker(replace(_blamed(worker, verdict), phase=Phase.LOST, since=draft.now))
+
+
+def _returned(draft: Draft, worker: Worker, pod: PodView) -> bool:
+    """Once its loss is counted, another takes its place; but not with ``Wait``, nor while the job is suspended."""
+    own = draft.seen.report(pod.uid)
+    alive = own is not None and own.ready and own.fresh(draft.now) and not _hangs(draft, pod)
+    replaced = worker.counted and draft.spec.on_failure != c.WAIT and not draft.spec.suspend
+    return alive and not pod.leaving and not replaced and not causes.node_dead(draft.node(worker), draft.now)
+
+
+def _blamed(worker: Worker, verdict: causes.Verdict) -> Worker:
+    return replace(worker, cause=verdict.cause, reason=reason_word(verdict.reason), message=say(verdict.message))
+
+
+def _name(draft: Draft, worker: Worker) -> str:
+    return f"{draft.seen.job.name}-w{worker.incarnation}"

@@ -1,0 +1,59 @@
+"""Who is cut off: its node is heard of, and neither its peers nor the operator have heard of it for long.
+
+Its kubelet speaks by the host's network, so a broken network of pods looks well from there. Silence alone is no
+sign, for it may be the operator that nobody reaches, and a worker whose sidecar alone fails trains on.
+
+Invariant: nobody is taken for cut off who may train on, neither with a worker that is heard nor with others that are
+cut off as well.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from holdfast_operator.api import names as c
+from holdfast_operator.api.status import Phase
+from holdfast_operator.decision.draft import Draft
+from holdfast_operator.views import Report
+
+
+def cut_off(draft: Draft) -> frozenset[str]:
+    """Pod UIDs of wanted workers that are."""
+    members = frozenset(draft.status.membership.member_uids())
+    silent = frozenset(
+        worker.pod_uid
+        for worker in draft.status.in_phase(Phase.WANTED)
+        if (worker.ready_at is not None or worker.pod_uid in members)
+        and draft.seen.silent_for(worker.pod_uid, draft.now) >= c.CUT_OFF
+    )
+    if not silent or not draft.spec.launched:
+        return frozenset()
+    heard = _heard(draft, members)
+    if not heard or _may_train_alone(draft, members - {report.pod_uid for report in heard}):
+        return frozenset()
+    return silent - _trains(draft) - _not_lost(heard, members)
+
+
+def _heard(draft: Draft, members: frozenset[str]) -> list[Report]:
+    """What launchers of the generation say now."""
+    reports = (draft.seen.report(uid) for uid in members)
+    return [report for report in reports if report is not None and report.has_launcher and report.fresh(draft.now)]
+
+
+def _may_train_alone(draft: Draft, unheard: frozenset[str]) -> bool:
+    """Whether so many of the generation may be a world of which nobody tells."""
+    ended = {pod.uid for pod in draft.seen.pods if pod.terminal} | set(draft.status.membership.gone)
+    alive = len(unheard - ended)
+    majority = 2 * alive > len(draft.status.membership.members)
+    return majority and alive >= draft.spec.min_replicas and draft.spec.shrinkable
+
+
+def _trains(draft: Draft) -> frozenset[str]:
+    worlds = (report.world for report in draft.seen.reports if report.fresh(draft.now))
+    return frozenset(uid for world in worlds if world is not None for uid in world.members)
+
+
+def _not_lost(heard: list[Report], members: frozenset[str]) -> frozenset[str]:
+    """Members that most of those who are heard do not miss. Launchers tell of no others."""
+    missed = Counter(uid for report in heard for uid in set(report.lost_members))
+    return frozenset(uid for uid in members if 2 * missed[uid] <= len(heard))

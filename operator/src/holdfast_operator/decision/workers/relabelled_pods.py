@@ -1,0 +1,43 @@
+"""Pods of workers that lost a label by which they are listed, or their owner: both are put back.
+
+Such a pod still trains. It is found by a direct read, so it never counts as absent.
+"""
+
+from __future__ import annotations
+
+from holdfast_operator.api import names as c
+from holdfast_operator.api.status import Phase, Worker
+from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.plan import RestorePod
+from holdfast_operator.manifests.children import worker_marks
+from holdfast_operator.views import PodView
+
+SHOWN = 5
+
+
+def apply(draft: Draft) -> Draft:
+    """Put back what was removed, and name the pods in one event."""
+    changed = [
+        (worker, pod)
+        for worker in draft.status.workers
+        if worker.phase is not Phase.ENDED and (pod := draft.pod(worker)) is not None and _strayed(pod)
+    ]
+    if not changed:
+        return draft
+    draft = draft.act(*(_restored(draft, worker, pod) for worker, pod in changed))
+    names = ", ".join(pod.name for _, pod in changed[:SHOWN])
+    more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
+    message = (
+        f"a label or the owner reference of {names}{more} was removed or changed, which hides a running pod from the"
+        " operator and from the job's Service; nothing was stopped, and the operator puts them back. Exclude pods"
+        f" with the label {c.LABEL_APP_MANAGED_BY}={c.MANAGED_BY} from whatever changed them"
+    )
+    return draft.tell("PodRelabelled", message, warning=True)
+
+
+def _strayed(pod: PodView) -> bool:
+    return pod.relabelled and not pod.absent
+
+
+def _restored(draft: Draft, worker: Worker, pod: PodView) -> RestorePod:
+    return RestorePod(name=pod.name, uid=pod.uid, marks=worker_marks(draft.seen.job, worker.incarnation))

@@ -1,0 +1,68 @@
+"""Workers that meet without Holdfast's launcher (``rendezvous.backend``).
+
+With C10d, one worker's ``torchrun`` hosts the store by which all find each other. When that one is lost, the others
+cannot go on and no newcomer finds them: all leave and begin anew around another host. The store is also all that
+keeps two worlds of a job apart, so the new ones are made only when the old host is proved gone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast_operator.api import names as c
+from holdfast_operator.api.job import pod_name
+from holdfast_operator.api.status import Phase, Worker
+from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.set_condition import Words
+from holdfast_operator.decision.workers.replicas import order_away
+
+HOST_LOST = "RendezvousHostLost"
+
+
+def apply(draft: Draft) -> Draft:
+    """Send those away whose host is none any more; a host that comes back finds another in its place."""
+    if draft.spec.rendezvous != c.C10D:
+        return draft
+    wanted = draft.status.in_phase(Phase.WANTED)
+    host = host_of(wanted)
+    for worker in wanted:
+        if worker.host is not None and worker.host != host:
+            draft = order_away(draft, worker, HOST_LOST, _left_behind(draft, worker.host))
+    return draft
+
+
+def _left_behind(draft: Draft, host: int) -> str:
+    name = pod_name(draft.seen.job.name, host)
+    return f"{name} hosted the store by which the workers find each other, and leaves: all begin anew"
+
+
+def waits(draft: Draft) -> Draft | None:
+    """What is waited for before pods are made; None: nothing."""
+    if draft.spec.rendezvous != c.C10D:
+        return None
+    if not draft.seen.rendezvous_ip:
+        words = Words(reason="WaitingForService", message="the Service of the rendezvous is being made")
+        return replace(draft, hold=words).wake_in(c.POLL_OPEN)
+    before = _earlier_host(draft)
+    if before is None:
+        return None
+    where = f" on {before.node}" if before.node else ""
+    message = (
+        f"{pod_name(draft.seen.job.name, before.incarnation)}{where} hosted the store of the rendezvous and may still"
+        " train with others. New workers are made when it is proved gone: delete the Node object, or taint it with"
+        " node.kubernetes.io/out-of-service=nodeshutdown:NoExecute, once the machine is surely off"
+    )
+    reason = "AwaitingFence" if before.phase is Phase.LOST else "WaitingForWorkers"
+    return replace(draft, hold=Words(reason=reason, message=message)).look_again()
+
+
+def _earlier_host(draft: Draft) -> Worker | None:
+    """One whose pod may still be there. Without it, its world is over."""
+    present = host_of(draft.status.in_phase(Phase.WANTED))
+    going = draft.status.in_phase(Phase.LEAVING, Phase.LOST)
+    return next((worker for worker in going if worker.known and worker.hosts and worker.host != present), None)
+
+
+def host_of(workers: tuple[Worker, ...]) -> int | None:
+    """Who of these hosts their store; the newest, as an older one was given up before that was made."""
+    return max((worker.incarnation for worker in workers if worker.hosts), default=None)

@@ -1,0 +1,127 @@
+"""Workers beyond ``workers.replicas``, up to ``elasticity.maxReplicas``, while there is room that nobody else wants.
+
+They are asked for when all is well and the last growth is ``growCooldownSeconds`` ago, by ``replicaStep`` at a time.
+What is lost of them is not replaced at once, and a gang of another job that waits gets their room back. What
+``workers.replicas`` asks for is never touched here.
+
+Invariants: replicas ≤ target ≤ maxReplicas, and beyond replicas are whole steps, while the job is not suspended.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from holdfast_operator.api import names as c
+from holdfast_operator.api.status import Phase, Worker
+from holdfast_operator.decision.draft import Draft
+from holdfast_operator.decision.reporting.progress import newest_report
+from holdfast_operator.decision.workers.replicas import planned
+from holdfast_operator.scheduling.capacity import Room
+from holdfast_operator.scheduling.fit import place
+from holdfast_operator.scheduling.gang_queue import waiting
+
+
+def apply(draft: Draft) -> Draft:
+    """Decide how many workers beyond ``replicas`` there are to be."""
+    most = draft.spec.max_replicas - draft.spec.replicas
+    if draft.spec.suspend or most <= 0:
+        return draft.but(extra=0)
+    draft = _unplaced(draft)
+    there = _ranked(draft) - draft.spec.replicas
+    draft = draft.but(extra=_in_steps(draft, max(0, min(draft.status.extra, most, there))))
+    if _wanted_elsewhere(draft):
+        return _given_back(draft)
+    if draft.status.extra + draft.spec.replica_step > most or not _all_is_well(draft):
+        return draft
+    due = _due(draft)
+    if due is None or draft.now < due:
+        return draft if due is None else draft.wake_at(due)
+    return _grown(draft) if _room(draft) else draft.wake_in(c.GROWTH_POLL)
+
+
+def _in_steps(draft: Draft, extra: int) -> int:
+    """What is left of a step would stand by for ever: nobody asks for the rest of it."""
+    return extra - extra % draft.spec.replica_step
+
+
+def _ranked(draft: Draft) -> int:
+    """Workers that train or are to: what is lost of a growth is not replaced at once by a spare either."""
+    wanted = draft.status.in_phase(Phase.WANTED)
+    members = frozenset(draft.status.membership.member_uids())
+    idle = sum(worker.pod_uid not in members for worker in wanted)
+    return len(wanted) - min(draft.spec.spares, idle)
+
+
+def _unplaced(draft: Draft) -> Draft:
+    """There was no room after all: what found no node is not waited for, and not asked for again at once."""
+    if not draft.status.extra:
+        return draft
+    extra = draft.status.extra
+    for worker in _youngest(draft, extra):
+        if worker.node or worker.since is None:
+            continue
+        if draft.now - worker.since < c.GANG_BIND:
+            draft = draft.wake_at(worker.since + c.GANG_BIND)
+        else:
+            extra -= 1
+    return draft if extra == draft.status.extra else draft.but(extra=extra, grown_at=draft.now)
+
+
+def _youngest(draft: Draft, count: int) -> list[Worker]:
+    wanted = (worker for worker in draft.status.in_phase(Phase.WANTED) if not worker.spare)
+    return sorted(wanted, key=lambda worker: worker.incarnation)[-count:]
+
+
+def _wanted_elsewhere(draft: Draft) -> bool:
+    """Another job's gang has waited for a while. Every gang waits for a moment when it starts.
+
+    One that not even an empty cluster could hold would wait on in whatever room it is left.
+    """
+    line = draft.seen.line
+    if line is None:
+        return False
+    others = (rival for rival in waiting(line, but=draft.seen.job.key) if draft.now - rival.since > c.GANG_BIND)
+    return any(map(line.could_begin, others))
+
+
+def _given_back(draft: Draft) -> Draft:
+    if not draft.status.extra:
+        return draft
+    message = f"{draft.status.extra} workers beyond replicas leave: another job waits for their room"
+    return draft.but(extra=0, grown_at=draft.now).tell("RoomGivenBack", message)
+
+
+def _all_is_well(draft: Draft) -> bool:
+    """All workers train in one world, and nothing is being recovered from."""
+    best = newest_report(draft)
+    needed = draft.needed
+    unsettled = draft.status.in_phase(Phase.LEAVING, Phase.LOST)
+    open_incident = any(incident.resumed is None for incident in draft.status.incidents)
+    if best is None or best.world is None or unsettled or open_incident or draft.status.trouble is not None:
+        return False
+    return draft.status.holds(c.READY) and {worker.pod_uid for worker in needed} == set(best.world.members)
+
+
+def _due(draft: Draft) -> datetime | None:
+    ready = draft.status.condition(c.READY)
+    if ready is None:
+        return None
+    # A recovery may be over before Ready has turned false.
+    troubles = (incident.resumed for incident in draft.status.incidents if incident.resumed is not None)
+    since = max(ready.since, draft.status.grown_at or ready.since, *troubles)
+    return since + timedelta(seconds=draft.spec.grow_cooldown_seconds)
+
+
+def _room(draft: Draft) -> bool:
+    room = Room(draft.seen.nodes, draft.seen.usage, draft.now)
+    found, _ = place(draft.seen, room, planned(draft, draft.spec.replica_step), draft.avoided())
+    return len(found) == draft.spec.replica_step
+
+
+def _grown(draft: Draft) -> Draft:
+    extra = draft.status.extra + draft.spec.replica_step
+    message = (
+        f"the cluster has room: the job grows to {draft.spec.replicas + extra} workers,"
+        f" {draft.spec.max_replicas} are the most it may have"
+    )
+    return draft.but(extra=extra, grown_at=draft.now).tell("Growing", message)

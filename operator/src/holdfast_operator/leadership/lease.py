@@ -1,0 +1,188 @@
+"""Who leads: one Lease, held by one process at a time. Pure.
+
+Invariant: a leader has ended before anybody may take its Lease. It ends ``give_up_seconds`` after it sent the last
+renewal that was accepted, and no call of its begins later or takes longer than ``call_seconds``; a Lease is taken
+only by who has seen it unchanged for all of ``lease_seconds``. No two machines' clocks are compared: the times in a
+Lease are for people, what counts is how long we ourselves have seen it unchanged, on a clock that does not jump.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from holdfast_operator.api import names as c
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """How long a Lease lasts, and what follows from it."""
+
+    lease_seconds: int = c.LEASE_SECONDS
+
+    @property
+    def give_up_seconds(self) -> float:
+        """A leader that could not renew for so long ends."""
+        return self.lease_seconds * 2 / 3
+
+    @property
+    def call_seconds(self) -> tuple[float, float]:
+        """For connecting and for the answer of one call; together what is left after giving up."""
+        return (self.lease_seconds * 2 / 15, self.lease_seconds * 3 / 15)
+
+    @property
+    def round_seconds(self) -> float:
+        """Between two looks at the Lease."""
+        return self.lease_seconds * 2 / 15
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lease:
+    """The Lease as it stands in the cluster. ``holder`` is empty once it was given back."""
+
+    holder: str
+    url: str = ""
+    seconds: int = c.LEASE_SECONDS
+    acquired: str = ""
+    renewed: str = ""
+    transitions: int = 0
+    version: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sight:
+    """What one process knows. ``since``: when it first saw the Lease as it is; ``renewed_at``: when it sent its own
+    last accepted renewal, None while it does not lead. Both by its own clock."""
+
+    lease: Lease | None = None
+    since: float = 0.0
+    renewed_at: float | None = None
+
+
+class Step(Enum):
+    """What to do now."""
+
+    TAKE = "take the Lease"
+    RENEW = "renew it"
+    WAIT = "wait"
+    END = "end"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """A step and why, for the log."""
+
+    step: Step
+    why: str
+
+
+def decide(sight: Sight, now: float, me: str, terms: Terms) -> Decision:
+    """One process's next step."""
+    if sight.renewed_at is not None:
+        return _as_leader(sight, now, me, terms)
+    lease = sight.lease
+    if lease is None:
+        return Decision(step=Step.TAKE, why="there was no Lease")
+    if not lease.holder:
+        return Decision(step=Step.TAKE, why="the Lease had been given back")
+    if lease.holder == me:
+        return Decision(step=Step.TAKE, why="the Lease was ours before we started anew")
+    if now - sight.since > lease.seconds:
+        return Decision(step=Step.TAKE, why=f"{lease.holder} has not renewed the Lease for {lease.seconds} s")
+    return Decision(step=Step.WAIT, why=f"{lease.holder} leads")
+
+
+def _as_leader(sight: Sight, now: float, me: str, terms: Terms) -> Decision:
+    if not leads(sight, now, terms):
+        return Decision(step=Step.END, why=f"the Lease could not be renewed for {terms.give_up_seconds:.0f} s")
+    if sight.lease is None:
+        return Decision(step=Step.END, why="somebody deleted the Lease")
+    if sight.lease.holder != me:
+        return Decision(step=Step.END, why=f"{sight.lease.holder or 'nobody'} holds the Lease now")
+    return Decision(step=Step.RENEW, why="we lead")
+
+
+def leads(sight: Sight, now: float, terms: Terms) -> bool:
+    """Whether this process may act: also false for one that slept through the end of its Lease."""
+    return sight.renewed_at is not None and now < sight.renewed_at + terms.give_up_seconds
+
+
+def pause_seconds(sight: Sight, now: float, terms: Terms) -> float:
+    """Until the next look. A leader looks when it is to give up, not a round later: by then another one may lead."""
+    if sight.renewed_at is None:
+        return terms.round_seconds
+    return min(terms.round_seconds, max(0.0, sight.renewed_at + terms.give_up_seconds - now))
+
+
+def seen(before: Sight, lease: Lease | None, now: float) -> Sight:
+    """The sight after a read."""
+    same = lease is not None and before.lease is not None and _content(lease) == _content(before.lease)
+    return Sight(lease=lease, since=before.since if same else now, renewed_at=before.renewed_at)
+
+
+def _content(lease: Lease) -> tuple[str, str, int]:
+    return (lease.holder, lease.renewed, lease.transitions)
+
+
+def held(before: Lease | None, *, me: str, url: str, at: str, terms: Terms) -> Lease:
+    """What to write to take or renew it."""
+    same = before is not None and before.holder == me
+    return Lease(
+        holder=me,
+        url=url,
+        seconds=terms.lease_seconds,
+        acquired=before.acquired if before is not None and same else at,
+        renewed=at,
+        transitions=0 if before is None else before.transitions + (not same),
+        version=before.version if before is not None else "",
+    )
+
+
+def given_back(lease: Lease, *, at: str) -> Lease:
+    """What to write at a clean end: the next one need not wait."""
+    return Lease(
+        holder="",
+        seconds=1,
+        acquired=lease.acquired,
+        renewed=at,
+        transitions=lease.transitions,
+        version=lease.version,
+    )
+
+
+def lease_of(body: Json) -> Lease:
+    """From the API's JSON; somebody's edit may have left out anything."""
+    meta, spec = body.get("metadata") or {}, body.get("spec") or {}
+    return Lease(
+        holder=str(spec.get("holderIdentity") or ""),
+        url=str((meta.get("annotations") or {}).get(c.ANNOTATION_AGENTS_URL) or ""),
+        seconds=max(1, int(spec.get("leaseDurationSeconds") or c.LEASE_SECONDS)),
+        acquired=str(spec.get("acquireTime") or ""),
+        renewed=str(spec.get("renewTime") or ""),
+        transitions=int(spec.get("leaseTransitions") or 0),
+        version=str(meta.get("resourceVersion") or ""),
+    )
+
+
+def body_of(lease: Lease, namespace: str) -> dict[str, Any]:
+    """The object. With a version it replaces exactly that one, without one it is new."""
+    meta: dict[str, Any] = {
+        "name": c.LEASE_NAME,
+        "namespace": namespace,
+        "labels": {c.LABEL_APP_MANAGED_BY: c.MANAGED_BY},
+        "annotations": {c.ANNOTATION_AGENTS_URL: lease.url},
+    }
+    if lease.version:
+        meta["resourceVersion"] = lease.version
+    spec = {
+        "holderIdentity": lease.holder,
+        "leaseDurationSeconds": lease.seconds,
+        "acquireTime": lease.acquired or None,
+        "renewTime": lease.renewed or None,
+        "leaseTransitions": lease.transitions,
+    }
+    return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": spec}

@@ -1,0 +1,429 @@
+"""One operator process, put together: threads, servers, and the order in which they start and stop.
+
+Of several replicas one leads, by a Lease; the others stand by with full caches and serve probes and metrics. A leader
+that loses the Lease ends at once, whatever its threads are at: the program begins anew in its process, and stands by.
+The container goes on, so no back-off of the kubelet stands between an API server that is back and a leader.
+
+While the API server is away a process waits for it, at its start as well as in its watches. A watch that cannot go
+on for another reason ends the process, and the kubelet starts it again. Until then agents, probes and metrics are
+served by threads of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from kubernetes import client, config
+from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
+
+from holdfast_operator import __version__
+from holdfast_operator.agents.hub import AgentHub
+from holdfast_operator.agents.job_key import ensure_operator_key, job_key
+from holdfast_operator.agents.server import AgentServer, Limits
+from holdfast_operator.agents.server import Observer as AgentObserver
+from holdfast_operator.agents.tls import TlsKeeper
+from holdfast_operator.agents.token_review import TokenReviews, reviewer
+from holdfast_operator.cluster.cache import Cache
+from holdfast_operator.cluster.client import AT_LEISURE, Cluster
+from holdfast_operator.cluster.informer import Feed
+from holdfast_operator.cluster.secrets import ClusterSecrets
+from holdfast_operator.errors import ClusterError, ConflictError, OperatorError, RejectedError, SettingsError
+from holdfast_operator.leadership.elector import Calls, ClusterLease, Elector, LeaseStore
+from holdfast_operator.leadership.lease import Terms
+from holdfast_operator.reconcile.act import Actor
+from holdfast_operator.reconcile.event_writer import Teller
+from holdfast_operator.reconcile.observe import Observer
+from holdfast_operator.reconcile.reconciler import Outcome, Reconciler
+from holdfast_operator.remediation.controller import Keeper, make_keeper
+from holdfast_operator.runtime import logs
+from holdfast_operator.runtime.clock import SteadyClock
+from holdfast_operator.runtime.health import HealthServer
+from holdfast_operator.runtime.metrics import Metrics
+from holdfast_operator.runtime.workqueue import KeyedQueue
+from holdfast_operator.settings import Settings, from_environment
+from holdfast_operator.views import Platform
+
+logger = logging.getLogger(__name__)
+
+POOL = 32
+_ASK_AGAIN_SECONDS = 1.0
+# Of the API server as a whole; what it refuses us is no reason to wait.
+_AWAY = frozenset({429, 500, 502, 503, 504})
+
+
+def api_client(*, retries: bool | None = None) -> client.ApiClient:
+    """From inside a cluster, else from KUBECONFIG. ``retries=False``: a call is tried once, and ends in its time."""
+    configuration = client.Configuration()
+    configuration.retries = retries
+    try:
+        config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    except config.ConfigException:
+        config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    configuration.connection_pool_maxsize = POOL
+    return client.ApiClient(configuration)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What one process is made of."""
+
+    settings: Settings
+    cluster: Cluster
+    feed: Feed
+    queue: KeyedQueue
+    hub: AgentHub
+    observer: Observer
+    reconciler: Reconciler
+    metrics: Metrics
+    tls: TlsKeeper
+    agents: AgentServer
+    nodes: Keeper
+    teller: Teller
+    lease: LeaseStore
+    now: Callable[[], datetime]
+
+
+def assemble(settings: Settings, api: client.ApiClient, lease: LeaseStore, now: Callable[[], datetime]) -> Parts:
+    """Put the parts together. Reads the operator's own Secrets; starts nothing."""
+    store = ClusterSecrets(client.CoreV1Api(api), settings.namespace)
+    metrics, cache, cluster = Metrics(version=__version__), Cache(), Cluster(api)
+    queue = KeyedQueue(waited=metrics.queue_waited)
+    feed = Feed(cache, queue)
+    operator_key, ids = ensure_operator_key(store), random.Random()  # noqa: S311 - of publications, no secret
+    tls = TlsKeeper(store, settings.agents_names, on_bundle=lambda: _wake_all(cache, queue))
+    tls.refresh()
+    metrics.ca_expires(tls.authority_expires.timestamp())
+    hub = _hub(api, feed, metrics, now)
+    observer = Observer(
+        cluster=cluster,
+        cache=cache,
+        hub=hub,
+        platform=lambda: _platform(settings, tls),
+        key_of_job=lambda uid: job_key(operator_key, uid),
+        # One is drawn in each pass, and the system's own source is a call into the kernel.
+        nonce=lambda: f"{ids.getrandbits(32):08x}",
+        started_at=now(),
+    )
+    actor = Actor(cluster=cluster, hub=hub, identity=settings.identity, left_out=metrics.events_left_out)
+    reconciler = Reconciler(observer=observer, actor=actor, cache=cache, hub=hub, metrics=metrics, clock=now)
+    nodes = make_keeper(
+        settings.remediation,
+        api=api,
+        cache=cache,
+        metrics=metrics,
+        namespace=settings.namespace,
+        identity=settings.identity,
+        clock=now,
+    )
+    return Parts(
+        settings=settings,
+        cluster=cluster,
+        feed=feed,
+        queue=queue,
+        hub=hub,
+        observer=observer,
+        reconciler=reconciler,
+        metrics=metrics,
+        tls=tls,
+        agents=_agents(settings, hub, tls, nodes, metrics),
+        nodes=nodes,
+        teller=Teller(),
+        lease=lease,
+        now=now,
+    )
+
+
+def _hub(api: client.ApiClient, feed: Feed, metrics: Metrics, now: Callable[[], datetime]) -> AgentHub:
+    """Hears nobody before this process leads."""
+    tokens = TokenReviews(reviewer(client.AuthenticationV1Api(api)))
+    hub = AgentHub(
+        tokens,
+        feed.report,
+        recall=tokens.recall,
+        due=tokens.due,
+        clock=now,
+        on_repeat=metrics.report_repeated,
+        on_check=metrics.preflight_checked,
+        on_unheard=metrics.report_unheard,
+    )
+    hub.stand_by()
+    return hub
+
+
+def _agents(settings: Settings, hub: AgentHub, tls: TlsKeeper, nodes: Keeper, metrics: Metrics) -> AgentServer:
+    return AgentServer(
+        hub,
+        tls.context,
+        host=settings.host or None,
+        port=settings.agents_port,
+        limits=Limits.within(settings.memory_bytes),
+        observer=AgentObserver(answered=metrics.agent_request, polls=metrics.polls_held),
+        alerts=nodes.inbox,
+    )
+
+
+def _platform(settings: Settings, tls: TlsKeeper) -> Platform:
+    return Platform(
+        sidecar_image=settings.sidecar_image,
+        agents_url=settings.agents_url,
+        ca_bundle=tls.bundle,
+        sidecar_pull_policy=settings.sidecar_pull_policy,
+        sidecar_user=settings.sidecar_user,
+        sidecar_resources=settings.sidecar_resources,
+        metadata_url=settings.metadata_url,
+        dcgm_url=settings.dcgm_url,
+        image_pull_secrets=settings.image_pull_secrets,
+        network_policies=settings.network_policies,
+        disruption_budgets=settings.disruption_budgets,
+    )
+
+
+def _wake_all(cache: Cache, queue: KeyedQueue) -> None:
+    for body in cache.jobs():
+        queue.add(f"{body['metadata'].get('namespace', '')}/{body['metadata']['name']}")
+
+
+class Process:
+    """Starts and stops the parts. ``stop`` may be called at any time and more than once.
+
+    ``lost`` is told why the Lease is lost, and ends the process; ``ended`` is set by who tells it to end before it
+    serves.
+    """
+
+    def __init__(self, parts: Parts, lost: Callable[[str], None], ended: threading.Event) -> None:
+        self._parts = parts
+        self._ended = ended
+        self._elector = Elector(
+            parts.lease,
+            Calls(elected=self._lead, ended=lost, follows=parts.hub.stand_by),
+            me=parts.settings.identity,
+            url=parts.settings.own_url,
+            terms=Terms(lease_seconds=parts.settings.lease_seconds),
+            now=parts.now,
+        )
+        self._stop = threading.Event()
+        self._synced = threading.Event()
+        self._threads: list[threading.Thread] = []
+        live = {
+            "agents-api": parts.agents.alive,
+            "election": self._elector.alive,
+            "workers": self._workers_live,
+            "nodes": parts.nodes.alive,
+            "events": parts.teller.alive,
+        }
+        ready = {"synced": self._synced.is_set, "agents-api": parts.agents.alive}
+        settings = parts.settings
+        self.health = HealthServer(
+            parts.metrics.render, live=live, ready=ready, host=settings.host, port=settings.http_port
+        )
+
+    @property
+    def feed(self) -> Feed:
+        """Where watches go."""
+        return self._parts.feed
+
+    def start(self) -> bool:
+        """Serve probes, take a full list, then ask for the Lease; then ``_lead``. False: told to end."""
+        parts = self._parts
+        parts.agents.start()
+        self.health.start()
+        parts.tls.start()
+        self._elector.look()
+        while not self._listed():
+            if self._ended.wait(_ASK_AGAIN_SECONDS):
+                return False
+        self._synced.set()
+        self._thread(self._keep_fresh, "relist")
+        self._elector.start()
+        return True
+
+    def _listed(self) -> bool:
+        try:
+            self._parts.feed.relist(self._parts.cluster, self._parts.settings.watch_namespaces)
+        except RejectedError:
+            raise
+        except ClusterError as error:
+            logger.warning("the first full list failed, it is tried again: %s", error)
+            return False
+        self._parts.metrics.listed(self._parts.now().timestamp())
+        return True
+
+    def _lead(self) -> None:
+        """Hear agents and work. Every job is in the queue since the full list."""
+        parts = self._parts
+        parts.observer.begin(parts.now())
+        parts.hub.take_over()
+        parts.metrics.leads()
+        # Not before: in a standby's queue all jobs wait, and nobody is late.
+        parts.metrics.queue_depth(parts.queue.depth)
+        for number in range(parts.settings.workers):
+            self._thread(self._work, f"worker-{number}")
+        parts.nodes.start()
+        parts.teller.start()
+
+    def stop(self) -> None:
+        """Let the passes in flight end, then the servers."""
+        self._stop.set()
+        self._parts.queue.close()
+        self._parts.nodes.stop()
+        for thread in self._threads:
+            thread.join(15.0)
+        self._parts.hub.stand_by()
+        idle = not any(thread.is_alive() for thread in self._threads)
+        self._elector.stop(give_back=idle)
+        self._parts.teller.stop()
+        self._parts.agents.stop()
+        self._parts.tls.stop()
+        self.health.stop()
+
+    def _thread(self, target: object, name: str) -> None:
+        thread = threading.Thread(target=target, name=name, daemon=True)  # type: ignore[arg-type]
+        self._threads.append(thread)
+        thread.start()
+
+    def _workers_live(self) -> bool:
+        return not self._synced.is_set() or all(thread.is_alive() for thread in self._threads)
+
+    def _work(self) -> None:
+        queue = self._parts.queue
+        while (key := queue.get()) is not None:
+            if not self._elector.leads():
+                # We slept through the end of our Lease: another one leads, and the elector is about to end us.
+                queue.done(key, failed=True)
+                continue
+            with logs.about(key):
+                self._pass(key)
+
+    def _pass(self, key: str) -> None:
+        started, queue, metrics = time.monotonic(), self._parts.queue, self._parts.metrics
+        result, outcome = "error", Outcome()
+        try:
+            outcome = self._parts.reconciler.run(key)
+            result = "error" if outcome.failure is not None else "ok"
+        except ConflictError:
+            result = "conflict"
+        except ClusterError as error:
+            logger.warning("the pass failed, it is tried again: %s", error)
+        except Exception:
+            # One job that trips us must not stop the others; it comes back after a pause.
+            logger.exception("the pass failed unexpectedly, it is tried again")
+        finally:
+            queue.done(key, failed=result != "ok", requeue_after=outcome.requeue_after)
+            metrics.reconciled(result, time.monotonic() - started)
+        if outcome.tell is not None:
+            self._parts.teller.add(key, outcome.tell)
+
+    def _keep_fresh(self) -> None:
+        parts = self._parts
+        while not self._stop.wait(parts.settings.relist_seconds):
+            try:
+                parts.reconciler.refresh()
+                parts.feed.relist(parts.cluster, parts.settings.watch_namespaces, pace=AT_LEISURE)
+                parts.metrics.listed(parts.now().timestamp())
+                parts.metrics.ca_expires(parts.tls.authority_expires.timestamp())
+            except OperatorError as error:
+                logger.warning("the full list failed, what is known stays: %s", error)
+
+
+def _begin_anew(why: str) -> None:
+    """At once: what threads are at would be done beside the next leader. Of this process only its id is left."""
+    logger.error("the operator begins anew: %s", why)
+    try:
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - no shell is wanted
+    except OSError:
+        os._exit(1)
+
+
+def _assembled(settings: Settings, lease: LeaseStore, ended: threading.Event) -> Parts | None:
+    """The parts, as soon as the API server answers; None if we are told to end before that. Probes find us alive."""
+    waiting = HealthServer(
+        lambda: b"", live={}, ready={"api-server": lambda: False}, host=settings.host, port=settings.http_port
+    )
+    waiting.start()
+    try:
+        while not ended.is_set():
+            try:
+                lease.read()  # first, as it is asked once and within seconds
+                return assemble(settings, api_client(), lease, SteadyClock())
+            except (ClusterError, ApiException, HTTPError) as error:
+                if _refused(error):
+                    raise
+                logger.warning("the API server does not answer, it is asked again: %s", error)
+                ended.wait(_ASK_AGAIN_SECONDS)
+        return None
+    finally:
+        waiting.stop()
+
+
+def _refused(error: Exception) -> bool:
+    """It answered, and waiting does not help."""
+    return isinstance(error, RejectedError) or (isinstance(error, ApiException) and error.status not in _AWAY)
+
+
+# The API server takes values that are nested 10,000 deep, and one job that cannot be decoded would end every list and
+# watch. A level takes less than 200 bytes of a thread's stack.
+_JSON_DEPTH = 12_000
+_MOST_NESTED = 10_000
+
+
+def _decodes_deep() -> bool:
+    """Whether this Python decodes whatever the API server admits: 3.12 has a limit of its own, some 5,000 levels."""
+    try:
+        json.loads("[" * _MOST_NESTED + "]" * _MOST_NESTED)
+    except RecursionError:
+        return False
+    return True
+
+
+def main() -> int:
+    """Run until a signal ends it (0) or watching is no longer possible (1); wrong settings end it at once (78)."""
+    sys.setrecursionlimit(_JSON_DEPTH)
+    try:
+        settings = from_environment()
+    except SettingsError as error:
+        logs.set_up("INFO")
+        logger.critical("%s", error)
+        return os.EX_CONFIG
+    logs.set_up(settings.log_level)
+    # Its INFO is a line for each event that a handler took.
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)
+    logger.info("holdfast operator %s starts", __version__)
+    if not _decodes_deep():
+        logger.warning("one job that is nested deep ends all watches under this Python: use 3.11, or 3.13 and later")
+    terms = Terms(lease_seconds=settings.lease_seconds)
+    lease = ClusterLease(Cluster(api_client(retries=False), seconds=terms.call_seconds), settings.namespace)
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    parts = _assembled(settings, lease, ended)
+    if parts is None:
+        logger.info("the operator ends as it was told to")
+        return 0
+    return _serve(parts, ended)
+
+
+def _serve(parts: Parts, ended: threading.Event) -> int:
+    from holdfast_operator.cluster import watches
+
+    process = Process(parts, _begin_anew, ended)
+    try:
+        if process.start() and not ended.is_set():
+            watches.serve(process.feed, parts.settings.watch_namespaces, ended)
+    except Exception:
+        logger.exception("the operator ends: it cannot watch the cluster")
+        return 1
+    finally:
+        process.stop()
+    logger.info("the operator ends as it was told to")
+    return 0

@@ -1,0 +1,221 @@
+"""All writes of a pass. The status first, on the version that was read; then the actions in order; then the events.
+
+Every action is idempotent and means one object by UID, so a pass that dies anywhere is made good by the next.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from holdfast_operator.agents.hub import AgentHub
+from holdfast_operator.api import names as c
+from holdfast_operator.api.job import Job, format_time, rendezvous_service
+from holdfast_operator.cluster.client import Cluster
+from holdfast_operator.decision.plan import (
+    Action,
+    ApplyChildren,
+    CreatePod,
+    DeleteJob,
+    DeletePod,
+    Event,
+    LabelPod,
+    LiftGate,
+    Plan,
+    Publish,
+    RestorePod,
+)
+from holdfast_operator.errors import ClusterError, ConflictError, NotFoundError, RejectedError
+from holdfast_operator.reconcile.observe import Memory
+from holdfast_operator.runtime.rate_limit import Rate, Rates
+from holdfast_operator.views import Refusal
+
+logger = logging.getLogger(__name__)
+
+Json = Mapping[str, Any]
+
+# Of one job's events. A large job has one or two for each worker when all of them leave at once.
+EVENTS = Rate(a_second=1.0, at_once=200)
+
+
+class Actor:
+    """Writes. ``identity`` names this process in events; ``left_out`` is told how many were too many."""
+
+    def __init__(
+        self, *, cluster: Cluster, hub: AgentHub, identity: str, left_out: Callable[[int], None] = lambda _n: None
+    ) -> None:
+        self._cluster = cluster
+        self._hub = hub
+        self._identity = identity
+        self._left_out = left_out
+        self._rates = Rates(EVENTS)
+
+    def write_status(self, job: Job, plan: Plan) -> Json | None:
+        """The job as written; None when there was nothing to write. Raises ``ConflictError``: plan again."""
+        patch = status_patch(job.raw_status, plan.status.to_json())
+        if not patch:
+            return None
+        who = {
+            "namespace": job.namespace,
+            "name": job.name,
+            "uid": job.uid,
+            "resourceVersion": job.resource_version,
+        }
+        return self._cluster.patch_status(who, patch)
+
+    def act(self, job: Job, plan: Plan, memory: Memory) -> tuple[Memory, ClusterError | None]:
+        """Do the plan's actions; returns what is to be remembered, and why some are to be tried again.
+
+        What is refused or not answered stops only its like: launchers are told what they are to do also where no pod
+        can be made.
+        """
+        refusal: Refusal | None = None
+        failure: ClusterError | None = None
+        stopped: set[type[Action]] = set()
+        for action in plan.actions:
+            if type(action) in stopped:
+                continue
+            try:
+                memory = self._do(job, action, memory, plan.decided_at)
+            except (ConflictError, NotFoundError) as error:
+                logger.info("%s is no longer as it was seen: %s", _named(action), error)
+            except RejectedError as error:
+                logger.warning("%s", error)
+                if isinstance(action, RestorePod | LabelPod):
+                    continue  # a pod whose labels an admission controller keeps is no reason to create no others
+                refusal = Refusal(reason=error.reason, message=str(error))
+                stopped.add(CreatePod)
+            except ClusterError as error:
+                logger.warning("%s is tried again: %s", _named(action), error)
+                failure = failure or error
+                stopped.add(type(action))
+                if isinstance(action, CreatePod | ApplyChildren):
+                    refusal = refusal or Refusal(reason="CreationFailed", message=str(error))
+                    stopped.add(CreatePod)
+        return _remembered(memory, plan, refusal), failure
+
+    def _do(self, job: Job, action: Action, memory: Memory, now: datetime) -> Memory:
+        match action:
+            case ApplyChildren():
+                made = [self._cluster.apply(dict(manifest)) for manifest in action.manifests]
+                address = cluster_ip(made, rendezvous_service(job.name))
+                return replace(memory, applied=action.digest, applied_at=now, rendezvous_ip=address)
+            case CreatePod():
+                created = self._cluster.create_pod(dict(action.manifest))
+                if created is not None:
+                    logger.info("created pod %s", action.name)
+                    self._hub.bind(str(created["metadata"]["uid"]), job.uid)
+            case LiftGate():
+                self._cluster.lift_gate(job.namespace, action.name, action.uid, dict(action.node_labels))
+            case LabelPod():
+                self._cluster.label_pod(job.namespace, action.name, action.uid, {c.LABEL_INDEX: action.index})
+            case RestorePod():
+                self._cluster.restore_pod(job.namespace, action.name, action.uid, action.marks)
+            case DeletePod():
+                logger.info("deleting pod %s: %s", action.name, action.why)
+                self._cluster.delete_pod(job.namespace, action.name, action.uid)
+            case DeleteJob():
+                logger.info("deleting the job: %s", action.why)
+                self._cluster.delete_job(job.namespace, job.name, action.uid)
+            case Publish():
+                self._hub.publish(job.uid, action.document)
+                return replace(memory, published=action.revision)
+        return memory
+
+    def granted(self, job: Job, events: tuple[Event, ...], now: datetime) -> tuple[Event, ...]:
+        """Those that the job may tell now: what its pods report must not fill the API server."""
+        shown = [event for event in events if not self._rates.take(job.uid, now.timestamp())]
+        more = len(events) - len(shown)
+        if more:
+            self._left_out(more)
+        if more and shown:
+            words = f"{shown[-1].message} (and {more} more events, which are left out)"
+            shown[-1] = replace(shown[-1], message=words)
+        return tuple(shown)
+
+    def tell(self, job: Job, events: tuple[Event, ...], now: datetime) -> None:
+        """Events for ``kubectl describe``. One that cannot be written costs only itself."""
+        for number, event in enumerate(events):
+            logger.log(logging.WARNING if event.warning else logging.INFO, "%s: %s", event.reason, event.message)
+            try:
+                self._cluster.tell(event_manifest(job, event, now, number, self._identity))
+            except ClusterError as error:
+                logger.warning("an event was not written: %s", error)
+
+
+def _remembered(memory: Memory, plan: Plan, refusal: Refusal | None) -> Memory:
+    """A refusal is remembered until the creation that it was about succeeds."""
+    tried = any(isinstance(action, CreatePod | ApplyChildren) for action in plan.actions)
+    return replace(memory, refusal=refusal if tried or refusal else memory.refusal)
+
+
+def cluster_ip(made: Iterable[Json], name: str) -> str:
+    """The address of the Service of this name, if it is among these."""
+    found = (item.get("spec") or {} for item in made if (item.get("metadata") or {}).get("name") == name)
+    return next((str(spec["clusterIP"]) for spec in found if spec.get("clusterIP")), "")
+
+
+def _named(action: Action) -> str:
+    return f"{type(action).__name__} {getattr(action, 'name', '')}".strip()
+
+
+def event_manifest(job: Job, event: Event, now: datetime, number: int, identity: str) -> dict[str, Any]:
+    """events.k8s.io/v1."""
+    stamp = int(now.timestamp() * 1_000_000) + number
+    return {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"name": f"{job.name}.{stamp:x}", "namespace": job.namespace},
+        "eventTime": format_time(now),
+        "reportingController": c.REPORTING_CONTROLLER,
+        "reportingInstance": identity[:128] or "unknown",
+        "action": "Reconcile",
+        "type": "Warning" if event.warning else "Normal",
+        "reason": event.reason[:128],
+        "note": note_of(event.message),
+        "regarding": {
+            "apiVersion": f"{c.GROUP}/{c.API_VERSION}",
+            "kind": c.KIND,
+            "namespace": job.namespace,
+            "name": job.name,
+            "uid": job.uid,
+        },
+    }
+
+
+def note_of(message: str) -> str:
+    """What fits in an event, which is counted in bytes: the end, for there a traceback says what went wrong."""
+    encoded = message.encode(errors="replace")
+    if len(encoded) <= c.MAX_MESSAGE:
+        return encoded.decode()
+    start = "…".encode()
+    return (start + encoded[len(encoded) - c.MAX_MESSAGE + len(start) :]).decode(errors="ignore")
+
+
+def without_nulls(value: Any) -> Any:
+    """The same without null fields: the API server drops them or refuses them."""
+    if isinstance(value, Mapping):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [without_nulls(item) for item in value]
+    return value
+
+
+def status_patch(before: Json, after: Json) -> dict[str, Any]:
+    """RFC 7396: what turns ``before`` into ``after``; lists go as a whole, null removes.
+
+    A field that ``after`` does not have at all is of another version of the operator, and stays.
+    """
+    patch: dict[str, Any] = {}
+    for key, value in after.items():
+        old, new = before.get(key), without_nulls(value)
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            inner = status_patch(old, value)
+            if inner:
+                patch[key] = inner
+        elif without_nulls(old) != new:
+            patch[key] = new
+    return patch

@@ -1,0 +1,431 @@
+"""All reads of a pass, in one place: cluster, caches and agents' reports become one frozen ``Observed``.
+
+``cached`` costs next to nothing and shows whether there is anything to do; ``live`` reads the job and its pods anew
+and is what is acted on: nothing is ever done to pods on the word of a cache.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import partial
+from operator import itemgetter
+from typing import Any
+from zlib import crc32
+
+from holdfast_operator.agents.hub import AgentHub
+from holdfast_operator.api import names as c
+from holdfast_operator.api.job import Job, parse_job, parse_scheduling, parse_time, pod_name
+from holdfast_operator.api.pod_template import check
+from holdfast_operator.api.status import Phase, Status, Worker
+from holdfast_operator.cluster.cache import Cache, job_key, owner_of
+from holdfast_operator.cluster.client import Cluster
+from holdfast_operator.cluster.memo import Memo
+from holdfast_operator.cluster.pod_events import PodEvents
+from holdfast_operator.decision.lifecycle.unreadable_spec import REASON as UNREADABLE
+from holdfast_operator.errors import UnreadableError
+from holdfast_operator.reconcile.torchrun_reports import spoken_for
+from holdfast_operator.scheduling.gang_queue import Known, standing_of
+from holdfast_operator.scheduling.gang_queue_cache import Lines
+from holdfast_operator.views import (
+    NodeView,
+    Observed,
+    Platform,
+    PodView,
+    Refusal,
+    Renewals,
+    Report,
+    Rival,
+    Standing,
+    parse_node,
+    parse_pod,
+    read_renewal,
+)
+
+logger = logging.getLogger(__name__)
+
+Json = Mapping[str, Any]
+
+EVENTS_AFTER = timedelta(seconds=8)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """What this process knows of a job beyond the cluster; losing it costs a few calls."""
+
+    refusal: Refusal | None = None
+    applied: str = ""
+    applied_at: datetime | None = None
+    published: int = -1
+    rendezvous_ip: str = ""
+
+
+class Observer:
+    """Reads. ``started_at``: when this process began to decide; until a while after it, silence means nothing."""
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        cache: Cache,
+        hub: AgentHub,
+        platform: Callable[[], Platform],
+        key_of_job: Callable[[str], str],
+        nonce: Callable[[], str],
+        started_at: datetime,
+    ) -> None:
+        self._cluster = cluster
+        self._cache = cache
+        self._hub = hub
+        self._platform = platform
+        self._key_of_job = key_of_job
+        self._nonce = nonce
+        self._started_at = started_at
+        self._jobs: Memo[Json, tuple[Job, Status]] = Memo(_job_and_status)
+        self._pods: Memo[Json, PodView] = Memo(parse_pod)
+        self._graves: Memo[Json, PodView] = Memo(partial(parse_pod, absent=True))
+        self._views: Memo[Json, NodeView] = Memo(parse_node)
+        self._node_views: tuple[int, Mapping[str, NodeView]] = (-1, {})
+        self._renewals: dict[str, Renewals] = {}
+        self._waiting: Memo[Json, Rival | None] = Memo(rival_of)
+        self._lines = Lines(self._known)
+        self._events = PodEvents(cluster.pod_events)
+
+    def forget(self) -> None:
+        """Keep nothing of objects that are gone."""
+        for memo in (self._jobs, self._pods, self._graves, self._views, self._waiting):
+            memo.clear()
+        known = {str(body["metadata"]["name"]) for body in self._cache.nodes()}
+        self._renewals = {name: row for name, row in self._renewals.copy().items() if name in known}
+        self._events.forget()
+
+    def begin(self, at: datetime) -> None:
+        """This process decides from now on: nobody has reported to it before."""
+        self._started_at = at
+
+    def cached(self, key: str, memory: Memory, now: datetime) -> Observed | None:
+        """What the caches know; None if there is no such job."""
+        body = self._cache.job(key)
+        if body is None:
+            return None
+        return self._observed(body, self._cache.pods_of(str(body["metadata"]["uid"])), memory, now)
+
+    def live(self, key: str, memory: Memory, now: datetime) -> Observed | None:
+        """What the API server says now."""
+        namespace, _, name = key.partition("/")
+        body = self._cluster.job(namespace, name)
+        if body is None:
+            return None
+        self._cache.put_job(body)
+        uid = str(body["metadata"]["uid"])
+        listing = self._cluster.pods(namespace, f"{c.POD_SELECTOR},{c.LABEL_JOB}={name}")
+        pods = [pod for pod in listing.items if (owner := owner_of(pod)) is not None and owner["uid"] == uid]
+        for pod in pods:
+            self._cache.put_pod(pod)
+        for pod in replace(listing, items=pods).absent(self._cache.pods_of(uid)):
+            self._cache.drop_pod(pod)
+        job, status = self._jobs(key, body)
+        graves = {_uid(grave): self._graves(_uid(grave), grave) for grave in self._cache.tombstones_of(uid)}
+        pods += self._unlisted(job, unlisted(status, {_uid(pod) for pod in pods}, graves), now)
+        return self._observed(body, pods, memory, now, at_once=True)
+
+    def _unlisted(self, job: Job, workers: Iterable[Worker], now: datetime) -> list[Json]:
+        """Pods of these workers that exist all the same: somebody changed what they are listed by.
+
+        A UID that is gone by a direct read never comes back, so each is asked for once.
+        """
+        found: list[Json] = []
+        for worker in workers:
+            name = pod_name(job.name, worker.incarnation)
+            pod = self._cluster.pod(job.namespace, name)
+            if pod is not None and _uid(pod) == worker.pod_uid:
+                self._cache.put_pod(pod)
+                found.append(pod)
+                continue
+            report = self._report(worker.pod_uid)
+            if report is not None and report.fresh(now):
+                logger.warning("pod %s is gone from the API server, and reported a moment ago", name)
+        return found
+
+    def _observed(
+        self, body: Json, pods: Iterable[Json], memory: Memory, now: datetime, *, at_once: bool = False
+    ) -> Observed:
+        """``at_once``: nodes whose kubelet is to prove an end are read again."""
+        job, status = self._jobs(job_key(body), body)
+        views = [self._pods(_uid(pod), pod) for pod in _in_namespace(job, pods)]
+        known = {view.uid for view in views}
+        graves = [self._graves(_uid(pod), pod) for pod in _in_namespace(job, self._cache.tombstones_of(job.uid))]
+        views += [view for view in graves if view.uid not in known]
+        for view in views:
+            here = not (view.absent or view.terminal or view.leaving)
+            self._hub.bind(view.uid, job.uid, view.ip if here else "")
+        told = filter(None, (self._report(view.uid) for view in views))
+        reports = spoken_for(job, status, views, told)
+        return Observed(
+            job=job,
+            status=status,
+            platform=self._platform(),
+            job_key=self._key_of_job(job.uid),
+            nonce=self._nonce(),
+            started_at=self._started_at,
+            pods=tuple(sorted(self._with_events(job, views, now), key=lambda view: view.name)),
+            nodes=self._nodes(status, views, reports, now, at_once=at_once),
+            reports=reports,
+            line=self._lines.of(job.key, now) if _gang_waits(status) or _may_grow(job) else None,
+            usage=self._cache.usage(),
+            refusal=memory.refusal,
+            applied=self._applied(job, status, memory, now),
+            jobs=self._cache.count(),
+            published=memory.published,
+            rendezvous_ip=memory.rendezvous_ip,
+        )
+
+    def _applied(self, job: Job, status: Status, memory: Memory, now: datetime) -> str:
+        """The digest of the children that are taken to be there. They are applied anew now and then, for somebody may
+        have deleted them; each job at a time of its own, and seldom where there are many.
+
+        A new process takes the status's word, or each start would apply all of them at once.
+        """
+        share = 1 + crc32(job.uid.encode()) / 2**32
+        lasts = max(c.APPLY_AGAIN, c.APPLY_FOR_EACH_JOB * self._cache.count()) * share
+        return (memory.applied or status.applied) if now - (memory.applied_at or self._started_at) < lasts else ""
+
+    def _report(self, pod_uid: str) -> Report | None:
+        found = self._hub.latest(pod_uid)
+        return found.said if found is not None else None
+
+    def _with_events(self, job: Job, views: list[PodView], now: datetime) -> list[PodView]:
+        """Some troubles, such as volumes that cannot be mounted, are told in events only."""
+        told = self._events.of(job.uid, job.namespace, [view.uid for view in views if _hangs_back(view, now)], now)
+        return [
+            replace(view, warnings=told[view.uid].warnings, pulling=told[view.uid].pulling)
+            if view.uid in told
+            else view
+            for view in views
+        ]
+
+    # Nodes
+
+    def _nodes(
+        self, status: Status, pods: Iterable[PodView], reports: Iterable[Report], now: datetime, *, at_once: bool
+    ) -> tuple[NodeView, ...]:
+        """All nodes; those of workers are asked for anew where their life is in doubt."""
+        views = self._all_nodes()
+        used = {worker.node for worker in status.workers if worker.node} | {pod.node for pod in pods if pod.node}
+        for name in used - views.keys():
+            found = self._cluster.node(name)
+            if found is not None:
+                self._cache.put_node(found)
+                views = self._all_nodes()
+        anew: dict[str, NodeView | None] = {}
+        awaited = {worker.node for worker in status.in_phase(Phase.LOST, Phase.LEAVING) if worker.absent_since}
+        for name in doubtful(status, views, tuple(reports), now) & views.keys():
+            anew[name] = self._node_anew(name, now, read=at_once and name in awaited)
+        seen = (anew.get(name, view) for name, view in views.items())
+        return tuple(view for view in seen if view is not None)
+
+    def _node_anew(self, name: str, now: datetime, *, read: bool) -> NodeView | None:
+        """A node with its Lease; None if it is gone. A deleted node's Lease goes with it: without one, it is read."""
+        lease, body = self._cluster.lease(name), self._cache.node(name)
+        if read or lease is None:
+            known, body = body, self._cluster.node(name)
+            if body is not None:
+                self._cache.put_node(body)
+            elif known is not None:
+                self._cache.drop_node(known)
+        if body is None:
+            return None
+        view = parse_node(body, lease)
+        row = read_renewal(self._renewals.get(name), view.lease_renewed, ready=view.ready, now=now)
+        if row is None:
+            self._renewals.pop(name, None)
+            return view
+        self._renewals[name] = row
+        return replace(view, renewals=row)
+
+    def _all_nodes(self) -> Mapping[str, NodeView]:
+        """By name, in its order; made anew when one has changed."""
+        changes = self._cache.node_changes()
+        known, views = self._node_views
+        if known != changes:
+            bodies = sorted(
+                ((str(body["metadata"]["name"]), body) for body in self._cache.nodes()), key=itemgetter(0)
+            )
+            views = {name: self._views(name, body) for name, body in bodies}
+            self._node_views = changes, views
+        return views
+
+    # Other jobs
+
+    def _known(self) -> Known:
+        jobs = {job_key(body): body for body in self._cache.jobs()}
+        rivals = tuple(filter(None, (self._waiting(key, body) for key, body in jobs.items())))
+        standings = {rival.key: self._standing(rival) for rival in rivals}
+        unseen = {key for key, standing in standings.items() if standing is None}
+        return Known(
+            nodes=tuple(self._all_nodes().values()),
+            usage=self._cache.usage(),
+            rivals=tuple(_standing(rival, standings[rival.key]) for rival in rivals),
+            jobs=frozenset(jobs.keys() - unseen),
+        )
+
+    def _standing(self, rival: Rival) -> Standing | None:
+        """Pods tell their priority, so without any it is not known where the gang stands."""
+        namespace = rival.key.partition("/")[0]
+        own = (pod for pod in self._cache.pods_of(rival.uid) if pod["metadata"].get("namespace") == namespace)
+        views = (self._pods(_uid(pod), pod) for pod in own)
+        return standing_of(view for view in views if not (view.bound or view.terminal or view.leaving))
+
+
+def _standing(rival: Rival, standing: Standing | None) -> Rival:
+    return rival if standing is None or standing == rival.standing else replace(rival, standing=standing)
+
+
+def _job_and_status(body: Json) -> tuple[Job, Status]:
+    job = parse_job(body)
+    return job, Status.from_json(job.raw_status)
+
+
+def _in_namespace(job: Job, pods: Iterable[Json]) -> Iterator[Json]:
+    """Pods of the job's own namespace.
+
+    Whoever may create pods anywhere may write any owner into them; one of elsewhere must not be handed the job's key
+    nor be heard as its worker.
+    """
+    return (pod for pod in pods if pod["metadata"].get("namespace") == job.namespace)
+
+
+def _uid(body: Json) -> str:
+    return str(body["metadata"]["uid"])
+
+
+def _hangs_back(view: PodView, now: datetime) -> bool:
+    """It has a node and has had the time to start there, or no scheduler has reported about it in that time."""
+    young = view.created is None or now - view.created < EVENTS_AFTER
+    explained = view.unschedulable or view.gated or view.held_by
+    return view.phase == "Pending" and not (young or view.absent) and (view.bound or not explained)
+
+
+def _gang_waits(status: Status) -> bool:
+    return not status.workers or any(worker.gated for worker in status.workers)
+
+
+def _may_grow(job: Job) -> bool:
+    return job.spec is not None and job.spec.max_replicas > job.spec.replicas
+
+
+def unlisted(status: Status, listed: set[str], graves: Mapping[str, PodView]) -> list[Worker]:
+    """Workers whose pod is listed no more, and nothing shows yet that its object is gone.
+
+    A pod that ended needs no such proof. One that never ran and that we deleted is gone whoever labelled it.
+    """
+    return [
+        worker
+        for worker in status.workers
+        if worker.known
+        and worker.phase is not Phase.ENDED
+        and worker.absent_since is None
+        and worker.pod_uid not in listed
+        and not (worker.ordered and not worker.node)
+        and not (worker.pod_uid in graves and graves[worker.pod_uid].terminal)
+    ]
+
+
+def doubtful(status: Status, nodes: Mapping[str, NodeView], reports: tuple[Report, ...], now: datetime) -> set[str]:
+    """Nodes of workers that are not ready, whose pods are silent, lost to their peers, or gone without a proof."""
+    lost = {uid for report in reports if report.fresh(now) for uid in report.lost_members}
+    heard = {report.pod_uid for report in reports if report.fresh(now)}
+    found = set()
+    for worker in status.workers:
+        if not worker.node or worker.phase is Phase.ENDED:
+            continue
+        node = nodes.get(worker.node)
+        silent = worker.ready_at is not None and worker.pod_uid not in heard
+        if node is None or not node.ready or silent or worker.pod_uid in lost or worker.absent_since is not None:
+            found.add(worker.node)
+    return found
+
+
+def rival_of(body: Json) -> Rival | None:
+    """A job whose gang has no place yet and may get one. Read sparsely: this runs over all jobs."""
+    status = _part(body, "status")
+    ended = any(
+        condition.get("status") == "True"
+        and (condition.get("type") in (c.COMPLETE, c.FAILED) or condition.get("reason") == UNREADABLE)
+        for condition in _objects(status, "conditions")
+    )
+    workers = _part(_part(body, "spec"), "workers")
+    out = ended or (body.get("spec") or {}).get("suspend") or body["metadata"].get("deletionTimestamp")
+    if out or not isinstance(workers.get("replicas"), int):
+        return None
+    listed = _objects(_part(status, "placement"), "workers")
+    gated = [worker for worker in listed if worker.get("phase") == Phase.WANTED and worker.get("gated")]
+    waiting = sum(1 for worker in gated if not worker.get("node")) if listed else workers["replicas"]
+    created = parse_time(body["metadata"].get("creationTimestamp"))
+    pod_spec = _part(_part(workers, "template"), "spec")
+    if not waiting or created is None or not _readable(pod_spec):
+        return None
+    gang = _part(status, "gang")
+    if not gang.get("liftedAt") and _cannot_lift(status):
+        return None
+    try:
+        scheduling = parse_scheduling(body["spec"])
+    except UnreadableError:
+        return None
+    if not scheduling.gang:
+        return None  # its pods take what the scheduler finds, so there is no turn to keep for them
+    if scheduling.queue and not gang.get("liftedAt") and (gang.get("queued") or not listed):
+        return None  # it may have to wait for its quota for ever, whatever room there is
+    unplaced = [worker for worker in gated if not worker.get("node")]
+    return Rival(
+        key=job_key(body),
+        uid=str(body["metadata"].get("uid", "")),
+        created=created,
+        since=parse_time(gang.get("since")) or created,
+        lifted=bool(gang.get("liftedAt")),
+        pods=waiting,
+        pod_spec=pod_spec,
+        least=_least(body["spec"], waiting),
+        retry_at=parse_time(gang.get("retryAt")),
+        scheduling=scheduling,
+        on_demand=sum(bool(w.get("onDemand")) for w in unplaced) if listed else min(scheduling.on_demand, waiting),
+        domain=next((str(worker["domain"]) for worker in unplaced if worker.get("domain")), ""),
+    )
+
+
+def _least(spec: Json, waiting: int) -> int:
+    """With how many of its pods the gang may begin where there is not room for all."""
+    elasticity = _part(spec, "elasticity")
+    fewest = elasticity.get("minReplicas")
+    shrinks = elasticity.get("onFailure", c.SHRINK) == c.SHRINK
+    return min(max(fewest, 1), waiting) if shrinks and isinstance(fewest, int) else waiting
+
+
+def _cannot_lift(status: Json) -> bool:
+    """What keeps its pods from being made, such as a quota, can last for ever: nobody is to wait for that.
+
+    Unschedulable is what is left of an earlier try; whoever finds no room now keeps its turn.
+    """
+    trouble = _part(_part(status, "placement"), "trouble")
+    return bool(trouble) and trouble.get("reason") != "Unschedulable"
+
+
+def _readable(pod_spec: Json) -> bool:
+    """Another job's template is weighed in this pass, maybe before that job's own pass could judge it."""
+    try:
+        check(pod_spec, "")
+    except UnreadableError:
+        return False
+    return bool(pod_spec)
+
+
+def _part(value: Json, key: str) -> Json:
+    found = value.get(key)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _objects(value: Json, key: str) -> list[Json]:
+    found = value.get(key)
+    return [item for item in found if isinstance(item, Mapping)] if isinstance(found, list) else []

@@ -1,0 +1,66 @@
+"""Reports in the place of launchers that there are not (``rendezvous.backend`` other than Holdfast). Pure.
+
+What runs in such a worker says nothing, so its container's state stands for it: it is ready while it runs, and all
+members of the generation that run are the world. Whether the script trains, and how far it is, nobody here can know.
+Notices and GPU errors are the sidecar's own words, and stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from holdfast_operator.api.job import Job, Pair
+from holdfast_operator.api.status import Phase, Status
+from holdfast_operator.views import PodView, Report, World
+
+RUNNING = "Running"
+
+
+def spoken_for(job: Job, status: Status, pods: Iterable[PodView], reports: Iterable[Report]) -> tuple[Report, ...]:
+    """The sidecars' reports as launchers would have completed them; as they are where there are launchers."""
+    reports = tuple(reports)
+    if job.spec is None or job.spec.launched:
+        return reports
+    views = {view.uid: view for view in pods}
+    world, lost = _world(status, views)
+    return tuple(_completed(report, views[report.pod_uid], world, lost) for report in reports)
+
+
+def _completed(report: Report, pod: PodView, world: World | None, lost: tuple[str, ...]) -> Report:
+    within = world if world is not None and pod.uid in world.members and _runs(pod) else None
+    return replace(
+        report,
+        has_launcher=True,
+        silent_seconds=None,
+        ready=_runs(pod),
+        world=within,
+        started=within.pair if within else None,
+        accepted=within.pair if within else None,
+        phase=RUNNING if within else "",
+        # What ended before goes on as soon as a world without it is seen to run.
+        committed_at=report.received_at if within else None,
+        lost_members=lost if within else (),
+    )
+
+
+def _world(status: Status, pods: dict[str, PodView]) -> tuple[World | None, tuple[str, ...]]:
+    """Who is left of the generation, and who is not. Members are only ever lost, so the attempt rises with them."""
+    membership = status.membership
+    wanted = {worker.pod_uid for worker in status.in_phase(Phase.WANTED, Phase.LEAVING)}
+    done = {worker.pod_uid for worker in status.in_phase(Phase.ENDED) if worker.done}
+    uids = tuple(member.pod_uid for member in sorted(membership.members, key=lambda member: member.index))
+    left = tuple(uid for uid in uids if uid in done or (uid in wanted and uid in pods and _lives(pods[uid])))
+    lost = tuple(uid for uid in uids if uid not in left)
+    if not any(uid in pods and _runs(pods[uid]) for uid in left):
+        return None, lost
+    pair = Pair(generation=membership.generation, attempt=1 + len(lost))
+    return World(pair=pair, publication=membership.publication, members=left, coordinator=left[0]), lost
+
+
+def _lives(pod: PodView) -> bool:
+    return not pod.absent and (pod.exit is None or (pod.exit.code == 0 and not pod.leaving))
+
+
+def _runs(pod: PodView) -> bool:
+    return pod.running_since is not None and not pod.absent

@@ -1,0 +1,152 @@
+"""Remediation put together: an inbox that wakes a queue of one key, and a thread that makes one pass at a time.
+
+However many alerts come while a pass runs, they make one further pass.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from datetime import datetime
+
+from kubernetes.client import ApiClient
+
+from holdfast_operator.cluster.cache import Cache
+from holdfast_operator.cluster.client import Cluster
+from holdfast_operator.errors import ClusterError, ConflictError
+from holdfast_operator.remediation.act import Actor
+from holdfast_operator.remediation.alerts import Alert
+from holdfast_operator.remediation.clouds import Cloud, cloud_of
+from holdfast_operator.remediation.decide import Plan, Sight, remedy
+from holdfast_operator.remediation.inbox import Inbox, tokens_in
+from holdfast_operator.remediation.metrics import RemediationMetrics
+from holdfast_operator.remediation.observe import Observer
+from holdfast_operator.remediation.settings import Rules
+from holdfast_operator.runtime.metrics import Metrics
+from holdfast_operator.runtime.workqueue import KeyedQueue
+
+logger = logging.getLogger(__name__)
+
+_KEY = "nodes"
+
+
+class Keeper:
+    """One of a process. ``inbox`` is None without a token: then no alert can come."""
+
+    def __init__(
+        self,
+        *,
+        rules: Rules,
+        cluster: Cluster,
+        cache: Cache,
+        metrics: RemediationMetrics,
+        cloud: Cloud,
+        namespace: str,
+        identity: str,
+        clock: Callable[[], datetime],
+    ) -> None:
+        self._queue = KeyedQueue()
+        self._metrics = metrics
+        self._clock = clock
+        self._observer = Observer(
+            cluster=cluster, cache=cache, rules=rules, namespace=namespace, listens_since=clock()
+        )
+        self._actor = Actor(cluster=cluster, cloud=cloud, metrics=metrics, namespace=namespace, identity=identity)
+        self._thread = threading.Thread(target=self._work, name="remediation", daemon=True)
+        self.inbox = (
+            Inbox(
+                rules,
+                nodes=cache.nodes,
+                exists=lambda name: cache.node(name) is not None,
+                tokens=tokens_in(rules.token_file),
+                wake=self.wake,
+                counted=metrics.alerts,
+                clock=clock,
+            )
+            if rules.token_file
+            else None
+        )
+
+    def wake(self) -> None:
+        """Look soon. From any thread."""
+        self._queue.add(_KEY)
+
+    def start(self) -> None:
+        """Look once: marks may be there from before. The caches are full by now."""
+        self._thread.start()
+        self.wake()
+
+    def stop(self, seconds: float = 15.0) -> None:
+        """Let the pass in flight end."""
+        self._queue.close()
+        if self._thread.is_alive():
+            self._thread.join(seconds)
+
+    def alive(self) -> bool:
+        """Whether its thread works, or has not begun."""
+        return self._thread.ident is None or self._thread.is_alive()
+
+    def _work(self) -> None:
+        while (key := self._queue.get()) is not None:
+            after, failed = None, True
+            try:
+                after, failed = self.run(), False
+            except ConflictError:
+                logger.info("a node has changed since it was read, it is looked at again")
+            except ClusterError as error:
+                logger.warning("the pass over nodes failed, it is tried again: %s", error)
+            except Exception:
+                # Nodes are one concern of several: what trips it must not take jobs down with it.
+                logger.exception("the pass over nodes failed unexpectedly, it is tried again")
+            finally:
+                self._queue.done(key, failed=failed, requeue_after=after)
+
+    def run(self) -> float | None:
+        """One pass; returns after how many seconds to look again."""
+        if self.inbox is None:
+            return self._pass(())
+        word = self.inbox.words()
+        after = self._pass(self.inbox.alerts())
+        self.inbox.carried_out(word)
+        return after
+
+    def _pass(self, alerts: tuple[Alert, ...]) -> float | None:
+        now = self._clock()
+        sight = self._observer.sight(alerts)
+        plan = remedy(sight, now)
+        unread = {action.machine.name for action in plan.actions if not action.machine.marked}
+        if unread:
+            # What is written on an old version is refused; a cache that lags would be refused for long.
+            sight = self._observer.anew(sight, unread)
+            plan = remedy(sight, now)
+        self._carry_out(sight, plan, now)
+        return plan.requeue_after
+
+    def _carry_out(self, sight: Sight, plan: Plan, now: datetime) -> None:
+        self._metrics.seen(sight)
+        self._actor.forget_all_but({decision.node for decision in plan.decisions})
+        self._actor.carry_out(plan, sight.history, now)
+
+
+def make_keeper(
+    rules: Rules,
+    *,
+    api: ApiClient,
+    cache: Cache,
+    metrics: Metrics,
+    namespace: str,
+    identity: str,
+    clock: Callable[[], datetime],
+) -> Keeper:
+    """The keeper of a process. Raises ``SettingsError`` if the cloud's library is missing."""
+    return Keeper(
+        rules=rules,
+        cluster=Cluster(api),
+        cache=cache,
+        metrics=RemediationMetrics(metrics.registry),
+        cloud=cloud_of(rules),
+        namespace=namespace,
+        identity=identity,
+        clock=clock,
+    )

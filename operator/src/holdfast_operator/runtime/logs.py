@@ -1,0 +1,65 @@
+"""JSON logs. Each line carries the job and generation that it is about; none carries a secret."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+from holdfast_operator.api.redaction import hide_secrets
+
+_job: ContextVar[str | None] = ContextVar("holdfast_job", default=None)
+_generation: ContextVar[int | None] = ContextVar("holdfast_generation", default=None)
+
+
+@contextmanager
+def about(job: str, generation: int | None = None) -> Iterator[None]:
+    """Lines logged inside are about this job (``namespace/name``) and generation."""
+    job_token, generation_token = _job.set(job), _generation.set(generation)
+    try:
+        yield
+    finally:
+        _job.reset(job_token)
+        _generation.reset(generation_token)
+
+
+def set_generation(generation: int | None) -> None:
+    """The generation became known; outside ``about`` nobody would take it back."""
+    if _job.get() is not None:
+        _generation.set(generation)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as JSON."""
+        time = datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        line: dict[str, Any] = {
+            "time": time,
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": hide_secrets(record.getMessage()),
+            "job": _job.get(),
+            "generation": _generation.get(),
+        }
+        if record.exc_info:
+            line["error"] = hide_secrets(self.formatException(record.exc_info))
+        return json.dumps(line, ensure_ascii=False)
+
+
+def set_up(level: str = "INFO", stream: TextIO | None = None) -> None:
+    """JSON on stderr for the whole process."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    # Their INFO is a line for each request; kopf's DEBUG holds whole objects.
+    for name in ("kubernetes", "urllib3", "aiohttp", "asyncio"):
+        logging.getLogger(name).setLevel(max(logging.WARNING, root.level))

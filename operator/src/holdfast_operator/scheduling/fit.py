@@ -1,0 +1,73 @@
+"""Which workers of a job find room, under all that limits where they may go. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from holdfast_operator.api import names as c
+from holdfast_operator.api.status import Worker
+from holdfast_operator.manifests.children import pod
+from holdfast_operator.manifests.placement import placed
+from holdfast_operator.scheduling.capacity import Ask, Room, place_together
+from holdfast_operator.views import Observed, Rival
+
+
+def place(
+    seen: Observed, room: Room, workers: Iterable[Worker], avoid: Sequence[str] = ()
+) -> tuple[tuple[Worker, ...], str]:
+    """Those that find room together, and in which domain where the job is packed and has none yet. Takes the room."""
+    if seen.job.spec is None:
+        return (), ""
+    groups: dict[tuple[bool, str, tuple[str, ...]], list[Worker]] = defaultdict(list)
+    for worker in workers:
+        groups[not worker.on_demand, worker.domain, worker.avoid].append(worker)
+    # Those that may go to fewer nodes come first.
+    ordered = [groups[key] for key in sorted(groups)]
+    settled = all(worker.domain for group in ordered for worker in group)
+    asks = [_ask(seen, group, avoid) for group in ordered]
+    found, domain = place_together(room, asks, "" if settled else seen.job.spec.scheduling.packed_by)
+    return tuple(w for group, count in zip(ordered, found, strict=True) for w in group[:count]), domain
+
+
+def _ask(seen: Observed, group: Sequence[Worker], avoid: Sequence[str]) -> Ask:
+    """Pods as they would be made."""
+    if seen.job.spec is None:
+        raise AssertionError("a job that cannot be read asks for no pods")
+    manifest = pod(seen.job, seen.job.spec, group[0], seen.platform)
+    meta = manifest["metadata"]
+    return Ask(
+        pod_spec=manifest["spec"],
+        count=len(group),
+        avoid=tuple(avoid),
+        namespace=meta["namespace"],
+        labels=meta["labels"],
+    )
+
+
+def place_rival(room: Room, rival: Rival) -> int:
+    """How many pods of another job's gang find room. Takes that room."""
+    parts = ((True, rival.on_demand), (False, rival.pods - rival.on_demand))
+    asks = [_ask_of_rival(rival, on_demand, count) for on_demand, count in parts if count > 0]
+    return sum(place_together(room, asks, "" if rival.domain else rival.scheduling.packed_by)[0])
+
+
+def _ask_of_rival(rival: Rival, on_demand: bool, count: int) -> Ask:
+    namespace, _, name = rival.key.partition("/")
+    return Ask(
+        pod_spec=placed(
+            rival.pod_spec,
+            rival.scheduling,
+            namespace=namespace,
+            job=name,
+            on_demand=on_demand,
+            domain=rival.domain,
+        ),
+        count=count,
+        namespace=namespace,
+        labels={
+            c.LABEL_JOB: name,
+            c.LABEL_APP_MANAGED_BY: c.MANAGED_BY,
+            c.LABEL_APP_COMPONENT: c.COMPONENT_WORKER,
+        },
+    )

@@ -1,0 +1,40 @@
+"""The newest line of the gangs that wait, made anew no more often than its length allows.
+
+It may be a little old, then, and is safe all the same: whoever stands in it has a place of its own, and a gang that
+came later is not judged by it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+from holdfast_operator.scheduling.gang_queue import Known, Line
+
+# To weigh a gang takes about a millisecond: so that lines take no more than a part of the time.
+_AGE_FOR_EACH_GANG = timedelta(milliseconds=5)
+
+
+class Lines:
+    """The newest line. Thread-safe."""
+
+    def __init__(self, read: Callable[[], Known]) -> None:
+        self._read = read
+        self._lock = threading.Lock()
+        self._known = Known()
+        self._line: Line | None = None
+        self._looked_at: datetime | None = None
+
+    def of(self, key: str, now: datetime) -> Line | None:
+        """The line in which this job may stand; None: it came after that was made, and has to be asked for again."""
+        with self._lock:
+            if self._looked_at is None or now - self._looked_at >= _AGE_FOR_EACH_GANG * len(self._known.rivals):
+                self._look(now)
+            return self._line if key in self._known.jobs else None
+
+    def _look(self, now: datetime) -> None:
+        known = self._read()
+        if self._line is None or known != self._known or self._line.outlived(now):
+            self._known, self._line = known, Line(known, now)
+        self._looked_at = now

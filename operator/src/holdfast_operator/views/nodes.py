@@ -1,0 +1,83 @@
+"""A node, from the API's JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import cached_property
+
+from holdfast_operator.api import names as c
+from holdfast_operator.api.job import Json, parse_time
+from holdfast_operator.api.node_mark import Mark, mark_of
+from holdfast_operator.api.quantities import Amounts, quantity
+from holdfast_operator.views import values
+from holdfast_operator.views.renewals import Renewals
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeView:
+    """A node, as far as workers depend on it."""
+
+    name: str
+    ready: bool = True
+    unschedulable: bool = False
+    taints: tuple[tuple[str, str, str], ...] = ()  # (key, value, effect)
+    boot_id: str = ""
+    mark: Mark | None = None  # remediation's
+    labels: Json = field(default_factory=dict, hash=False)
+    allocatable: Json = field(default_factory=dict, hash=False)
+    lease_renewed: datetime | None = None
+    lease_seconds: int = 40
+    heartbeat: datetime | None = None  # of the condition Ready, by the node's clock
+    renewals: Renewals | None = None  # where the node's life is in doubt
+
+    @cached_property
+    def offers(self) -> Amounts:
+        """What it has for pods."""
+        return {key: quantity(value) for key, value in self.allocatable.items()}
+
+    def lease_stale(self, now: datetime) -> bool:
+        """Its kubelet has been silent for longer than its lease."""
+        return self.lease_renewed is not None and now - self.lease_renewed > timedelta(seconds=self.lease_seconds)
+
+    def dead(self, now: datetime) -> bool:
+        """Not heard of: silent, which proves nothing about its processes."""
+        return not self.ready or self.lease_stale(now) or self.out_of_service
+
+    @property
+    def out_of_service(self) -> bool:
+        """An administrator vouches that it is off."""
+        return any(key == c.TAINT_OUT_OF_SERVICE for key, _, _ in self.taints)
+
+    @property
+    def tainted_silent(self) -> bool:
+        """The node controller has not heard of it, or had not a moment ago."""
+        return any(key in (c.TAINT_NOT_READY, c.TAINT_UNREACHABLE) for key, _, _ in self.taints)
+
+    @property
+    def announced(self) -> str:
+        """The taint that says it will go, or empty."""
+        return next((key for key, _, _ in self.taints if key in c.TAINTS_LEAVING), "")
+
+
+def parse_node(body: Json, lease: Json | None = None) -> NodeView:
+    """A node from the API's JSON, with its lease where it was read."""
+    meta, spec, status = values.part(body, "metadata"), values.part(body, "spec"), values.part(body, "status")
+    ready = next((item for item in status.get("conditions") or () if item.get("type") == "Ready"), values.EMPTY)
+    lease_spec = values.part(lease or values.EMPTY, "spec")
+    return NodeView(
+        name=str(meta.get("name", "")),
+        ready=ready.get("status") == "True",
+        unschedulable=bool(spec.get("unschedulable")),
+        taints=tuple(
+            (str(taint.get("key", "")), str(taint.get("value") or ""), str(taint.get("effect", "")))
+            for taint in spec.get("taints") or ()
+        ),
+        boot_id=str(values.part(status, "nodeInfo").get("bootID") or ""),
+        mark=mark_of(body),
+        labels=meta.get("labels") or {},
+        allocatable=status.get("allocatable") or {},
+        lease_renewed=parse_time(lease_spec.get("renewTime")),
+        lease_seconds=int(lease_spec.get("leaseDurationSeconds") or 40),
+        heartbeat=parse_time(ready.get("lastHeartbeatTime")),
+    )

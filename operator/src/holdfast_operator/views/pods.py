@@ -1,0 +1,242 @@
+"""A worker's pod, from the API's JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+
+from holdfast_operator.api import names as c
+from holdfast_operator.api.fields import loads
+from holdfast_operator.api.job import Json, parse_time, trainer_container
+from holdfast_operator.api.redaction import hide_secrets
+from holdfast_operator.views import values
+
+Conditions = tuple[tuple[str, str, str], ...]  # (type, status, reason)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exit:
+    """How a trainer container, or the launcher in it, ended."""
+
+    code: int
+    reason: str = ""
+    cause: str = ""
+    message: str = ""
+    traceback: tuple[str, ...] = ()
+    final: bool = False
+
+    @property
+    def unseen(self) -> bool:
+        """The node was down when it ended: containerd's code says nothing then. A script's own 255 is an "Error"."""
+        return self.code == c.EXIT_UNSEEN and self.reason == "Unknown"
+
+    def words(self) -> str:
+        """The message with the traceback's last lines."""
+        return "\n".join(part for part in (self.message, *self.traceback) if part)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PodView:
+    """A worker's pod."""
+
+    name: str
+    uid: str
+    incarnation: int
+    created: datetime | None = None
+    deleted_at: datetime | None = None
+    absent: bool = False  # the object is gone; this is what was last seen of it
+    phase: str = "Pending"
+    node: str = ""
+    ip: str = ""
+    gated: bool = False
+    held_by: tuple[str, ...] = ()  # gates of others, such as a queue's
+    unschedulable: str = ""  # the scheduler's message
+    disruption: str = ""  # reason of the condition DisruptionTarget
+    disruption_note: str = ""  # its message
+    waiting: tuple[tuple[str, str, str], ...] = ()  # (container, reason, message)
+    exit: Exit | None = None  # the trainer container's
+    running_since: datetime | None = None  # the same; None if it does not run
+    containers_ended: bool = False
+    failure_reason: str = ""  # of the pod itself, as where a kubelet refuses or evicts it
+    failure: str = ""  # the same, with its message
+    unprepared: str = ""  # which of its init containers failed, and how: nothing else of it ever ran
+    grace_seconds: int = 30
+    index_label: str = ""
+    warnings: tuple[tuple[str, str], ...] = ()  # (reason, note) of its warning events
+    conditions: Conditions = ()
+    pulling: str = ""  # the kubelet's word that it pulls an image, if that was its last
+    priority: int = 0
+    preempts: bool = True
+    relabelled: bool = False  # a label by which it is listed, or its owner, was removed or changed
+    nominated: bool = False  # the scheduler makes room for it: those that have it were told to go
+
+    @property
+    def bound(self) -> bool:
+        """Whether it has a node."""
+        return bool(self.node)
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of its trainer; None where it has not ended, or nobody saw how."""
+        return self.exit.code if self.exit is not None and not self.exit.unseen else None
+
+    @property
+    def terminal(self) -> bool:
+        """The kubelet reported that the launcher's container ended, or the pod never had a node to run on.
+
+        Sidecars may go on for a while; they train nothing.
+        """
+        if self.exit is not None:
+            return True
+        return self.phase in ("Failed", "Succeeded") and (self.containers_ended or not self.node)
+
+    @property
+    def outlasted(self) -> bool:
+        """The trainer has ended, and another container keeps the pod, and with it the pod's GPUs."""
+        return self.exit is not None and self.phase == "Running" and not (self.absent or self.deleted_at)
+
+    @property
+    def over_limit(self) -> bool:
+        """The kubelet evicted it for a limit of its own, such as a volume's. For the node's sake is a disruption."""
+        return self.failure_reason == c.EVICTED and not self.disruption
+
+    @property
+    def leaving(self) -> bool:
+        """Somebody asked for its deletion or announced its disruption."""
+        return self.deleted_at is not None or bool(self.disruption)
+
+
+def parse_pod(body: Json, *, absent: bool = False) -> PodView:
+    """A pod of ours from the API's JSON."""
+    meta, spec, status = values.part(body, "metadata"), values.part(body, "spec"), values.part(body, "status")
+    labels = meta.get("labels") or values.EMPTY
+    conditions = {str(item.get("type")): item for item in status.get("conditions") or ()}
+    target = conditions.get("DisruptionTarget", values.EMPTY)
+    trainer = trainer_container(spec) if spec.get("containers") else ""
+    statuses = list(status.get("containerStatuses") or ())
+    own = next((item for item in statuses if item.get("name") == trainer), values.EMPTY)
+    gates = [str(gate.get("name")) for gate in spec.get("schedulingGates") or ()]
+    return PodView(
+        name=str(meta.get("name", "")),
+        uid=str(meta.get("uid", "")),
+        incarnation=values.number(labels.get(c.LABEL_INCARNATION)),
+        created=parse_time(meta.get("creationTimestamp")),
+        deleted_at=parse_time(meta.get("deletionTimestamp")),
+        absent=absent,
+        phase=str(status.get("phase", "Pending")),
+        node=str(spec.get("nodeName") or ""),
+        ip=str(status.get("podIP") or ""),
+        gated=c.GANG_GATE in gates,
+        held_by=tuple(gate for gate in gates if gate != c.GANG_GATE),
+        unschedulable=_unschedulable(conditions.get("PodScheduled", values.EMPTY)),
+        disruption=_true_reason(target),
+        disruption_note=str(target.get("message") or "").strip(),
+        waiting=_waiting([*(status.get("initContainerStatuses") or ()), *statuses]),
+        exit=_exit(values.part(values.part(own, "state"), "terminated")),
+        running_since=parse_time(values.part(values.part(own, "state"), "running").get("startedAt")),
+        conditions=_same(
+            tuple((key, str(item.get("status")), str(item.get("reason"))) for key, item in conditions.items())
+        ),
+        containers_ended=_containers_ended(status, conditions),
+        failure_reason=str(status.get("reason") or ""),
+        failure=": ".join(str(status[key]) for key in ("reason", "message") if status.get(key)),
+        unprepared=_unprepared(spec, status),
+        grace_seconds=int(spec.get("terminationGracePeriodSeconds") or 30),
+        index_label=str(labels.get(c.LABEL_INDEX, "")),
+        priority=priority_of(spec),
+        preempts=spec.get("preemptionPolicy") != c.NEVER_PREEMPTS,
+        relabelled=_relabelled(meta, labels),
+        nominated=bool(status.get("nominatedNodeName")),
+    )
+
+
+def _relabelled(meta: Json, labels: Json) -> bool:
+    owners = [owner.get("name") for owner in meta.get("ownerReferences") or () if owner.get("kind") == c.KIND]
+    ours = {c.LABEL_APP_MANAGED_BY: c.MANAGED_BY, c.LABEL_APP_COMPONENT: c.COMPONENT_WORKER}
+    listed = all(labels.get(key) == value for key, value in ours.items())
+    return not listed or labels.get(c.LABEL_JOB) not in owners
+
+
+def priority_of(pod_spec: Json) -> int:
+    """What admission wrote into a pod; the scheduler takes none for 0."""
+    return int(pod_spec.get("priority") or 0)
+
+
+@lru_cache(maxsize=1024)
+def _same(conditions: Conditions) -> Conditions:
+    """Those of ten thousand pods are a handful."""
+    return conditions
+
+
+def _containers_ended(status: Json, conditions: Mapping[str, Json]) -> bool:
+    """All ended, or the kubelet ended the pod before it made those that did not: it rejected it, or an init failed.
+
+    Where the garbage collector writes the phase, the node is away: what it did not tell may still run.
+    """
+    states = [values.part(item, "state") for item in status.get("containerStatuses") or ()]
+    if states and all(state.get("terminated") for state in states):
+        return True
+    collected = _true_reason(conditions.get("DisruptionTarget", values.EMPTY)) == "DeletionByPodGC"
+    over = status.get("phase") in ("Failed", "Succeeded") and not collected
+    return over and all(state.get("terminated") or state.get("waiting") for state in states)
+
+
+def _unprepared(spec: Json, status: Json) -> str:
+    """Sidecars are init containers to Kubernetes, and may end as they like."""
+    made = spec.get("initContainers") or ()
+    sidecars = {item.get("name") for item in made if item.get("restartPolicy") == "Always"}
+    for item in status.get("initContainerStatuses") or ():
+        ended = values.part(values.part(item, "state"), "terminated")
+        if ended.get("exitCode") and item.get("name") not in sidecars:
+            said = str(ended.get("message") or ended.get("reason") or "")
+            told = f": {hide_secrets(said)}" if said else ""
+            return f"its init container {item.get('name')} ended with exit code {ended['exitCode']}{told}"
+    return ""
+
+
+def _unschedulable(condition: Json) -> str:
+    failed = condition.get("status") == "False" and condition.get("reason") == "Unschedulable"
+    return str(condition.get("message") or "") if failed else ""
+
+
+def _true_reason(condition: Json) -> str:
+    return str(condition.get("reason") or "Unknown") if condition.get("status") == "True" else ""
+
+
+def _waiting(statuses: Iterable[Json]) -> tuple[tuple[str, str, str], ...]:
+    found = []
+    for status in statuses:
+        waiting = values.part(values.part(status, "state"), "waiting")
+        if waiting.get("reason"):
+            words = hide_secrets(str(waiting.get("message") or ""))
+            found.append((str(status.get("name", "")), str(waiting["reason"]), words))
+    return tuple(found)
+
+
+def _exit(terminated: Json) -> Exit | None:
+    """The container's end, with what the launcher left in the termination log where it did."""
+    if not terminated:
+        return None
+    code, reason = int(terminated.get("exitCode") or 0), str(terminated.get("reason") or "")
+    left = _termination_log(str(terminated.get("message") or ""))
+    if left is None:
+        return Exit(code=code, reason=reason, message=hide_secrets(str(terminated.get("message") or "")))
+    return Exit(
+        code=code,
+        reason=reason if reason == "OOMKilled" else str(left.get("reason") or reason),
+        cause=str(left.get("cause") or ""),
+        message=hide_secrets(str(left.get("message") or "")),
+        traceback=tuple(hide_secrets(str(line)) for line in values.listed(left.get("traceback"))),
+        final=bool(left.get("final")),
+    )
+
+
+def _termination_log(message: str) -> Json | None:
+    try:
+        left = loads(message.encode(errors="replace"))
+    except ValueError:
+        return None
+    known = isinstance(left, dict) and left.get("version") == c.PROTOCOL_VERSION
+    return left if known else None

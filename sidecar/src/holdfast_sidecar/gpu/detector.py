@@ -1,0 +1,315 @@
+"""What is wrong with the GPUs: what was known, a new sample and the time → what is known now, and findings. Pure.
+
+- Counters count by difference. A counter that falls was reset, by a driver that was loaded anew: what it shows then
+  is new. One low sample is no reset, since exporters hiccup; it takes a second one.
+- A field that is missing says nothing: counters go on from where they were, a state has to last from its return.
+- Of several fields for one counter the first that is seen is kept: another one would count the same errors again.
+- What a GPU shows when it is first seen is the past, for counters and XIDs; a state (rows that cannot be replaced) is
+  told at once.
+- The same XID twice in a row is seen only where the exporter counts XIDs; the field alone shows the last one.
+- Of a GPU whose readings have stood still for minutes nothing is believed.
+- The exporter shows an XID on every part of a GPU (MIG) alike: it is told once for the GPU, and where some parts are
+  another pod's, only if it is the machine's fault. A program's may be the other pod's.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from holdfast_sidecar import constants as c
+from holdfast_sidecar.gpu import rules
+from holdfast_sidecar.gpu.exposition import Gpu, Sample
+from holdfast_sidecar.gpu.rules import CountRule, StateRule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Something that is wrong since this sample."""
+
+    uuid: str
+    index: int | None
+    kind: str
+    xid: int | None = None
+    count: int = 1
+    cause: str
+    action: str
+    words: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Track:
+    """What is remembered of one GPU. Times are monotonic seconds."""
+
+    uuid: str
+    index: int | None = None
+    fields: Mapping[str, float] = field(default_factory=dict)
+    """The last value of each counter, by field."""
+    dipped: frozenset[str] = frozenset()
+    """Fields that were lower in the last sample than before it."""
+    xid: int = 0
+    xids: Mapping[int, float] | None = None
+    counted: Mapping[str, float] = field(default_factory=dict)
+    """New errors since the GPU was first seen, by the counter's name."""
+    recent: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
+    """(when, how many) of the new errors that a rule still counts, by the rule's kind."""
+    since: Mapping[str, float] = field(default_factory=dict)
+    """Since when a state holds, by its rule's kind."""
+    told: frozenset[str] = frozenset()
+    """Kinds whose present episode was told."""
+    pulse: tuple[float | None, ...] = ()
+    moved_at: float = 0.0
+    """When its readings last changed."""
+    gone_since: float | None = None
+
+    def stands_still(self, now: float) -> bool:
+        """Its readings cannot be true: some of them always move."""
+        energy, power, *_ = self.pulse or (None, None)
+        return (energy is not None or power is not None) and now - self.moved_at >= c.GPU_STALE_SECONDS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """What is remembered of all GPUs of the pod."""
+
+    tracks: Mapping[str, Track] = field(default_factory=dict)
+
+
+def judge(known: Known, sample: Sample, now: float) -> tuple[Known, tuple[Finding, ...]]:
+    """Take in a sample."""
+    tracks = dict(known.tracks)
+    findings: list[Finding] = []
+    devices: set[tuple[str, int | None]] = set()
+    for gpu in sample.gpus:
+        before = tracks.get(gpu.uuid)
+        if before is None and len(tracks) >= c.MAX_GPUS:
+            continue
+        tracks[gpu.uuid], found = _first_seen(gpu, now) if before is None else _seen(before, gpu, now)
+        findings += [one for one in found if one.xid is None or _is_new(one, gpu, devices)]
+    seen = {gpu.uuid for gpu in sample.gpus}
+    for uuid in tracks.keys() - seen:
+        tracks[uuid], found = _unseen(tracks[uuid], sample, now)
+        findings += found
+    return Known(tracks=tracks), tuple(findings)
+
+
+def _is_new(finding: Finding, gpu: Gpu, devices: set[tuple[str, int | None]]) -> bool:
+    """Whether an XID is this pod's, and not told for another part of the GPU; ``devices`` has those that are."""
+    if gpu.shared and finding.cause == rules.APPLICATION:
+        return False
+    told = (gpu.device, finding.xid) in devices
+    devices.add((gpu.device, finding.xid))
+    return not told
+
+
+def _first_seen(gpu: Gpu, now: float) -> tuple[Track, list[Finding]]:
+    read = {name: one for name, fields in rules.COUNTERS.items() if (one := _field(fields, {}, gpu)) is not None}
+    track = Track(
+        uuid=gpu.uuid,
+        index=gpu.index,
+        fields={one: gpu.values[one] for one in read.values()},
+        counted=dict.fromkeys(read, 0.0),
+        xid=int(gpu.values.get(rules.XID, 0)),
+        xids=gpu.xids,
+        pulse=_pulse(gpu),
+        moved_at=now,
+    )
+    return _states(track, gpu, now)
+
+
+def _seen(track: Track, gpu: Gpu, now: float) -> tuple[Track, list[Finding]]:
+    pulse = _pulse(gpu)
+    moved_at = track.moved_at if pulse == track.pulse else now
+    track = replace(track, index=gpu.index, pulse=pulse, moved_at=moved_at, gone_since=None)
+    track = replace(track, told=track.told - {rules.VANISHED_KIND})
+    track, xids = _xids(track, gpu)
+    track, counts = _counts(track, gpu, now)
+    track, states = _states(track, gpu, now)
+    return track, [*xids, *counts, *states]
+
+
+def _unseen(track: Track, sample: Sample, now: float) -> tuple[Track, list[Finding]]:
+    """Gone, if the exporter shows other GPUs; an exporter that shows none has a fault of its own."""
+    if not sample.present:
+        return track, []
+    since = now if track.gone_since is None else track.gone_since
+    track = replace(track, gone_since=since, since={})
+    if now - since < c.GPU_VANISHED_SECONDS or rules.VANISHED_KIND in track.told:
+        return track, []
+    words = "the exporter shows it no more"
+    track = replace(track, told=track.told | {rules.VANISHED_KIND})
+    return track, [
+        Finding(
+            uuid=track.uuid,
+            index=track.index,
+            kind=rules.VANISHED_KIND,
+            cause=rules.INFRASTRUCTURE,
+            action=rules.IGNORE,  # an exporter may drop a GPU that trains on; one that is lost shows by its XID
+            words=words,
+        )
+    ]
+
+
+# XIDs
+
+
+def _xids(track: Track, gpu: Gpu) -> tuple[Track, list[Finding]]:
+    new = _new_xids(track, gpu)
+    shown = gpu.values.get(rules.XID)
+    low = shown is not None and int(shown) == 0 and track.xid != 0
+    dipped = track.dipped | {rules.XID} if low else track.dipped - {rules.XID}
+    keeps = shown is None or (low and rules.XID not in track.dipped)
+    track = replace(
+        track,
+        xid=track.xid if keeps or shown is None else int(shown),
+        xids=track.xids if gpu.xids is None else gpu.xids,
+        dipped=dipped,
+    )
+    return track, [_xid_finding(track, xid, count) for xid, count in sorted(new.items())]
+
+
+def _new_xids(track: Track, gpu: Gpu) -> dict[int, int]:
+    shown = gpu.values.get(rules.XID)
+    if gpu.xids is not None and (track.xids is not None or shown is None):
+        before = track.xids or {}
+        risen = {xid: int(count - before.get(xid, 0.0)) for xid, count in gpu.xids.items()}
+        return {xid: count for xid, count in risen.items() if count > 0}
+    return {int(shown): 1} if shown and int(shown) != track.xid else {}
+
+
+def _xid_finding(track: Track, xid: int, count: int) -> Finding:
+    rule = rules.xid_rule(xid)
+    return Finding(
+        uuid=track.uuid,
+        index=track.index,
+        kind=rules.XID_KIND,
+        xid=xid,
+        count=count,
+        cause=rule.cause,
+        action=rule.action,
+        words=f"XID {xid}, {rule.words}",
+    )
+
+
+# Counters
+
+
+def _field(fields: Sequence[str], known: Mapping[str, float], gpu: Gpu) -> str | None:
+    """The one that was read before, else the first that is there."""
+    return next((one for shown in (known, gpu.values) for one in fields if one in shown), None)
+
+
+def _counts(track: Track, gpu: Gpu, now: float) -> tuple[Track, list[Finding]]:
+    new: dict[str, float] = {}
+    for name, fields in rules.COUNTERS.items():
+        one = _field(fields, track.fields, gpu)
+        if one is not None and one in gpu.values:
+            track, new[name] = _difference(track, one, gpu.values[one])
+    counted = {name: track.counted.get(name, 0.0) + delta for name, delta in new.items()}
+    track = replace(track, counted={**track.counted, **counted})
+    findings: list[Finding] = []
+    for rule in rules.COUNT_RULES:
+        track, found = _apply_count(rule, track, sum(new.get(name, 0.0) for name in rule.counters), now)
+        findings += found
+    return track, findings
+
+
+def _difference(track: Track, name: str, value: float) -> tuple[Track, float]:
+    last = track.fields.get(name)
+    if last is not None and value < last and name not in track.dipped:
+        return replace(track, dipped=track.dipped | {name}), 0.0
+    track = replace(track, fields={**track.fields, name: value}, dipped=track.dipped - {name})
+    if last is None:
+        return track, 0.0
+    return track, value if value < last else value - last
+
+
+def _apply_count(rule: CountRule, track: Track, new: float, now: float) -> tuple[Track, list[Finding]]:
+    recent = tuple(one for one in track.recent.get(rule.kind, ()) if now - one[0] < rule.seconds)
+    if new > 0:
+        recent = (*recent, (now, new))
+    total = sum(count for _, count in recent)
+    high = total >= rule.at_least
+    again = rule.kind in track.told and rule.at_least > 1
+    told = track.told | {rule.kind} if high else track.told - {rule.kind}
+    track = replace(track, recent={**track.recent, rule.kind: recent}, told=told)
+    if not high or not new or again:
+        return track, []
+    words = f"{total:.0f} {rule.words} within {rule.seconds / 60:.0f} min"
+    count = math.ceil(total if rule.at_least > 1 else new)
+    return track, [
+        Finding(
+            uuid=track.uuid,
+            index=track.index,
+            kind=rule.kind,
+            count=count,
+            cause=rule.cause,
+            action=rule.action,
+            words=words,
+        )
+    ]
+
+
+# States
+
+
+def _states(track: Track, gpu: Gpu, now: float) -> tuple[Track, list[Finding]]:
+    if track.stands_still(now):
+        return replace(track, since={}), []
+    findings: list[Finding] = []
+    for rule in rules.STATE_RULES:
+        track, found = _apply_state(rule, track, gpu, now)
+        findings += found
+    return track, findings
+
+
+def _apply_state(rule: StateRule, track: Track, gpu: Gpu, now: float) -> tuple[Track, list[Finding]]:
+    holds = _holds(rule, gpu)
+    if not holds:
+        since = {kind: at for kind, at in track.since.items() if kind != rule.kind}
+        told = track.told if holds is None else track.told - {rule.kind}
+        return replace(track, since=since, told=told), []
+    begun = track.since.get(rule.kind, now)
+    track = replace(track, since={**track.since, rule.kind: begun})
+    if now - begun < rule.seconds or rule.kind in track.told:
+        return track, []
+    track = replace(track, told=track.told | {rule.kind})
+    return track, [
+        Finding(
+            uuid=track.uuid,
+            index=track.index,
+            kind=rule.kind,
+            cause=rule.cause,
+            action=rule.action,
+            words=rule.words + _detail(rule, gpu),
+        )
+    ]
+
+
+def _shown(rule: StateRule, gpu: Gpu) -> float | None:
+    return next((gpu.values[name] for name in rule.fields if name in gpu.values), None)
+
+
+def _holds(rule: StateRule, gpu: Gpu) -> bool | None:
+    """None if the exporter does not say."""
+    shown = _shown(rule, gpu)
+    if shown is None:
+        return None
+    if rule.bits:
+        return bool(int(shown) & rule.bits)
+    return shown >= (gpu.values.get(rule.limit_field) or rule.limit)
+
+
+def _detail(rule: StateRule, gpu: Gpu) -> str:
+    shown = _shown(rule, gpu) or 0.0
+    if rule.bits:
+        return f" ({', '.join(throttle_reasons(int(shown) & rule.bits))})"
+    return f" ({shown:.0f} °C)" if rules.TEMPERATURE in rule.fields else ""
+
+
+def throttle_reasons(bits: int) -> list[str]:
+    """The names of the reasons in the exporter's field."""
+    return [name for bit, name in rules.THROTTLE_REASONS.items() if bits & bit]
+
+
+def _pulse(gpu: Gpu) -> tuple[float | None, ...]:
+    return tuple(gpu.values.get(name) for name in rules.PULSE)

@@ -1,0 +1,36 @@
+"""What is wrong, kept for the operator: one `GpuError` for each GPU, kind and XID, however often it comes. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from holdfast_sidecar import constants as c
+from holdfast_sidecar.gpu.detector import Finding
+from holdfast_sidecar.protocol.document import GpuError
+
+
+def merged(errors: Sequence[GpuError], findings: Sequence[Finding], now: datetime) -> tuple[GpuError, ...]:
+    """The errors with what was found now, those that came last at the end."""
+    known = {(error.gpu, error.kind, error.xid): error for error in errors}
+    for finding in findings:
+        key = (finding.uuid, finding.kind, finding.xid)
+        before = known.pop(key, None)
+        error = _error(finding, now)
+        known[key] = error if before is None else replace(error, count=before.count + error.count, first=before.first)
+    return tuple(known.values())[-c.MAX_GPU_ERRORS :]
+
+
+def _error(finding: Finding, now: datetime) -> GpuError:
+    name = finding.uuid if finding.index is None else str(finding.index)
+    return GpuError(
+        gpu=finding.uuid,
+        index=finding.index,
+        kind=finding.kind,
+        xid=finding.xid,
+        count=finding.count,
+        cause=finding.cause,
+        action=finding.action,
+        message=f"GPU {name}: {finding.words}",
+        first=now,
+        last=now,
+    )

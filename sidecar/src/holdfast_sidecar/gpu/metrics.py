@@ -1,0 +1,113 @@
+"""What is known of the GPUs, for Prometheus. Names are documented in `docs/reference/metrics.md`."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from holdfast_sidecar.gpu import rules
+from holdfast_sidecar.gpu.detector import Track, throttle_reasons
+from holdfast_sidecar.gpu.exposition import Gpu
+from holdfast_sidecar.gpu.monitor import View
+
+_GPU: Final = ["gpu", "uuid"]
+_MIB: Final = 1 << 20
+
+
+def _memory_total(gpu: Gpu) -> float | None:
+    """Used, free and, where it is shown apart, reserved."""
+    used, free = gpu.values.get(rules.MEMORY_USED), gpu.values.get(rules.MEMORY_FREE)
+    if used is None or free is None:
+        return None
+    return (used + free + gpu.values.get(rules.MEMORY_RESERVED, 0.0)) * _MIB
+
+
+def _scaled(field: str, factor: float = 1.0) -> Callable[[Gpu], float | None]:
+    def value(gpu: Gpu) -> float | None:
+        shown = gpu.values.get(field)
+        return None if shown is None else shown * factor
+
+    return value
+
+
+_GAUGES: Final[dict[str, tuple[str, Callable[[Gpu], float | None]]]] = {
+    "holdfast_gpu_utilization_ratio": ("Share of the time in which a kernel ran", _scaled(rules.UTILIZATION, 0.01)),
+    "holdfast_gpu_memory_used_bytes": ("Memory in use", _scaled(rules.MEMORY_USED, _MIB)),
+    "holdfast_gpu_memory_bytes": ("Memory of the GPU", _memory_total),
+    "holdfast_gpu_temperature_celsius": ("Temperature of the GPU", _scaled(rules.TEMPERATURE)),
+    "holdfast_gpu_memory_temperature_celsius": ("Temperature of its memory", _scaled(rules.MEMORY_TEMPERATURE)),
+    "holdfast_gpu_power_watts": ("Power that it takes", _scaled(rules.POWER)),
+    "holdfast_gpu_row_remap_failure": ("1: bad rows cannot be replaced any more", _scaled(rules.REMAP_FAILURE)),
+    "holdfast_gpu_row_remap_pending": ("1: a row is replaced at the next reset", _scaled(rules.REMAP_PENDING)),
+}
+
+
+def metrics(view: View, now: float) -> Iterator[Metric]:
+    """All families. Readings that stand still, or are of an exporter that is silent, are left out."""
+    yield from _exporter(view, now)
+    tracks = view.known.tracks
+    live = [gpu for gpu in view.sample.gpus if view.answers and gpu.uuid in tracks]
+    live = [gpu for gpu in live if not tracks[gpu.uuid].stands_still(now)]
+    yield from _gauges(live)
+    yield _throttled(live)
+    yield _hardware(tracks.values())
+    yield _errors(view)
+
+
+def _exporter(view: View, now: float) -> Iterator[Metric]:
+    if view.answers is not None:
+        text = "1 if the GPU exporter's last answer could be used"
+        yield GaugeMetricFamily("holdfast_gpu_exporter_up", text, value=float(view.answers))
+    age = GaugeMetricFamily(
+        "holdfast_gpu_data_age_seconds", "Seconds since the GPU's readings last changed", labels=_GPU
+    )
+    for track in view.known.tracks.values():
+        age.add_metric(_labels(track), max(0.0, now - track.moved_at))
+    yield age
+
+
+def _gauges(gpus: list[Gpu]) -> Iterator[Metric]:
+    for name, (text, value) in _GAUGES.items():
+        family = GaugeMetricFamily(name, text, labels=_GPU)
+        for gpu in gpus:
+            if (shown := value(gpu)) is not None:
+                family.add_metric(_labels(gpu), shown)
+        yield family
+
+
+def _throttled(gpus: list[Gpu]) -> Metric:
+    family = GaugeMetricFamily(
+        "holdfast_gpu_throttled", "1 for each reason that slows the GPU down", labels=[*_GPU, "reason"]
+    )
+    for gpu in gpus:
+        bits = next((gpu.values[field] for field in rules.THROTTLE if field in gpu.values), 0.0)
+        for reason in throttle_reasons(int(bits)):
+            family.add_metric([*_labels(gpu), reason], 1)
+    return family
+
+
+def _hardware(tracks: Iterable[Track]) -> Metric:
+    family = CounterMetricFamily(
+        "holdfast_gpu_hardware_errors", "Errors that the GPU counted since it was first seen", labels=[*_GPU, "type"]
+    )
+    for track in tracks:
+        for name, count in track.counted.items():
+            family.add_metric([*_labels(track), name], count)
+    return family
+
+
+def _errors(view: View) -> Metric:
+    family = CounterMetricFamily(
+        "holdfast_gpu_errors",
+        "What went wrong with the GPU by the sidecar's rules, as reported to the operator",
+        labels=[*_GPU, "kind", "xid", "action"],
+    )
+    for error in view.errors:
+        index = "" if error.index is None else str(error.index)
+        xid = "" if error.xid is None else str(error.xid)
+        family.add_metric([index, error.gpu, error.kind, xid, error.action], error.count)
+    return family
+
+
+def _labels(gpu: Gpu | Track) -> list[str]:
+    return ["" if gpu.index is None else str(gpu.index), gpu.uuid]

@@ -1,0 +1,169 @@
+"""Asks the node's exporter again and again, and keeps what was found: the only module here with I/O.
+
+What was found stands in a file of the run directory too, with what the counters showed, so that a restarted sidecar
+neither forgets an error nor takes it for a new one.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from holdfast_sidecar import constants as c
+from holdfast_sidecar.errors import ContractError, SidecarError, SourceError
+from holdfast_sidecar.gpu.detector import Known, Track, judge
+from holdfast_sidecar.gpu.error_log import merged
+from holdfast_sidecar.gpu.exposition import Sample, read
+from holdfast_sidecar.protocol.document import Document, GpuError, Pod, dump_document, parse_document
+from holdfast_sidecar.run_dir.files import read_small, write_atomically
+from holdfast_sidecar.runtime.backoff import backoff
+from holdfast_sidecar.runtime.clock import Clock
+from holdfast_sidecar.runtime.http import Transport
+from holdfast_sidecar.runtime.logs import Transitions
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """All that is known of the GPUs at one moment."""
+
+    answers: bool | None = None
+    """Whether the exporter's last answer could be used; None before the first."""
+    sampled_at: float | None = None
+    """Monotonic time of the last usable answer."""
+    sample: Sample = field(default_factory=lambda: Sample(gpus=()))
+    known: Known = field(default_factory=Known)
+    errors: tuple[GpuError, ...] = ()
+
+
+class GpuWatch:
+    """`tick` belongs to one thread, `view` to all. `told` gives the UUIDs that the launcher sees."""
+
+    name = "DCGM"
+
+    def __init__(
+        self,
+        transport: Transport,
+        pod: Pod,
+        run_dir: Path,
+        clock: Clock,
+        uniform: Callable[[float, float], float],
+        *,
+        told: Callable[[], Collection[str]] = lambda: (),
+        on_news: Callable[[], None] = lambda: None,
+        on_error: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._transport = transport
+        self._pod = pod
+        self._path = run_dir / c.GPU_FILE
+        self._clock = clock
+        self._uniform = uniform
+        self._told = told
+        self._on_news = on_news
+        self._on_error = on_error
+        self._lock = threading.Lock()
+        self._failures = 0
+        self._state = Transitions(_log)
+        self._written: Document | None = None
+        self._view = self._remembered()
+
+    def view(self) -> View:
+        """What is known now."""
+        with self._lock:
+            return self._view
+
+    def tick(self) -> float:
+        """Ask once; returns the seconds until the next time."""
+        try:
+            self._take(self._ask())
+            self._keep()
+        except (SidecarError, OSError) as error:
+            return self._failed(error)
+        self._failures = 0
+        return self._uniform(c.GPU_POLL_SECONDS * 0.8, c.GPU_POLL_SECONDS)
+
+    def _ask(self) -> Sample:
+        response = self._transport.request("GET", "", headers={}, body=None, timeout=c.EXPORTER_TIMEOUT_SECONDS)
+        if response.status != 200:
+            raise SourceError(f"the GPU exporter answered {response.status}")
+        sample = read(response.body, self._pod, known=self._view.known.tracks.keys(), told=self._told())
+        if not sample.present:
+            raise SourceError("the GPU exporter's answer shows no GPU")
+        return sample
+
+    def _take(self, sample: Sample) -> None:
+        now = self._clock.monotonic()
+        known, findings = judge(self._view.known, sample, now)
+        errors = merged(self._view.errors, findings, self._clock.now())
+        with self._lock:
+            self._view = View(answers=True, sampled_at=now, sample=sample, known=known, errors=errors)
+        count = len(known.tracks)
+        shown = (
+            f"the GPU exporter shows {count} GPU(s) of this pod" if count else "the GPU exporter shows none of ours"
+        )
+        self._state(logging.INFO if count else logging.WARNING, f"{count}", shown)
+        if findings:
+            for error in errors[-len({(f.uuid, f.kind, f.xid) for f in findings}) :]:
+                _log.warning("%s (%s; advice: %s)", error.message, error.gpu, error.action)
+            self._on_news()
+
+    def _failed(self, error: Exception) -> float:
+        self._failures += 1
+        self._on_error(self.name)
+        with self._lock:
+            self._view = replace(self._view, answers=False)
+        longest = c.SOURCE_BACKOFF_ABSENT_SECONDS if self._view.sampled_at is None else c.GPU_POLL_SECONDS
+        self._state(logging.WARNING, "fails", f"nothing is known of the GPUs for now: {error}")
+        return backoff(self._failures, first=1.0, longest=longest, uniform=self._uniform)
+
+    # Memory
+
+    def _keep(self) -> None:
+        document: Document = {
+            "version": c.VERSION,
+            "errors": [error.as_report() for error in self._view.errors],
+            "gpus": {track.uuid: _memory(track) for track in self._view.known.tracks.values()},
+        }
+        if document != self._written:
+            write_atomically(self._path, dump_document(document))
+            self._written = document
+
+    def _remembered(self) -> View:
+        try:
+            data = read_small(self._path)
+            if data is None:
+                return View()
+            document = parse_document(data, self._path.name)
+            errors = tuple(GpuError.from_report(entry) for entry in document["errors"][-c.MAX_GPU_ERRORS :])
+            now = self._clock.monotonic()
+            tracks = {uuid: _track(uuid, memory, now) for uuid, memory in document["gpus"].items()}
+        except (ContractError, KeyError, TypeError, ValueError, AttributeError, OSError, OverflowError) as error:
+            _log.error("%s is not ours and starts anew: %s", self._path.name, error)
+            return View()
+        return View(known=Known(tracks=tracks), errors=errors)
+
+
+def _memory(track: Track) -> Document:
+    xids = None if track.xids is None else {str(xid): count for xid, count in track.xids.items()}
+    return {
+        "index": track.index,
+        "fields": dict(track.fields),
+        "xid": track.xid,
+        "xids": xids,
+        "told": sorted(track.told),
+    }
+
+
+def _track(uuid: str, memory: Document, now: float) -> Track:
+    xids = memory["xids"]
+    return Track(
+        uuid=uuid,
+        index=None if memory["index"] is None else int(memory["index"]),
+        fields={str(name): float(value) for name, value in memory["fields"].items()},
+        xid=int(memory["xid"]),
+        xids=None if xids is None else {int(xid): float(count) for xid, count in xids.items()},
+        told=frozenset(map(str, memory["told"])),
+        moved_at=now,
+    )

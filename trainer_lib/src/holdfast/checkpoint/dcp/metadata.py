@@ -1,0 +1,64 @@
+"""What a commit says to `torch.distributed.checkpoint` of its tensors, held against those that it has. Pure.
+
+DCP leaves in memory whatever no box fills: a box that is left out or moved would be wrong numbers without an error.
+Which boxes a tensor may lie in: see `dcp`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from holdfast.checkpoint.format.manifest import Manifest, TensorRecord, whole_numbers
+from holdfast.checkpoint.format.shard_layout import ITEM_BYTES
+from holdfast.core.errors import DamagedError
+
+KEY: Final = "dcp"
+
+
+def boxed(name: str, offsets: Sequence[int]) -> str:
+    """What a box is called that is a tensor of its own."""
+    return f"{name}@{','.join(map(str, offsets))}"
+
+
+def check_described(manifest: Manifest) -> None:
+    """DamagedError unless it speaks of all tensors that the manifest has, each box where it is."""
+    told = manifest.state.get(KEY)
+    if told is None:
+        return
+    try:
+        used = {name for fqn, one in told["tensors"].items() for name in _used(fqn, one, manifest.tensors)}
+        paths = all(isinstance(path, list) for path in told["planner"].values())
+        if not paths or not isinstance(told["values"], dict):
+            raise TypeError("its keys are no paths, or its values no mapping")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DamagedError(f"MANIFEST.json: its state for DCP cannot be read: {error!r}") from error
+    if unsaid := sorted(manifest.tensors.keys() - used):
+        raise DamagedError(f"MANIFEST.json: its state for DCP says nothing of the tensor {unsaid[0][:80]!r}")
+
+
+def _used(fqn: str, told: Mapping[str, Any], tensors: Mapping[str, TensorRecord]) -> Iterator[str]:
+    """The tensors of the commit that make this one up."""
+    size = whole_numbers(told["size"])
+    boxes = [(whole_numbers(box["offsets"]), whole_numbers(box["sizes"]), box["tensor"]) for box in told["boxes"]]
+    whole = fqn in tensors and all(name == fqn for *_, name in boxes)
+    if whole:
+        here = [(start, shape) for start, shape, _ in boxes if 0 not in shape]
+        there = [(chunk.start, chunk.shape) for chunk in tensors[fqn].chunks if 0 not in chunk.shape]
+        good = tensors[fqn].shape == size and sorted(here) == sorted(there)
+    else:
+        good = all(
+            name == boxed(fqn, start) and tensors[name].shape == shape and _within(size, start, shape)
+            for start, shape, name in boxes
+        )
+    names = {fqn} if whole else {name for *_, name in boxes}
+    known = isinstance(told["dtype"], str) and told["dtype"] in ITEM_BYTES
+    filled = bool(boxes) or whole or 0 in size
+    if not (good and known and filled) or any(tensors[name].dtype != told["dtype"] for name in names):
+        raise DamagedError(f"MANIFEST.json: its state for DCP and its tensors disagree about {fqn[:80]!r}")
+    yield from names
+
+
+def _within(size: Sequence[int], start: Sequence[int], shape: Sequence[int]) -> bool:
+    ends = zip(size, start, shape, strict=True)
+    return all(begin + length <= most for most, begin, length in ends)

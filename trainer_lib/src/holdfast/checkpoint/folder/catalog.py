@@ -1,0 +1,223 @@
+"""A folder with commits: what lies in it, and what is taken out of it. No torch.
+
+Nothing is ever deleted because it is bad: it is moved to `quarantine/`. What retention deletes loses its manifest
+first, so that a half-deleted folder is nobody's commit.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+from uuid import uuid4
+
+from holdfast.checkpoint.folder.claims import clean_claims
+from holdfast.checkpoint.format.file_names import (
+    CLAIMS,
+    DELETED_MANIFEST,
+    LATEST,
+    MANIFEST,
+    QUARANTINE,
+    RUN_LOCK,
+    UPLOADING,
+    CommitName,
+    parse_commit,
+)
+from holdfast.checkpoint.format.manifest import LARGEST, Manifest, decode
+from holdfast.checkpoint.io.durable_files import encode_json, read_regular, sync_folder
+from holdfast.core.attempt import Pair
+from holdfast.core.errors import CheckpointError, DamagedError, UnknownFormatError, UsageError
+
+_log = logging.getLogger("holdfast.checkpoint.tier")
+
+_OWN_NAMES: Final = frozenset({CLAIMS, LATEST, QUARANTINE, RUN_LOCK, UPLOADING})
+_MOST_NAMED: Final = 5
+# What these mean on a read is that the bytes are gone; any other error is this process's own trouble.
+_LOST: Final = frozenset({errno.ENOENT, errno.EIO, errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quarantined:
+    """What was found bad, by name, and why."""
+
+    path: str
+    reason: str
+
+
+def list_commits(root: Path) -> tuple[CommitName, ...]:
+    """The folders that are commits by name; half-deleted ones are none."""
+    try:
+        names = [path.name for path in root.iterdir()]
+    except FileNotFoundError:
+        return ()
+    parsed = (parse_commit(name) for name in names)
+    return tuple(
+        name
+        for name in parsed
+        if name is not None and not name.staging and not os.path.lexists(root / str(name) / DELETED_MANIFEST)
+    )
+
+
+def check_place(root: Path) -> None:
+    """UsageError for a commit's own folder: commits inside of it would go with it."""
+    if (root / MANIFEST).exists():
+        raise UsageError(f"{root} is a checkpoint itself: give the folder that holds it, {root.parent}")
+
+
+def what_is_wrong(root: Path) -> str:
+    """Why a folder may be another one than was meant; empty if it has commits, or may well be a new one."""
+    try:
+        names = sorted(path.name for path in root.iterdir())
+    except FileNotFoundError:
+        return f"there is no folder {root}"
+    except OSError as error:
+        return f"{root} cannot be read: {error.strerror}"
+    if any(map(parse_commit, names)):
+        return ""
+    below = [name for name in names if _holds_commits(root / name)]
+    if below:
+        return f"{root} holds no checkpoints, but {_some(below)} in it: give that folder"
+    strange = [name for name in names if name not in _OWN_NAMES]
+    return f"{root} holds no checkpoints of Holdfast, but {_some(strange)}" if strange else ""
+
+
+def _holds_commits(folder: Path) -> bool:
+    try:
+        return folder.is_dir() and bool(list_commits(folder))
+    except OSError:
+        return False
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:_MOST_NAMED]) + (", …" if len(names) > _MOST_NAMED else "")
+
+
+def read_manifest(root: Path, name: CommitName) -> Manifest:
+    """The manifest of a commit; DamagedError or UnknownFormatError if it cannot be used."""
+    path = root / str(name) / MANIFEST
+    with reading(path):
+        manifest = decode(read_regular(path, LARGEST))
+    if (manifest.step, manifest.pair) != (name.step, name.pair):
+        raise DamagedError(f"MANIFEST.json is that of step {manifest.step}, attempt {manifest.pair}")
+    return manifest
+
+
+class reading:  # noqa: N801  (reads like the context manager that it is)
+    """Tell lost bytes (DamagedError) from a process that may not or cannot read (CheckpointError)."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, OSError):
+            return
+        if error.errno in _LOST:
+            lost = "is missing" if error.errno == errno.ENOENT else f"cannot be read: {error.strerror}"
+            raise DamagedError(f"{self._path.name} {lost}") from error
+        raise CheckpointError(
+            f"cannot read {self._path}: {error.strerror}; nothing was changed: make it readable and start again"
+        ) from error
+
+
+def quarantine(root: Path, name: CommitName, reason: str) -> bool:
+    """Move a bad commit out of the way; False if it cannot be moved (it is then ignored where it is)."""
+    try:
+        target = set_aside(root, name, reason)
+    except OSError as error:
+        _log.error("%s is damaged (%s) and cannot be moved to quarantine: %s", name, reason, error.strerror)
+        return False
+    _log.error("%s is damaged (%s): moved to %s", name, reason, target.relative_to(root))
+    return True
+
+
+def set_aside(root: Path, name: CommitName, reason: str) -> Path:
+    """Move a commit to `quarantine/`, where retention deletes nothing; returns where it is now."""
+    target = root / QUARANTINE / f"{name}.{uuid4().hex[:8]}"
+    if (root / QUARANTINE).is_symlink():
+        raise OSError(errno.ELOOP, f"{root / QUARANTINE} is a link, which may lead anywhere")
+    (root / QUARANTINE).mkdir(exist_ok=True)
+    (root / str(name)).rename(target)
+    note = {"path": str(name), "reason": reason, "time": datetime.now(UTC).isoformat()}
+    target.with_name(f"{target.name}.reason.json").write_bytes(encode_json(note))
+    sync_folder(root)
+    return target
+
+
+def delete(root: Path, names: Iterable[CommitName]) -> None:
+    """Delete commits, each one's manifest first. One that this release cannot read is left alone."""
+    for name in names:
+        folder = root / str(name)
+        try:
+            read_manifest(root, name)
+            (folder / MANIFEST).rename(folder / DELETED_MANIFEST)
+            sync_folder(folder)
+            _remove(folder, name)
+        except (UnknownFormatError, DamagedError) as error:
+            _log.warning("retention leaves %s alone: %s", name, error)
+        except (OSError, CheckpointError) as error:
+            _log.warning("retention could not delete %s: %s", name, error)
+
+
+def _remove(folder: Path, name: CommitName) -> None:
+    """It takes another name of something unfinished before its files go: a crash leaves no empty commit, and a save
+    that would still make one of this folder finds it gone, instead of half gone."""
+    leftover = folder.with_name(f"{name}.tmp-{uuid4().hex}")
+    folder.rename(leftover)
+    shutil.rmtree(leftover)
+
+
+def leftovers(root: Path, *, before: datetime) -> tuple[str, ...]:
+    """The folders of saves and deletions that were broken off: those in which nothing was written since `before`. Who
+    still writes one leaves a trace in it."""
+    return tuple(sorted(entry.name for entry in root.iterdir() if _left(entry, before.timestamp())))
+
+
+def _left(folder: Path, before: float) -> bool:
+    name = parse_commit(folder.name)
+    if name is None or folder.is_symlink() or not folder.is_dir():
+        return False
+    try:
+        begun = name.staging or os.path.lexists(folder / DELETED_MANIFEST)
+        return begun and max(path.lstat().st_mtime for path in (folder, *folder.iterdir())) < before
+    except FileNotFoundError:  # it has just become a commit, or is gone
+        return False
+
+
+def remove_leftovers(root: Path, names: Iterable[str]) -> None:
+    """Remove such folders; what cannot be removed is named in the log."""
+    for leftover in names:
+        name = parse_commit(leftover)
+        if name is not None:
+            _clean_one(root / leftover, name)
+
+
+def clean(root: Path, *, own: Pair) -> None:
+    """Remove what dead attempts left half done. Only pairs below `own` are touched: those can never be read."""
+    for entry in list(root.iterdir()):
+        name = parse_commit(entry.name)
+        if entry.name.startswith(f"{LATEST}.tmp-"):
+            entry.unlink(missing_ok=True)
+        elif name is not None and name.pair < own:
+            _clean_one(entry, name)
+    clean_claims(root, own)
+
+
+def _clean_one(folder: Path, name: CommitName) -> None:
+    try:
+        if name.staging:
+            _remove(folder, name)
+            _log.info("removed the leftover %s", folder.name)
+        elif os.path.lexists(folder / DELETED_MANIFEST):
+            _remove(folder, name)
+            _log.info("finished the deletion of %s", folder.name)
+    except OSError as error:
+        _log.warning("could not remove the leftover %s: %s", folder.name, error.strerror)

@@ -1,0 +1,128 @@
+"""Claims on a tier: an attempt's right to commit, written before its first step."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+from uuid import uuid4
+
+from holdfast.checkpoint.format.file_names import CLAIMS, claim_file, parse_claim
+from holdfast.checkpoint.io.durable_files import (
+    create_durably,
+    encode_json,
+    move_exclusively,
+    read_regular,
+    sync_folder,
+)
+from holdfast.core.attempt import Claim, Pair
+from holdfast.core.errors import ClaimError, DamagedError, DocumentError
+
+_TRIES: Final = 10
+
+_log = logging.getLogger("holdfast.checkpoint.claims")
+
+LARGEST: Final = 64 << 10
+"""Bytes of a claim: a hundred times what one has."""
+
+
+def list_claims(root: Path) -> tuple[Claim, ...]:
+    """Every claim on the tier, in order. A file that cannot be read is an error: a fence must not be overlooked."""
+    for _ in range(_TRIES):
+        with contextlib.suppress(FileNotFoundError):  # superfluous, and removed meanwhile: look for what made it so
+            return _listed(root)
+    return _listed(root)
+
+
+def highest_generation(root: Path) -> int:
+    """The highest generation of a claim, or of what a writer that was killed left of one; 0 if there is none.
+
+    Without hard links such a leftover keeps the attempt's name from everybody.
+    """
+    return max((pair.generation for pair, _ in _names(root)), default=0)
+
+
+def _listed(root: Path) -> tuple[Claim, ...]:
+    pairs = sorted(pair for pair, leftover in _names(root) if not leftover)
+    return tuple(_read(root / CLAIMS / claim_file(pair), pair) for pair in pairs)
+
+
+def _names(root: Path) -> list[tuple[Pair, bool]]:
+    """The pair of each file, and whether it is only a leftover of writing one."""
+    try:
+        return [parsed for path in (root / CLAIMS).iterdir() if (parsed := parse_claim(path.name)) is not None]
+    except FileNotFoundError:
+        return []
+
+
+def _read(path: Path, pair: Pair) -> Claim:
+    try:
+        raw = read_regular(path, LARGEST)
+    except DamagedError as error:
+        raise ClaimError(
+            f"{path} is none: {error}; put the file back as it was, or move the whole folder away to start afresh"
+        ) from error
+    return parse_document(raw, pair, str(path))
+
+
+def parse_document(raw: bytes, pair: Pair, path: str) -> Claim:
+    """The claim that a file named after `pair` holds."""
+    try:
+        document = json.loads(raw)
+        if not isinstance(document, dict):
+            raise ValueError("it is no JSON object")
+        claim = Claim.from_json(document)
+    except (ValueError, RecursionError, DocumentError) as error:
+        raise ClaimError(
+            f"{path} is not a claim that this release can read ({error}): nothing was changed; "
+            "put the file back as it was, or move the whole folder away to start afresh"
+        ) from error
+    if claim.pair != pair:
+        raise ClaimError(f"{path} claims {claim.pair}: put the file back as it was; nothing was changed")
+    return claim
+
+
+def write_claim(root: Path, claim: Claim, *, again: bool = False) -> None:
+    """Make the claim durable under its own name, exclusively. `again`: an earlier try may have left it there."""
+    folder = root / CLAIMS
+    target = folder / claim_file(claim.pair)
+    fresh = folder / f"{claim_file(claim.pair)}.tmp-{uuid4().hex}"
+    try:
+        folder.mkdir(exist_ok=True)
+        if not again or claim not in list_claims(root):
+            create_durably(fresh, encode_json(claim.to_json()))
+            try:
+                move_exclusively(fresh, target)
+            finally:
+                fresh.unlink(missing_ok=True)
+        sync_folder(folder)
+        sync_folder(root)
+    except FileExistsError:
+        raise ClaimError(
+            f"{target} exists: another process has claimed attempt {claim.pair} in this folder"
+        ) from None
+    except OSError as error:
+        raise ClaimError(
+            f"cannot write {target}: {error.strerror}; without a claim nothing can be committed: "
+            "give a checkpoint folder that this process may write, with free space"
+        ) from error
+
+
+def remove_claims(root: Path, claims: Iterable[Claim]) -> None:
+    """Remove what a durable claim has made superfluous; what cannot be removed does no harm."""
+    for claim in claims:
+        with contextlib.suppress(OSError):
+            (root / CLAIMS / claim_file(claim.pair)).unlink()
+
+
+def clean_claims(root: Path, below: Pair) -> None:
+    """Remove what attempts below this one left of writing their claims."""
+    with contextlib.suppress(OSError):
+        for path in (root / CLAIMS).iterdir():
+            parsed = parse_claim(path.name)
+            if parsed is not None and parsed[1] and parsed[0] < below:
+                path.unlink(missing_ok=True)
+                _log.info("removed the leftover %s", path.name)

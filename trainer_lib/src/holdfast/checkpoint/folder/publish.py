@@ -1,0 +1,149 @@
+"""Making one commit durable. No torch.
+
+Order of writes, and the invariant behind it: a folder under a commit's own name is always whole. Every rank's files
+are fsynced before the manifest exists; the manifest is fsynced before it has its name; the folder gets the commit's
+name only with the manifest in it; and the parent is fsynced before anyone says that the step is committed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from holdfast.checkpoint.dcp.metadata import KEY
+from holdfast.checkpoint.format.file_names import LATEST, MANIFEST, CommitName, rank_file, slices_file, tensors_file
+from holdfast.checkpoint.format.manifest import LARGEST, Chunk, FileRecord, Manifest, Patch, encode
+from holdfast.checkpoint.format.mapping_order import parts, text_bytes, too_much
+from holdfast.checkpoint.format.shard_layout import ShardPlan
+from holdfast.checkpoint.io.direct_writer import write_image
+from holdfast.checkpoint.io.durable_files import create_durably, sync_folder, write_file, write_json
+from holdfast.checkpoint.io.fill_progress import Filling
+from holdfast.checkpoint.io.rate_limit import UNHINDERED, Pace
+from holdfast.checkpoint.io.slice_digests import LEAST_BYTES, Slicer
+from holdfast.core.errors import CheckpointError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardRecord:
+    """What one rank wrote: its files, and where each tensor's piece lies; with deltas, also files of before."""
+
+    files: Mapping[str, FileRecord]
+    chunks: Mapping[str, tuple[Chunk, ...]]
+    patches: Mapping[str, Patch] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As it travels to the rank that writes the manifest."""
+        return {
+            "files": {name: record.to_json() for name, record in self.files.items()},
+            "chunks": {name: [chunk.to_json() for chunk in chunks] for name, chunks in self.chunks.items()},
+            "patches": {name: patch.to_json() for name, patch in self.patches.items()},
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> ShardRecord:
+        """Read what travelled."""
+        return cls(
+            files={name: FileRecord.from_json(record) for name, record in value["files"].items()},
+            chunks={name: tuple(map(Chunk.from_json, chunks)) for name, chunks in value["chunks"].items()},
+            patches={name: Patch.from_json(patch) for name, patch in value.get("patches", {}).items()},
+        )
+
+
+def begin(root: Path, name: CommitName) -> str:
+    """Make a fresh folder to write in; its name."""
+    staging = f"{name}.tmp-{uuid4().hex}"
+    (root / staging).mkdir()
+    return staging
+
+
+def write_shard(
+    folder: Path,
+    rank: int,
+    plan: ShardPlan,
+    image: memoryview,
+    alone: Any,
+    *,
+    filling: Filling | None = None,
+    check: Callable[[], None] = lambda: None,
+    pace: Pace = UNHINDERED,
+    inspect: Callable[[memoryview], None] = lambda _: None,
+) -> dict[str, FileRecord]:
+    """Write one rank's files: what is its alone, and its share of the tensors (`image` as the plan lays it out).
+
+    The small one is durable before most of the image is filled. `check` may raise in the middle, to give it up, and
+    so may `inspect`, which gets all of the image block by block.
+    """
+    own, tensors, slicer = rank_file(rank), tensors_file(rank), Slicer(plan.nbytes)
+
+    def seen(block: memoryview) -> None:
+        slicer.update(block)
+        inspect(block)
+
+    files = {
+        own: write_json(folder / own, alone),
+        tensors: write_image(
+            folder / tensors, image, plan.nbytes, filling=filling, check=check, seen=seen, pace=pace
+        ),
+    }
+    if plan.nbytes >= LEAST_BYTES:
+        write_file(folder / slices_file(tensors), [slicer.encode(files[tensors])])
+    sync_folder(folder)
+    return files
+
+
+def publish(root: Path, staging: str, manifest: Manifest) -> Path:
+    """Turn a folder that holds every rank's files into a commit."""
+    folder, raw = root / staging, encode(manifest)
+    if len(raw) > LARGEST:
+        raise CheckpointError(
+            f"step {manifest.step} was not saved: {MANIFEST} would have {len(raw)} bytes, more than the {LARGEST} "
+            f"that are read. {_too_much(manifest)}"
+        )
+    name = CommitName(step=manifest.step, pair=manifest.pair)
+    unnamed = folder / f"{MANIFEST}.tmp"
+    create_durably(unnamed, raw)
+    unnamed.rename(folder / MANIFEST)
+    sync_folder(folder)
+    target = root / str(name)
+    folder.rename(target)
+    sync_folder(root)
+    _hint(root, name)
+    return target
+
+
+def _too_much(manifest: Manifest) -> str:
+    """What of a manifest is large, and what to do."""
+    trees = [*manifest.state.get(KEY, {}).get("values", {}).items(), *parts(manifest.objects)]
+    if sum(text_bytes(tree) for _, tree in trees) > LARGEST // 2:
+        return too_much(trees)
+    return (
+        f"Its table of {len(manifest.tensors)} tensors is large: make full commits more often "
+        "(checkpoint.fullEvery), or fewer and larger tensors"
+    )
+
+
+def _hint(root: Path, name: CommitName) -> None:
+    """`LATEST` is for people; nothing reads it back, so it may fail and need not be durable."""
+    fresh = root / f"{LATEST}.tmp-{uuid4().hex}"
+    with contextlib.suppress(OSError):
+        try:
+            fresh.write_text(f"{name}\n")
+            fresh.replace(root / LATEST)
+        finally:
+            fresh.unlink(missing_ok=True)
+
+
+def discard(root: Path, staging: str) -> None:
+    """Remove what a failed save left; what cannot be removed now is removed by a later attempt."""
+    shutil.rmtree(root / staging, ignore_errors=True)
+
+
+def exists(root: Path, name: CommitName) -> bool:
+    """Whether this very step of this very attempt is committed."""
+    return os.path.lexists(root / str(name) / MANIFEST)

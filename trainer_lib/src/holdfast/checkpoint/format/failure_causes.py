@@ -1,0 +1,104 @@
+"""Why a commit, or a copy of one, failed: one closed set of words for counters, logs and the timeline. Pure."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Any, Final
+
+from holdfast.core.errors import ClaimError, DamagedError, NonFiniteWeightsError, NoRoomError, UnavailableError
+
+
+class FailureCause(StrEnum):
+    """The words. Each stands in the table of `docs/reference/metrics.md` with what to do about it."""
+
+    FULL = "Full"
+    READ_ONLY = "ReadOnly"
+    DENIED = "Denied"
+    IO = "IO"
+    GONE = "Gone"
+    MEMORY = "Memory"
+    NETWORK = "Network"
+    TIMEOUT = "Timeout"
+    DAMAGED = "Damaged"
+    CLAIM = "Claim"
+    NO_FOLDER = "NoFolder"
+    NON_FINITE = "NonFinite"
+    CREDENTIALS = "Credentials"
+    NO_BUCKET = "NoBucket"
+    SERVER = "Server"
+    THROTTLED = "Throttled"
+    CORRUPTED = "Corrupted"
+    CLOCK = "Clock"
+    REFUSED = "Refused"
+    SOURCE = "Source"
+    PROCESS = "Process"
+    OTHER = "Other"
+
+
+_BY_ERRNO: Final[Mapping[int, FailureCause]] = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), FailureCause.FULL),
+    errno.EROFS: FailureCause.READ_ONLY,
+    **dict.fromkeys((errno.EACCES, errno.EPERM), FailureCause.DENIED),
+    **dict.fromkeys((errno.EIO, errno.ENXIO, errno.EUCLEAN, errno.EBADMSG, errno.EREMOTEIO), FailureCause.IO),
+    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ENODEV), FailureCause.GONE),
+    errno.ENOMEM: FailureCause.MEMORY,
+    errno.ETIMEDOUT: FailureCause.TIMEOUT,
+    **dict.fromkeys(
+        (
+            errno.ECONNREFUSED,
+            errno.ECONNRESET,
+            errno.ECONNABORTED,
+            errno.EPIPE,
+            errno.ENOTCONN,
+            errno.ESHUTDOWN,
+            errno.ENETDOWN,
+            errno.ENETUNREACH,
+            errno.ENETRESET,
+            errno.EHOSTDOWN,
+            errno.EHOSTUNREACH,
+            errno.ESTALE,
+        ),
+        FailureCause.NETWORK,
+    ),
+}
+
+
+def of_errno(number: int | None) -> FailureCause:
+    """What a number of the operating system means for a commit."""
+    return FailureCause.OTHER if number is None else _BY_ERRNO.get(number, FailureCause.OTHER)
+
+
+def cause_of(error: BaseException) -> FailureCause:
+    """What an error means for a commit; of one that wraps another, what that one means."""
+    match error:
+        case UnavailableError():
+            return FailureCause(error.cause)
+        case NoRoomError():
+            return FailureCause.FULL
+        case NonFiniteWeightsError():
+            return FailureCause.NON_FINITE
+        case ClaimError():
+            return FailureCause.CLAIM
+        case DamagedError():
+            return FailureCause.DAMAGED
+        case MemoryError():
+            return FailureCause.MEMORY
+        case TimeoutError():
+            return FailureCause.TIMEOUT
+        case ConnectionError():
+            return FailureCause.NETWORK
+        case OSError():
+            return of_errno(error.errno)
+    return FailureCause.OTHER if error.__cause__ is None else cause_of(error.__cause__)
+
+
+def failed(error: Exception, rank: int) -> dict[str, str]:
+    """What a rank tells the others of its trouble."""
+    return {"error": f"rank {rank}: {error}", "cause": cause_of(error)}
+
+
+def cause_among(told: Iterable[Mapping[str, Any]]) -> str:
+    """Of what ranks told, the cause of the first that is in trouble; nothing if none is."""
+    return next((str(one["cause"]) for one in told if one.get("error")), "")

@@ -1,0 +1,202 @@
+"""Writing what lies in memory to a new file as fast as the disk takes it, with its digests. No torch.
+
+Threads write 8 MiB each, past the page cache where the file system lets them: one as soon as they are filled, the
+others once all is. Then the thread of the caller digests the same memory, too: to read it earlier would slow down the
+copy for which training waits. Where the file system has no O_DIRECT (a tmpfs, some network file systems: EINVAL when
+it is asked for, or at the first write), the same file goes on through the page cache. Either way it is fsynced before
+its record is returned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import xxhash
+
+from holdfast.checkpoint.format.manifest import CHUNK_BYTES, FileRecord
+from holdfast.checkpoint.io.fill_progress import Filling
+from holdfast.checkpoint.io.rate_limit import UNHINDERED, Pace
+from holdfast.checkpoint.io.thread_pool import Pool
+from holdfast.core.errors import CheckpointError
+
+# Of file offsets, lengths and memory, for O_DIRECT: the page, which is at least every disk's block.
+ALIGNMENT: Final = 4096
+# Of what is digested at a time, for the chunk and then for the file: the second time it comes from the core's cache.
+BLOCK_BYTES: Final = 1 << 20
+# Threads that write and digest leave the processors to those that train.
+_NICE: Final = 10
+_FILE_MODE: Final = 0o644
+
+
+def aligned(nbytes: int) -> int:
+    """The next multiple of a page."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def step_back() -> None:
+    """Let this thread run when no other wants to. Not SCHED_BATCH, whose threads keep the disk waiting for each
+    other's slices (decision 0124)."""
+    with contextlib.suppress(OSError):  # a sandbox may not know of it
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+
+
+def write_image(
+    path: Path,
+    image: memoryview,
+    nbytes: int,
+    *,
+    filling: Filling | None = None,
+    check: Callable[[], None] = lambda: None,
+    seen: Callable[[memoryview], None] = lambda _: None,
+    pace: Pace = UNHINDERED,
+) -> FileRecord:
+    """Write the first `nbytes` of `image`, which begins at a page and is whole pages long, to a new file.
+
+    Each byte is touched once `filling` has reached it. OSError names the file; CheckpointError if it will never be
+    filled. `check` is called now and then, and may raise to give the file up; `seen` gets all of it, part by part,
+    while it is digested. It is written at `pace`.
+    """
+    writer = _Writer(path, image, nbytes, filling=filling or Filling.complete(), check=check, seen=seen, pace=pace)
+    try:
+        return writer.run()
+    finally:
+        writer.close()
+
+
+class DirectFile:
+    """A new file of which several threads write parts; from `go_direct` on past the page cache where that can be."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
+        self._direct = False
+
+    def go_direct(self) -> None:
+        """From now on memory, offsets and lengths are whole pages."""
+        self._direct = self._past_the_cache(True)
+
+    def write_some(self, data: memoryview, offset: int) -> int:
+        """How many bytes went to `offset`."""
+        direct = self._direct  # before the call: another writer may meet the same refusal first
+        try:
+            return os.pwrite(self._fd, data, offset)
+        except OSError as error:
+            if error.errno != errno.EINVAL or not direct:
+                raise OSError(error.errno, error.strerror, str(self._path)) from error
+            self._direct = self._past_the_cache(False)
+            return 0
+
+    def finish(self, nbytes: int) -> None:
+        """Cut it to its length, and wait until the disk has all of it."""
+        try:
+            if nbytes % ALIGNMENT:
+                os.ftruncate(self._fd, nbytes)
+            os.fsync(self._fd)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
+
+    def close(self) -> None:
+        """Once."""
+        os.close(self._fd)
+
+    def _past_the_cache(self, wanted: bool) -> bool:
+        flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
+        try:
+            fcntl.fcntl(self._fd, fcntl.F_SETFL, flags | os.O_DIRECT if wanted else flags & ~os.O_DIRECT)
+        except OSError:
+            return False
+        return wanted
+
+
+class _Writer:
+    def __init__(
+        self,
+        path: Path,
+        image: memoryview,
+        nbytes: int,
+        *,
+        filling: Filling,
+        check: Callable[[], None],
+        seen: Callable[[memoryview], None],
+        pace: Pace,
+    ) -> None:
+        self._image = image
+        self._nbytes = nbytes
+        self._filling = filling
+        self._check = check
+        self._seen = seen
+        self._pace = pace
+        self._stopped = False
+        self._file = DirectFile(path)
+        self._file.go_direct()
+
+    def run(self) -> FileRecord:
+        """Write, digest, wait for the disk."""
+        begins = range(0, self._nbytes, CHUNK_BYTES)
+        if len(begins) == 1:
+            self._write(0)
+            record = self._digest(begins)
+        else:
+            record = self._side_by_side(begins)
+        self._file.finish(self._nbytes)
+        return record
+
+    def close(self) -> None:
+        """Once."""
+        self._file.close()
+
+    def _side_by_side(self, begins: range) -> FileRecord:
+        writers = self._pace.writers
+        with Pool(writers, "holdfast-writer", step_back) as pool:
+            # One follows the copy: two would hold it up, and gain nothing.
+            waits = [pool.submit(self._filled, begins[-1]) for _ in range(writers - 1)]
+            writes = [pool.submit(self._write, begin) for begin in begins]
+            try:
+                record = self._digest(begins)
+                for wait in waits:
+                    wait.result()
+                for write in writes:
+                    write.result()
+            except BaseException:
+                self._stopped = True
+                raise
+        return record
+
+    def _digest(self, begins: range) -> FileRecord:
+        whole, chunks = xxhash.xxh3_128(), []
+        self._filled(begins[-1])
+        for begin in begins:
+            chunk = self._filled(begin)
+            own = xxhash.xxh3_128()
+            for at in range(0, chunk.nbytes, BLOCK_BYTES):
+                block = chunk[at : at + BLOCK_BYTES]
+                own.update(block)
+                whole.update(block)
+                self._seen(block)
+            chunks.append(own.hexdigest())
+        return FileRecord(nbytes=self._nbytes, digest=whole.hexdigest(), chunks=tuple(chunks))
+
+    def _filled(self, begin: int) -> memoryview:
+        """The chunk that begins there, once it is filled."""
+        end = min(begin + CHUNK_BYTES, self._nbytes)
+        self._filling.wait(end, self._leave)
+        return self._image[begin:end]
+
+    def _leave(self) -> None:
+        self._check()
+        if self._stopped:
+            raise CheckpointError("the file was given up")
+
+    def _write(self, begin: int) -> None:
+        end = begin + aligned(self._filled(begin).nbytes)
+        self._pace.take(end - begin, self._leave)
+        while begin < end and not self._stopped:
+            self._check()
+            begin += self._file.write_some(self._image[begin:end], begin)

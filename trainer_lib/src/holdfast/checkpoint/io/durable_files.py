@@ -1,0 +1,254 @@
+"""Writing files so that what counts is durable. No torch."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import mmap
+import os
+import resource
+import stat
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Final
+
+import xxhash
+
+from holdfast.checkpoint.format.manifest import CHUNK_BYTES, FileRecord
+from holdfast.checkpoint.io.direct_writer import DirectFile, aligned
+from holdfast.checkpoint.io.huge_pages import fresh
+from holdfast.checkpoint.io.rate_limit import WRITERS
+from holdfast.checkpoint.io.thread_pool import Pool
+from holdfast.core.errors import DamagedError
+
+_FILE_MODE: Final = 0o644
+RIGHT: Final = f".tmp-{0:032x}"
+"""What the name of a file that is the right to another name ends with: it counts as a leftover of writing that."""
+_NOT_SUPPORTED: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
+_NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP})
+# Of 8 MiB: one is filled, one waits for each writer, and one more keeps them busy.
+_WINDOWS: Final = WRITERS + 2
+
+Buffer = bytes | bytearray | memoryview
+
+
+class DigestingFile:
+    """A new file, written in pieces of 8 MiB and digested on the way; `close` makes it durable.
+
+    Of a file of several pieces, those before the one that is filled and digested are on their way to the disk.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = DirectFile(path)
+        self._window = memoryview(mmap.mmap(-1, CHUNK_BYTES))  # there where it is used, as most files are small
+        self._filled = 0
+        self._written = 0
+        self._whole = xxhash.xxh3_128()
+        self._chunks: list[str] = []
+        self._writers: Pool | None = None
+        self._leaving = contextlib.ExitStack()
+        self._leaving.callback(self._file.close)
+        self._flying: deque[tuple[Future[None], memoryview]] = deque()
+
+    def write(self, data: Buffer) -> None:
+        """Append."""
+        source = memoryview(data).cast("B")
+        while source.nbytes:
+            if self._filled == CHUNK_BYTES:
+                self._send()
+            part = source[: CHUNK_BYTES - self._filled]
+            self._window[self._filled : self._filled + part.nbytes] = part
+            self._filled += part.nbytes
+            source = source[part.nbytes :]
+
+    def close(self) -> FileRecord:
+        """Write what is left and wait until the disk has all of it."""
+        try:
+            begin, chunk = self._written, self._window
+            self._digest()
+            self._write(chunk, begin, self._written - begin)
+            for written, _ in self._flying:
+                written.result()
+            self._file.finish(self._written)
+        finally:
+            self.abandon()
+        return FileRecord(nbytes=self._written, digest=self._whole.hexdigest(), chunks=tuple(self._chunks))
+
+    def abandon(self) -> None:
+        """Close without a promise."""
+        self._leaving.close()
+
+    def _send(self) -> None:
+        """Have the window written, and go on with another one."""
+        if self._writers is None:
+            self._file.go_direct()
+            self._writers = self._leaving.enter_context(Pool(WRITERS, "holdfast-writer"))
+        written = self._writers.submit(self._write, self._window, self._written, self._filled)
+        self._flying.append((written, self._window))
+        self._digest()
+        if len(self._flying) < _WINDOWS:
+            self._window = fresh(CHUNK_BYTES)
+            return
+        written, self._window = self._flying.popleft()
+        written.result()
+
+    def _digest(self) -> None:
+        chunk, self._filled = self._window[: self._filled], 0
+        if chunk.nbytes:
+            self._chunks.append(xxhash.xxh3_128_hexdigest(chunk))
+            self._whole.update(chunk)
+            self._written += chunk.nbytes
+
+    def _write(self, window: memoryview, begin: int, nbytes: int) -> None:
+        done, end = 0, nbytes if self._writers is None else aligned(nbytes)
+        while done < end:
+            done += self._file.write_some(window[done:end], begin + done)
+
+
+def write_all(fd: int, data: Buffer) -> None:
+    """`write(2)` until everything is written."""
+    rest = memoryview(data)
+    while rest.nbytes:
+        rest = rest[os.write(fd, rest) :]
+
+
+def write_file(path: Path, parts: Iterable[Buffer]) -> FileRecord:
+    """Write a new file and fsync it."""
+    file = DigestingFile(path)
+    try:
+        for part in parts:
+            file.write(part)
+        return file.close()
+    finally:
+        file.abandon()
+
+
+def write_json(path: Path, document: Any) -> FileRecord:
+    """Write a new JSON file and fsync it."""
+    return write_file(path, [encode_json(document)])
+
+
+def encode_json(document: Any) -> bytes:
+    """JSON as our files have it."""
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def create_durably(path: Path, data: bytes) -> None:
+    """Write a new small file and fsync it, without a digest."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
+    try:
+        write_all(fd, data)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_folder(path: Path) -> None:
+    """Make names in a folder durable, as far as the file system knows such a call: some file shares do not."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in _NOT_SUPPORTED:
+            raise
+    finally:
+        os.close(fd)
+
+
+def move_exclusively(source: Path, target: Path) -> None:
+    """Give a durable file in the same folder its name; FileExistsError if it is taken. `source` is gone afterwards.
+
+    Whoever sees the name sees the whole file. Without hard links the right to the name is a file of its own, which a
+    process that is killed in between leaves: nobody gets the name then.
+    """
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        # A network's file system may do it and lose the answer; asked again, it finds the name taken.
+        if not source.samefile(target):
+            raise
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        _rename_exclusively(source, target)
+        return
+    source.unlink()
+
+
+def _rename_exclusively(source: Path, target: Path) -> None:
+    right = target.with_name(f"{target.name}{RIGHT}")
+    data = source.read_bytes()
+    os.close(os.open(right, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE))
+    try:
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
+        source.rename(target)
+        if target.read_bytes() != data:  # a mount that only its own host keeps exclusive
+            raise FileExistsError(errno.EEXIST, "another process has written it", str(target))
+    finally:
+        right.unlink()
+
+
+def make_folder(path: Path, mode: int = 0o777) -> None:
+    """A folder, and those above it that are not there: each has its name for good in the one that holds it."""
+    made = [path]
+    while not made[-1].exists():
+        made.append(made[-1].parent)
+    path.mkdir(mode=mode, parents=True, exist_ok=True)
+    for holder in made[1:]:
+        with contextlib.suppress(PermissionError):  # one that this process may write in, and not read
+            sync_folder(holder)
+
+
+def read_regular(path: Path, most: int) -> bytes:
+    """All of a file that is no link, device or pipe, nor lies behind a linked folder, nor is larger than `most`."""
+    fd = open_regular(path)
+    try:
+        size = os.fstat(fd).st_size
+        if size > most:
+            raise DamagedError(f"{path.name}: {size} bytes are more than it can have")
+        with open(fd, "rb", closefd=False) as file:
+            return file.read(size)  # room is made for as much as is asked for
+    finally:
+        os.close(fd)
+
+
+def open_regular(path: Path) -> int:
+    """A file of a commit, open for reading; DamagedError for a link, device or pipe in its place or its folder's."""
+    if path.parent.is_symlink():
+        raise DamagedError(f"{path.parent.name} is a symbolic link, and no commit's folder is one")
+    return open_itself(path, os.O_RDONLY)
+
+
+def open_itself(path: Path, access: int) -> int:
+    """A file, wherever its folder is; DamagedError for a link, device, pipe or folder in its place."""
+    try:
+        fd = open_one_more(path, access | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise DamagedError(f"{path.name} is a symbolic link or a pipe, and no commit has one") from error
+        if error.errno == errno.EISDIR:
+            raise DamagedError(f"{path.name} is no regular file") from error
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise DamagedError(f"{path.name} is no regular file")
+    return fd
+
+
+def open_one_more(path: Path, flags: int) -> int:
+    """Open a file, also beyond the number that the process was begun with, up to the one that it is allowed.
+
+    A restore holds every file of a commit open, which are two for each rank that wrote it.
+    """
+    try:
+        return os.open(path, flags)
+    except OSError as error:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if error.errno != errno.EMFILE or soft == hard:
+            raise
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return os.open(path, flags)

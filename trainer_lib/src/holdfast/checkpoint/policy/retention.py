@@ -1,0 +1,250 @@
+"""Which commits may be deleted. Pure: the time is an argument, a commit's age is its manifest's word.
+
+Who may delete what, and on which evidence:
+
+- A job deletes commits of its own line of attempts only, on every tier alike: those that its own attempts made, as
+  their manifests say, and those of an earlier job that its line continues (`resume: Always`), as the claims say.
+  Every other commit stays: another job's that was never adopted (`resume: Never`), or was fenced before it could be.
+- What is deleted is older than the newest `keep_last` verified commits that can still be read, is kept by no rule, is
+  needed by no commit that stays, and belongs to no attempt above the own one. Rules only ever keep more.
+- In the object store a commit that a claim fences goes only after an uploader has known it as fenced for a day: the
+  claim may stand on an older commit for want of this one, on a volume that was rolled back or damaged.
+- A commit whose manifest cannot be read stays: its owner, its age and what it stands on are not known.
+
+An administrator may delete other jobs' commits (`others`), by `holdfast checkpoints prune --others`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Final
+
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.policy.fencing import Commit, order
+from holdfast.core.attempt import Claim, Pair
+from holdfast.core.errors import UsageError
+
+_COUNTED: Final = ("hours", "daily", "weekly", "every")
+_RULE: Final = re.compile(r"(hours|daily|weekly|every)=([1-9]\d{0,8})", re.ASCII)
+_BEST: Final = re.compile(r"best=([A-Za-z_][\w./-]{0,63}):(min|max)(?::([1-9]\d{0,3}))?", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Best:
+    """The `count` commits with the lowest (or highest) value of a metric."""
+
+    metric: str
+    highest: bool = False
+    count: int = 1
+
+    def __str__(self) -> str:
+        return f"best={self.metric}:{'max' if self.highest else 'min'}:{self.count}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What is kept beside the last ones; 0 is no rule. A commit stays if any of them wants it."""
+
+    hours: int = 0  # every one of so many hours
+    daily: int = 0  # the last one of each of so many days
+    weekly: int = 0  # the last one of each of so many weeks
+    every: int = 0  # each step that is a multiple of this, for good
+    best: tuple[Best, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Rules:
+        """Read `hours=6,daily=7,weekly=12,every=10000,best=val_loss:min:3`; any of them may be left out."""
+        counts: dict[str, int] = {}
+        best: list[Best] = []
+        for part in filter(None, (part.strip() for part in text.split(","))):
+            if (rule := _RULE.fullmatch(part)) is not None and rule[1] not in counts:
+                counts[rule[1]] = int(rule[2])
+            elif (found := _BEST.fullmatch(part)) is not None:
+                best.append(Best(metric=found[1], highest=found[2] == "max", count=int(found[3] or 1)))
+            else:
+                raise UsageError(
+                    f"retention rule {part!r}: give hours=N, daily=N, weekly=N or every=STEPS, each once, "
+                    "or best=METRIC:min or best=METRIC:max:N"
+                )
+        return cls(**counts, best=tuple(best))
+
+    def __str__(self) -> str:
+        counted = [f"{name}={getattr(self, name)}" for name in _COUNTED if getattr(self, name)]
+        return ",".join([*counted, *map(str, self.best)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A commit, and what its manifest says; nothing of it is known if the manifest cannot be read."""
+
+    commit: Commit
+    created: datetime | None = None
+    parent: str | None = None
+    stands_on: frozenset[str] = frozenset()
+    """The commits that hold bytes of it: they are named here too, as a parent's own manifest may be damaged."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def name(self) -> CommitName:
+        """Its folder's name."""
+        return CommitName(step=self.commit.step, pair=self.commit.pair)
+
+    @property
+    def unread(self) -> bool:
+        """Whether its manifest cannot be read."""
+        return self.commit.job_uid is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What becomes of a commit, and why."""
+
+    commit: Commit
+    goes: bool
+    reason: str
+    fenced: bool = False
+    """Whether no restore reads it any more."""
+
+
+def decide(
+    entries: Iterable[Entry],
+    claims: Iterable[Claim],
+    *,
+    job_uid: str,
+    own: Pair,
+    verified: Collection[tuple[int, Pair]],
+    keep_last: int,
+    rules: Rules,
+    now: datetime,
+    uploading: CommitName | None = None,
+    spared: Iterable[CommitName] = (),
+    others: bool = False,
+) -> list[Decision]:
+    """For each commit, the oldest first. `verified` are those that were written or read back whole, and `uploading`
+    is on its way to the object store. `spared` stay for now. `others`: what other jobs left unadopted may go too."""
+    entries = sorted(entries, key=_age)
+    lineage = order((entry.commit for entry in entries), claims, job_uid=job_uid)
+    whole = {*verified} - {_key(entry.commit) for entry in entries if entry.unread}
+    good = [commit for commit in lineage if _key(commit) in whole][:keep_last]
+    readable = {_key(commit) for commit in lineage}
+    line = [entry for entry in reversed(entries) if _key(entry.commit) in readable]
+    kept: dict[str, str] = {}
+    for entry in entries:
+        reason = _must_stay(entry.commit, good, readable, own, keep_last)
+        if reason:
+            kept[str(entry.name)] = reason
+    if uploading is not None:
+        kept.setdefault(str(uploading), "on its way to the object store")
+    for one in spared:
+        kept.setdefault(str(one), "fenced only lately")
+    for name, reason in _wanted(line, rules, now):
+        kept.setdefault(name, reason)
+    if not others:
+        for entry in entries:
+            if entry.commit.job_uid not in (None, job_uid) and _key(entry.commit) not in readable:
+                kept.setdefault(str(entry.name), f"another job's ({entry.commit.job_uid}): its line is not this one")
+    for name, reason in _perhaps_needed(entries, kept):
+        kept.setdefault(name, reason)
+    _keep_parents(entries, kept)
+    for entry in entries:
+        if entry.unread:
+            kept.setdefault(str(entry.name), "its manifest cannot be read")
+    return [_decision(entry, kept, readable, keep_last) for entry in entries]
+
+
+def leaving(decisions: Iterable[Decision]) -> list[CommitName]:
+    """Those that go, the newest first: whoever is killed on the way has left nothing that stands on what is gone."""
+    gone = sorted((one.commit for one in decisions if one.goes), key=_key, reverse=True)
+    return [CommitName(step=commit.step, pair=commit.pair) for commit in gone]
+
+
+def _decision(entry: Entry, kept: Mapping[str, str], readable: Collection[tuple[int, Pair]], last: int) -> Decision:
+    reason, fenced = kept.get(str(entry.name), ""), _key(entry.commit) not in readable
+    if reason:
+        return Decision(commit=entry.commit, goes=False, reason=reason, fenced=fenced)
+    why = "fenced: it is never read" if fenced else f"older than the last {last}, and no rule keeps it"
+    return Decision(commit=entry.commit, goes=True, reason=why, fenced=fenced)
+
+
+def _must_stay(
+    commit: Commit, good: Sequence[Commit], readable: Collection[tuple[int, Pair]], own: Pair, keep_last: int
+) -> str:
+    """The reason for which it stays whatever the rules say; empty if there is none."""
+    if keep_last < 1 or len(good) < keep_last:
+        return f"only {len(good)} of the last {keep_last} are verified"
+    if commit.pair > own:
+        return f"of an attempt above {own}"
+    if _key(commit) in readable and commit.step >= good[-1].step:
+        return f"among the last {keep_last}"
+    return ""
+
+
+def _wanted(line: Sequence[Entry], rules: Rules, now: datetime) -> Iterator[tuple[str, str]]:
+    """What each rule keeps of the commits that can be read, the newest first."""
+    for entry in line:
+        if rules.hours and (entry.created is None or now - entry.created < timedelta(hours=rules.hours)):
+            yield str(entry.name), f"hours={rules.hours}"
+        if rules.every and entry.commit.step % rules.every == 0:
+            yield str(entry.name), f"every={rules.every}"
+    yield from _one_of_each(line, _day(now), rules.daily, f"daily={rules.daily}", 1)
+    yield from _one_of_each(line, _day(now), rules.weekly, f"weekly={rules.weekly}", 7)
+    for best in rules.best:
+        yield from _best(line, best)
+
+
+def _one_of_each(line: Sequence[Entry], today: int, periods: int, rule: str, days: int) -> Iterator[tuple[str, str]]:
+    """The newest of each of the last so many periods. A period is the calendar's, so that what was chosen once stays
+    chosen."""
+    taken: set[int] = set()
+    for entry in line:
+        if entry.created is None:
+            continue
+        period = _day(entry.created) // days
+        if 0 <= today // days - period < periods and period not in taken:
+            taken.add(period)
+            yield str(entry.name), rule
+
+
+def _best(line: Sequence[Entry], best: Best) -> Iterator[tuple[str, str]]:
+    measured = [entry for entry in line if best.metric in entry.metrics]
+    ranked = sorted(measured, key=lambda entry: entry.metrics[best.metric], reverse=best.highest)
+    for entry in ranked[: best.count]:
+        yield str(entry.name), str(best)
+
+
+def _day(moment: datetime) -> int:
+    """Days of UTC's calendar; those of one week, from Monday on, have one seventh in common."""
+    return moment.toordinal() - 1
+
+
+def _perhaps_needed(entries: Sequence[Entry], kept: Mapping[str, str]) -> list[tuple[str, str]]:
+    """What commits that are wanted may stand on, if their manifests cannot be read: all before them of an attempt."""
+    wanted = [entry for entry in entries if entry.unread and str(entry.name) in kept]
+    return [
+        (str(entry.name), f"{above.name} may stand on it: its manifest cannot be read")
+        for above in wanted
+        for entry in entries
+        if entry.commit.pair == above.commit.pair and entry.commit.step < above.commit.step
+    ]
+
+
+def _keep_parents(entries: Iterable[Entry], kept: dict[str, str]) -> None:
+    """What a commit that stays stands on stays as well."""
+    below = {str(entry.name): {*filter(None, [entry.parent]), *entry.stands_on} for entry in entries}
+    waiting = list(kept)
+    while waiting:
+        name = waiting.pop()
+        for parent in sorted(below.get(name, set()) - kept.keys()):
+            kept[parent] = f"{name} stands on it"
+            waiting.append(parent)
+
+
+def _key(commit: Commit) -> tuple[int, Pair]:
+    return commit.step, commit.pair
+
+
+def _age(entry: Entry) -> tuple[int, Pair]:
+    return _key(entry.commit)

@@ -1,0 +1,103 @@
+"""Saving and loading by all ranks of a script's own process group, its DTensors included. Needs gloo."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import xxhash
+
+from holdfast.checkpoint.format.tensor_boxes import Box
+from holdfast.checkpoint.ranks.exchange import Exchange
+from holdfast.checkpoint.ranks.merge import Joined, Part, Told, join
+from holdfast.checkpoint.state.flatten import Flat
+from holdfast.core.errors import PeerLostError, StateError, UsageError
+
+
+class Together:
+    """The ranks of a process group. UsageError if it has no backend for CPU tensors."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+        try:
+            group._get_backend(torch.device("cpu"))
+        except RuntimeError:
+            raise UsageError(
+                f"group= is of the backend {dist.get_backend(group)!r}, which has none for CPU tensors: "
+                'give one of torch.distributed.new_group(backend="gloo")'
+            ) from None
+
+    def share(self, value: Any) -> Any:
+        """The value of rank 0."""
+        return self.gather(value if self.rank == 0 else None)[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, in order of ranks; PeerLostError if one of them is gone."""
+        try:
+            return self._gather(value)
+        except RuntimeError as error:
+            first = next(iter(str(error).splitlines()), type(error).__name__)
+            raise PeerLostError(
+                f"a rank of group= is gone, or did not answer in the time limit of its group ({first}): "
+                "start all ranks again; a commit is there whole or not at all"
+            ) from error
+
+    def _gather(self, value: Any) -> list[Any]:
+        data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        lengths = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(self.size)]
+        dist.all_gather(lengths, torch.tensor([data.numel()], device="cpu"), group=self._group)
+        padded = torch.zeros(max(int(length) for length in lengths), dtype=torch.uint8, device="cpu")
+        padded[: data.numel()] = data
+        parts = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(parts, padded, group=self._group)
+        return [json.loads(bytes(part[: int(n)].numpy())) for part, n in zip(parts, lengths, strict=True)]
+
+
+def ranks() -> int:
+    """How many ranks the script's default process group has; 1 if there is none."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def joined(flat: Flat, exchange: Exchange, samples: Mapping[str, str]) -> Joined:
+    """What all ranks have, and who writes what of it. Every rank calls it."""
+    own = Told(objects=flat.tree, parts=_parts(flat), mesh=_mesh_of(flat.parts), samples=samples).to_json()
+    alike = exchange.gather(xxhash.xxh3_128_hexdigest(json.dumps(own, sort_keys=True).encode()))
+    told = exchange.gather(own) if len(set(alike)) > 1 else [own] * exchange.size
+    return join([Told.from_json(one) for one in told])
+
+
+def _parts(flat: Flat) -> dict[str, Part]:
+    return {
+        spec.name: Part(spec=spec, box=_box(spec.name, flat.parts[spec.name]))
+        if spec.name in flat.parts
+        else Part(spec=spec, box=((0,) * len(spec.shape), spec.shape))
+        for spec in flat.specs
+    }
+
+
+def _box(name: str, part: Any) -> Box:
+    """Which box of it is here, as DTensor says."""
+    mend = "save part.full_tensor() instead"
+    if any(place.is_partial() for place in part.placements):
+        raise StateError(f"{name} is placed as {tuple(part.placements)}: a sum that is not made yet; {mend}")
+    chunks = part.__create_chunk_list__()
+    if len(chunks) > 1:
+        raise StateError(f"{name} lies here in {len(chunks)} pieces, and not in one box: {mend}")
+    if not chunks or 0 in chunks[0].sizes:
+        return (0,) * part.dim(), (0,) * part.dim()
+    return tuple(chunks[0].offsets), tuple(chunks[0].sizes)
+
+
+def _mesh_of(parts: Mapping[str, Any]) -> dict[str, int]:
+    """The names and sizes of the dimensions over which tensors are sharded."""
+    found: dict[str, int] = {}
+    for part in parts.values():
+        mesh = part.device_mesh
+        names = mesh.mesh_dim_names or [f"dim{number}" for number in range(mesh.ndim)]
+        found |= dict(zip(names, mesh.shape, strict=True))
+    return found

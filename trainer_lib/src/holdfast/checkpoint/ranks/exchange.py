@@ -1,0 +1,82 @@
+"""How the ranks that make or read one commit talk to each other: small JSON, never over the training group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from holdfast.core import errors
+from holdfast.core.errors import CheckpointError, HoldfastError, PeerLostError, UnavailableError
+
+
+class Exchange(Protocol):
+    """Collectives on JSON values; every rank calls each of them, in the same order."""
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, in order of ranks, on every rank."""
+
+    def share(self, value: Any) -> Any:
+        """Rank 0's value, on every rank."""
+
+
+class Alone:
+    """A world of one."""
+
+    rank = 0
+    size = 1
+
+    def gather(self, value: Any) -> list[Any]:
+        """The only value."""
+        return [value]
+
+    def share(self, value: Any) -> Any:
+        """The only value."""
+        return value
+
+
+def lead(exchange: Exchange, action: Callable[[], Any]) -> Any:
+    """Rank 0 acts; every rank gets its answer, or raises its error."""
+    outcome: dict[str, Any] = {}
+    if exchange.rank == 0:
+        outcome = _attempt(action)
+    outcome = exchange.share(outcome)
+    if "error" in outcome:
+        raise _error(outcome)
+    return outcome["answer"]
+
+
+def each(exchange: Exchange, action: Callable[[], Any]) -> list[Any]:
+    """Every rank acts; every rank gets all answers, or raises the first error."""
+    outcomes = exchange.gather(_attempt(action))
+    for outcome in outcomes:
+        if "error" in outcome:
+            raise _error(outcome)
+    return [outcome["answer"] for outcome in outcomes]
+
+
+def _attempt(action: Callable[[], Any]) -> dict[str, Any]:
+    try:
+        return {"answer": action()}
+    except PeerLostError:
+        raise
+    except HoldfastError as error:
+        cause = {"cause": error.cause} if isinstance(error, UnavailableError) else {}
+        return {"error": type(error).__name__, "message": str(error), **cause}
+    except OSError as error:
+        return {"error": "CheckpointError", "message": f"{error}: correct the checkpoint folder and start again"}
+
+
+def _error(outcome: dict[str, Any]) -> HoldfastError:
+    kind = getattr(errors, str(outcome["error"]), CheckpointError)
+    if "cause" in outcome:
+        return UnavailableError(outcome["message"], cause=outcome["cause"])
+    error: HoldfastError = kind(outcome["message"])
+    return error

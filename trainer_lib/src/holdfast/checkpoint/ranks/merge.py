@@ -1,0 +1,172 @@
+"""What ranks have together that do not all have the same: parts of tensors, stages of a pipeline. Pure.
+
+Every rank computes the same from what all have told, so that each knows what it writes and what the others do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+from holdfast.checkpoint.format.mapping_order import without_order
+from holdfast.checkpoint.format.shard_layout import Piece, Shares, TensorSpec, divide
+from holdfast.checkpoint.format.tensor_boxes import Box, tiles
+from holdfast.core.errors import StateError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What one rank has of a tensor: a box of it, maybe all, maybe nothing."""
+
+    spec: TensorSpec
+    box: Box
+
+    @property
+    def empty(self) -> bool:
+        """Whether the tensor has elements, and none is here."""
+        return 0 in self.box[1] and 0 not in self.spec.shape
+
+    def to_json(self) -> list[Any]:
+        """To the others."""
+        return [self.spec.dtype, self.spec.shape, *self.box]
+
+    @classmethod
+    def from_json(cls, name: str, value: Sequence[Any]) -> Part:
+        """From another."""
+        dtype, shape, start, size = value
+        return cls(spec=TensorSpec(name=name, dtype=dtype, shape=tuple(shape)), box=(tuple(start), tuple(size)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What one rank has."""
+
+    objects: Mapping[str, Any]
+    parts: Mapping[str, Part]
+    mesh: Mapping[str, int]
+    samples: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """To the others."""
+        return {**vars(self), "parts": {name: part.to_json() for name, part in self.parts.items()}}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Told:
+        """From another."""
+        parts = {name: Part.from_json(name, one) for name, one in value["parts"].items()}
+        return cls(objects=value["objects"], parts=parts, mesh=value["mesh"], samples=value["samples"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joined:
+    """What all have."""
+
+    objects: Mapping[str, Any]
+    specs: Sequence[TensorSpec]
+    shares: Shares
+    mesh: Mapping[str, int] | None
+
+
+def join(told: Sequence[Told]) -> Joined:
+    """All of it, in order of ranks; StateError if it does not fit together."""
+    specs = _specs(told)
+    return Joined(
+        objects=_objects(told), specs=tuple(specs.values()), shares=_share_out(specs, told), mesh=_mesh(told)
+    )
+
+
+def _specs(told: Sequence[Told]) -> dict[str, TensorSpec]:
+    found: dict[str, TensorSpec] = {}
+    for rank, one in enumerate(told):
+        for name, part in one.parts.items():
+            known = found.setdefault(name, part.spec)
+            if known != part.spec:
+                raise StateError(
+                    f"{name} is {part.spec.dtype} of shape {part.spec.shape} on rank {rank}, and {known.dtype} of "
+                    f"shape {known.shape} on others: give what is not the same another name"
+                )
+    return dict(sorted(found.items()))
+
+
+def _objects(told: Sequence[Told]) -> dict[str, Any]:
+    """Each object as the ranks that have it say it."""
+    found: dict[str, tuple[int, Any]] = {}
+    for rank, one in enumerate(told):
+        for name, tree in one.objects.items():
+            first, known = found.setdefault(name, (rank, tree))
+            apart = set(tensors_in(known)) ^ set(tensors_in(tree))
+            if apart:
+                raise StateError(
+                    f"{name} has other tensors on rank {rank} than on rank {first} ({min(apart)}): give the stages "
+                    f"of a pipeline names of their own, as in save(…, **{{f'stage{{rank}}': module}})"
+                )
+            if without_order(tree) != without_order(known) or one.samples.get(name) != told[first].samples.get(name):
+                raise StateError(
+                    f"{name} has another state on rank {rank} than on rank {first}, of which one would be lost: give "
+                    f"what is each rank's own a name of its own, as in save(…, **{{f'{name}{{rank}}': …}})"
+                )
+    return {name: tree for name, (_, tree) in found.items()}
+
+
+def tensors_in(tree: Any) -> Iterator[str]:
+    """The names of the tensors that a tree is about."""
+    match tree:
+        case {"$tensor": str(name)} | {"$array": str(name)} | {"$rows": [str(name), _]}:
+            yield name
+        case dict():
+            for item in tree.values():
+                yield from tensors_in(item)
+        case list():
+            for item in tree:
+                yield from tensors_in(item)
+
+
+def _share_out(specs: Mapping[str, TensorSpec], told: Sequence[Told]) -> Shares:
+    """Boxes to one of those who have them, the largest first, each to who has the least to write until then. What
+    some ranks have whole is divided among these."""
+    shares: list[list[Piece]] = [[] for _ in told]
+    loads = [0] * len(told)
+    whole: dict[tuple[int, ...], list[TensorSpec]] = {}
+    boxes: list[tuple[Piece, list[int]]] = []
+    for name, spec in specs.items():
+        holders = _holders(name, told)
+        if 0 in spec.shape or list(holders) == [((0,) * len(spec.shape), spec.shape)]:  # of nothing each has all
+            whole.setdefault(tuple(sorted(chain(*holders.values()))), []).append(spec)
+        elif tiles(spec.shape, holders):
+            boxes += [(Piece(spec=spec, start=box[0], shape=box[1]), ranks) for box, ranks in holders.items()]
+        else:
+            raise StateError(
+                f"the parts of {name} do not make up its shape {spec.shape}: ranks have {sorted(holders)}; give all "
+                "ranks of the mesh that it is placed on, or save part.full_tensor() instead"
+            )
+    for piece, ranks in sorted(boxes, key=lambda one: (-one[0].nbytes, one[0].spec.name, one[0].start)):
+        rank = min(ranks, key=lambda one: (loads[one], one))
+        shares[rank].append(piece)
+        loads[rank] += piece.nbytes
+    for group, many in whole.items():
+        for rank, pieces in zip(group, divide(many, len(group)), strict=True):
+            shares[rank] += pieces
+    return Shares(pieces=tuple(map(tuple, shares)))
+
+
+def _holders(name: str, told: Sequence[Told]) -> dict[Box, list[int]]:
+    found: dict[Box, list[int]] = {}
+    for rank, one in enumerate(told):
+        part = one.parts.get(name)
+        if part is not None and not part.empty:
+            found.setdefault(part.box, []).append(rank)
+    return found
+
+
+def _mesh(told: Sequence[Told]) -> dict[str, int] | None:
+    """All meshes' dimensions by name; another one of the same name gets a prime."""
+    found: dict[str, int] = {}
+    for one in told:
+        for name, size in one.mesh.items():
+            own = name
+            while found.get(own, size) != size:
+                own += "'"
+            found[own] = size
+    return found or None

@@ -1,0 +1,42 @@
+"""Whether all ranks have the same of each object: of what is replicated only one rank's is kept. No torch.
+
+Ranks tell each other a digest of each object with what they tell of a save anyway. It stands for all that is JSON of
+the object, and for a few bytes of its tensors where nothing else keeps those alike (`state.sampled`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import xxhash
+
+from holdfast.checkpoint.format.mapping_order import has_order, without_order
+
+
+def digests(trees: Any, samples: Mapping[str, str]) -> dict[str, str]:
+    """Of each object."""
+    found = trees.get("objects", {}) if isinstance(trees, Mapping) else {}
+    return {name: _digest(tree, samples.get(name, "")) for name, tree in found.items()}
+
+
+def _digest(tree: Any, sample: str) -> str:
+    text = _text(tree)
+    if has_order(text):
+        text = _text(without_order(tree))
+    return xxhash.xxh3_64_hexdigest(f"{text}{sample}".encode())
+
+
+def _text(tree: Any) -> str:
+    return json.dumps(tree, sort_keys=True, separators=(",", ":"))
+
+
+def apart(told: Sequence[Mapping[str, str]]) -> dict[str, tuple[int, ...]]:
+    """The objects that are not the same on all ranks, and on which they differ from rank 0's."""
+    first = told[0]
+    unlike = {
+        name: tuple(rank for rank, one in enumerate(told) if one.get(name) != first.get(name))
+        for name in dict.fromkeys(name for one in told for name in one)
+    }
+    return {name: ranks for name, ranks in unlike.items() if ranks}

@@ -1,0 +1,100 @@
+"""What retention needs to know of each commit, read from its manifest once: one never changes. No torch.
+
+One that cannot be read is asked for again at each look: what is wrong may pass.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.policy.fencing import Commit
+from holdfast.checkpoint.policy.retention import Entry
+from holdfast.checkpoint.save.protocol import Snapshot
+from holdfast.checkpoint.stores.base import Store, manifest_of
+from holdfast.core.attempt import Pair
+from holdfast.core.errors import DamagedError, UnknownFormatError
+
+_log = logging.getLogger("holdfast.checkpoint.aging")
+
+History = dict[int, dict[str, float]]
+
+
+class Ages:
+    """The commits of one store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._known: dict[CommitName, tuple[Entry, History]] = {}
+        self._told: set[CommitName] = set()
+
+    def look(self) -> list[Entry]:
+        """All that lie there now, with what was measured at their steps: a later commit may be the first to tell."""
+        found = {name: self._known.get(name) or self._read(name) for name in self._store.commits()}
+        self._known = {name: known for name, known in found.items() if not known[0].unread}
+        told: History = {}
+        for _, history in sorted(found.values(), key=_age):
+            told |= history
+        return [replace(entry, metrics=told.get(entry.commit.step, {})) for entry, _ in found.values()]
+
+    def learn(self, snapshot: Snapshot) -> None:
+        """What was just committed here, so that it need not be read."""
+        name = snapshot.name
+        commit = Commit(step=name.step, pair=name.pair, job_uid=snapshot.job_uid, publication=snapshot.publication)
+        self._known[name] = Entry(commit=commit, created=snapshot.created), metrics(snapshot.state)
+
+    def _read(self, name: CommitName) -> tuple[Entry, History]:
+        try:
+            manifest = manifest_of(self._store, name)
+        except (DamagedError, UnknownFormatError) as error:
+            if name not in self._told:
+                self._told.add(name)
+                _log.warning("retention leaves %s alone: %s", name, error)
+            return Entry(commit=Commit(step=name.step, pair=name.pair)), {}
+        commit = Commit(step=name.step, pair=name.pair, job_uid=manifest.job_uid, publication=manifest.publication)
+        entry = Entry(
+            commit=commit,
+            created=_moment(manifest.created),
+            parent=manifest.parent,
+            stands_on=manifest.stands_on,
+        )
+        return entry, metrics(manifest.state)
+
+
+def _age(known: tuple[Entry, History]) -> tuple[int, Pair]:
+    return known[0].commit.step, known[0].commit.pair
+
+
+def _moment(text: str) -> datetime | None:
+    try:
+        moment = datetime.fromisoformat(text)
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    except (ValueError, OverflowError):  # the latter: a time of day before the year 1 of UTC
+        return None
+
+
+def metrics(state: Any) -> History:
+    """What a manifest tells of measurements, by step: `[[100, {"val_loss": 2.1}], …]`. What is none is left out."""
+    told = state.get("metrics") if isinstance(state, dict) else None
+    pairs = [pair for pair in told if isinstance(pair, list) and len(pair) == 2] if isinstance(told, list) else []
+    return {
+        step: {str(name): float(value) for name, value in values.items() if _is_number(value)}
+        for step, values in pairs
+        if isinstance(step, int) and isinstance(values, dict)
+    }
+
+
+def told(history: History) -> list[list[Any]]:
+    """The inverse of `metrics`."""
+    return [[step, dict(values)] for step, values in sorted(history.items())]
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return isinstance(value, (int, float)) and math.isfinite(value)
+    except OverflowError:  # an integer that no float holds
+        return False

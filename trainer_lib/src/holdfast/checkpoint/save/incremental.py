@@ -1,0 +1,289 @@
+"""Commits that hold only what changed since the commit before: which blocks did, and where the others lie. No torch.
+
+A rank cuts its share into blocks of whole rows and remembers the digest of each, and in which commit's file it lies.
+In the next commit, blocks with another digest are written; the others are named where they are. So every byte of a
+commit lies at a place that its own manifest names, with the digests that it is verified by: a restore follows no
+chain. What holds for a chain: it begins with a full commit, is of one attempt, has at most `every` commits, and is
+not gone on with unless all of them are still there. What a rank does not remember it writes: no two ranks need agree
+on anything but on the parent.
+
+With a threshold, what is written of weights may be less than their blocks (`sparse`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import xxhash
+
+from holdfast.checkpoint.folder.publish import ShardRecord
+from holdfast.checkpoint.format.file_names import CommitName, tensors_file
+from holdfast.checkpoint.format.manifest import Chunk, FileRecord, Patch
+from holdfast.checkpoint.format.shard_layout import ITEM_BYTES, Piece, ShardPlan, lay_out
+from holdfast.checkpoint.io.staging_buffer import Arena
+from holdfast.checkpoint.save import lossy_delta
+from holdfast.core.constants import MOST_FULL_EVERY
+from holdfast.core.errors import UsageError
+
+# A few rows of an embedding that change must not drag the rest of it along; a record of each block is kept in memory.
+BLOCK_BYTES: Final = 64 << 10
+MOST_BLOCKS: Final = 8192
+"""Of a tensor's piece: beyond that its blocks are larger."""
+# A share of which more than this changed is written whole: to pick its blocks out would take as much memory again.
+_WORTH: Final = 0.5
+# Who asked for sparse differences has accepted that: of a dense Adam the moments, two thirds, change anyway.
+_WORTH_SPARSE: Final = 0.9
+
+Place = tuple[str, int]
+"""A file, named as a later manifest names it (`<commit>/<file>`), and an offset in it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blocks:
+    """The blocks of a piece in order of rows."""
+
+    digests: tuple[bytes, ...]
+    places: tuple[Place, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """What a rank knows of the last commit: its own blocks, and the files that they lie in."""
+
+    pieces: Mapping[Piece, Blocks]
+    files: Mapping[str, FileRecord]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """What a rank writes into a commit, and what it leaves where it is."""
+
+    plan: ShardPlan
+    image: memoryview
+    pieces: Mapping[Piece, Blocks]
+    patches: Mapping[str, Patch] = field(default_factory=dict)
+    """By tensor: of pieces whose blocks are those of an earlier commit, though not all of their elements are."""
+
+
+def rows_of(piece: Piece) -> tuple[int, int]:
+    """How many rows a block has, and how many the piece."""
+    rows = piece.shape[0] if piece.shape else 1
+    row = piece.nbytes // max(1, rows)
+    wanted = max(BLOCK_BYTES, piece.nbytes // MOST_BLOCKS)
+    return max(1, wanted // max(1, row)), rows
+
+
+def blocks_of(piece: Piece) -> Iterator[tuple[int, int]]:
+    """Where each block begins and ends in the piece, in bytes."""
+    step, rows = rows_of(piece)
+    row = piece.nbytes // max(1, rows)
+    for begin in range(0, max(1, rows), step):  # what is empty has one block, and so a place
+        yield begin * row, min(rows, begin + step) * row
+
+
+def digests_of(piece: Piece, data: memoryview) -> tuple[bytes, ...]:
+    """Of each block."""
+    return tuple(xxhash.xxh3_128_digest(data[begin:end]) for begin, end in blocks_of(piece))
+
+
+def subtract(
+    plan: ShardPlan,
+    image: memoryview,
+    base: Base,
+    home: str,
+    room: Arena,
+    *,
+    differ: lossy_delta.Differ = lossy_delta.exactly,
+) -> Share:
+    """What is left of a share without the blocks that did not change; `home` is the file that it is written to.
+
+    `differ` says of which pieces a patch is left instead of blocks.
+    """
+    parts = list(_parts(plan, image))
+    digests = {piece: digests_of(piece, data) for piece, _, data in parts}
+    changed = {piece: _changed(piece, digests[piece], base.pieces.get(piece)) for piece, _, _ in parts}
+    differences = differ([(piece, data) for piece, _, data in parts], changed)
+    changed |= {piece: {} for piece in differences}
+    left = sum(end - begin for blocks in changed.values() for begin, end in blocks.values())
+    left += sum(one.nbytes for one in differences.values())
+    if left > (_WORTH_SPARSE if differences else _WORTH) * plan.nbytes:
+        return Share(plan=plan, image=image, pieces=_in_place(parts, home, digests))
+    stacks = [_stacked(piece, blocks) for piece, blocks in changed.items() if blocks]
+    stacks += [stack for one in differences.values() for stack in one.stacks]
+    packed, target = _packed(stacks, home, room)
+    begins = {piece.spec.name: offset for piece, offset in zip(packed.pieces, packed.offsets, strict=True)}
+    pieces = {piece: base.pieces[piece] for piece in differences}
+    for piece, _, data in parts:
+        if piece in differences:
+            continue
+        at, places = begins.get(piece.spec.name, 0), []
+        for index in range(len(digests[piece])):
+            if index not in changed[piece]:
+                places.append(base.pieces[piece].places[index])
+                continue
+            begin, end = changed[piece][index]
+            target[at : at + end - begin] = data[begin:end]
+            places.append((home, at))
+            at += end - begin
+        pieces[piece] = Blocks(digests=digests[piece], places=tuple(places))
+    file = home.partition("/")[2]
+    patches = {piece.spec.name: one.write(target, begins, file) for piece, one in differences.items()}
+    return Share(plan=packed, image=target, pieces=pieces, patches=patches)
+
+
+def whole(plan: ShardPlan, image: memoryview, home: str) -> Share:
+    """All of a share."""
+    parts = list(_parts(plan, image))
+    digests = {piece: digests_of(piece, data) for piece, _, data in parts}
+    return Share(plan=plan, image=image, pieces=_in_place(parts, home, digests))
+
+
+def _parts(plan: ShardPlan, image: memoryview) -> Iterator[tuple[Piece, int, memoryview]]:
+    for piece, offset in zip(plan.pieces, plan.offsets, strict=True):
+        yield piece, offset, image[offset : offset + piece.nbytes]
+
+
+def _in_place(
+    parts: Iterable[tuple[Piece, int, memoryview]], home: str, digests: Mapping[Piece, tuple[bytes, ...]]
+) -> dict[Piece, Blocks]:
+    return {
+        piece: Blocks(digests=digests[piece], places=tuple((home, offset + begin) for begin, _ in blocks_of(piece)))
+        for piece, offset, _ in parts
+    }
+
+
+def _packed(pieces: Iterable[Piece], home: str, room: Arena) -> tuple[ShardPlan, memoryview]:
+    """A file for these, its header in place."""
+    plan = lay_out(pieces).headed({"format": "pt", "delta": home})
+    image = room.image(plan.nbytes)
+    image[: len(plan.header)] = plan.header
+    image[plan.nbytes :] = bytes(image.nbytes - plan.nbytes)
+    return plan, image
+
+
+def chunks_of(piece: Piece, blocks: Blocks, own: str) -> tuple[Chunk, ...]:
+    """Where the piece lies, neighbours of one file together. `own` is the commit that names it."""
+    step, rows = rows_of(piece)
+    row = ITEM_BYTES[piece.spec.dtype] * math.prod(piece.shape[1:])
+    runs: list[tuple[Place, int, int]] = []  # where, and which rows
+    for index, (file, offset) in enumerate(blocks.places):
+        begin, end = index * step, min(rows, (index + 1) * step)
+        if runs and runs[-1][0][0] == file and runs[-1][0][1] + (runs[-1][2] - runs[-1][1]) * row == offset:
+            runs[-1] = (runs[-1][0], runs[-1][1], end)
+        else:
+            runs.append(((file, offset), begin, end))
+    return tuple(
+        Chunk(
+            file=file.removeprefix(f"{own}/"),
+            offset=offset,
+            nbytes=(end - begin) * row,
+            start=(piece.start[0] + begin, *piece.start[1:]) if piece.start else (),
+            shape=(end - begin, *piece.shape[1:]) if piece.shape else (),
+        )
+        for (file, offset), begin, end in runs
+    )
+
+
+def _changed(piece: Piece, digests: tuple[bytes, ...], before: Blocks | None) -> dict[int, tuple[int, int]]:
+    """The blocks that must be written, by number. What is empty is: it is no reason to stand on another commit."""
+    spans = enumerate(blocks_of(piece))
+    if before is None or not piece.nbytes:
+        return dict(spans)
+    return {index: span for index, span in spans if digests[index] != before.digests[index]}
+
+
+def _equal(blocks: Blocks, before: Blocks | None) -> bool:
+    return before is not None and blocks.digests == before.digests
+
+
+def _stacked(piece: Piece, blocks: Mapping[int, tuple[int, int]]) -> Piece:
+    """The blocks that changed, as one tensor of fewer rows: a file names each tensor once."""
+    if not piece.shape:
+        return piece
+    step, rows = rows_of(piece)
+    count = sum(min(rows, (index + 1) * step) - index * step for index in blocks)
+    return Piece(spec=piece.spec, start=(0,) * len(piece.shape), shape=(count, *piece.shape[1:]))
+
+
+@dataclass
+class Chain:
+    """The commits of one attempt that stand on each other, as one rank knows them.
+
+    `links` are the same on every rank: it is what all were told.
+    """
+
+    every: int
+    threshold: float = 0.0
+    links: list[CommitName] = field(default_factory=list)
+    _base: Base | None = None
+    _pending: Base | None = None
+    _room: Arena = field(default_factory=Arena)
+    _bases: lossy_delta.Bases = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.every <= MOST_FULL_EVERY:
+            raise UsageError(
+                f"a full commit every {self.every}: give 2 to {MOST_FULL_EVERY}, or 1 for full ones only"
+            )
+        self._bases = lossy_delta.Bases(threshold=lossy_delta.threshold(self.threshold))
+
+    def parent(self, exists: Callable[[CommitName], bool]) -> CommitName | None:
+        """What the next commit is to stand on; None if it is to be a full one."""
+        if not self.links or len(self.links) >= self.every or not all(map(exists, self.links)):
+            return None
+        return self.links[-1]
+
+    def share(
+        self,
+        name: CommitName,
+        rank: int,
+        plan: ShardPlan,
+        image: memoryview,
+        *,
+        alone: bool,
+        inexact: Collection[str] = (),
+    ) -> Share:
+        """What this rank writes; `alone`: the commit stands on nothing. Of tensors that may be `inexact` it is enough
+        that a restored element is within the threshold of what is here."""
+        home = f"{name}/{tensors_file(rank)}"
+        if alone or self._base is None:
+            return whole(plan, image, home)
+        try:
+            differ = partial(self._bases.differences, inexact=inexact)
+            return subtract(plan, image, self._base, home, self._room, differ=differ)
+        except (MemoryError, OSError):  # a whole share needs no room beside the image
+            return whole(plan, image, home)
+
+    def record(self, name: CommitName, share: Share, written: Mapping[str, FileRecord]) -> ShardRecord:
+        """What the manifest must say of this rank's share, and what this rank is to remember of it."""
+        files = {} if self._base is None else dict(self._base.files)
+        files |= {f"{name}/{file}": record for file, record in written.items()}
+        named = {file for blocks in share.pieces.values() for file, _ in blocks.places}
+        self._pending = Base(pieces=share.pieces, files={file: files[file] for file in sorted(named)})
+        elsewhere = {file: files[file] for file in sorted(named) if not file.startswith(f"{name}/")}
+        return ShardRecord(
+            files={**written, **elsewhere},
+            chunks={piece.spec.name: chunks_of(piece, blocks, str(name)) for piece, blocks in share.pieces.items()},
+            patches=share.patches,
+        )
+
+    def settled(
+        self,
+        name: CommitName,
+        plan: ShardPlan,
+        image: memoryview,
+        *,
+        stands: bool,
+        inexact: Collection[str] = (),
+    ) -> None:
+        """It is committed. `stands`: on what was committed before. The image is that of `share`."""
+        self.links = [*self.links, name] if stands else [name]
+        before = {} if self._base is None else self._base.pieces
+        self._base, self._pending = self._pending, None
+        if self.threshold and self._base is not None:
+            same = {piece for piece, blocks in self._base.pieces.items() if _equal(blocks, before.get(piece))}
+            self._bases.keep([(piece, data) for piece, _, data in _parts(plan, image)], same, inexact)

@@ -1,0 +1,354 @@
+"""Giving objects a saved state: whether it fits is found out before anything of them is changed.
+
+Invariant: when a load is refused, every object is as it was. What does not fit is told all at once, object by object.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from holdfast.checkpoint.format.mapping_order import mapping
+from holdfast.checkpoint.ranks.merge import tensors_in
+from holdfast.checkpoint.state import optimizer_state, replaced_settings
+from holdfast.checkpoint.state.flatten import Rows, Stateful, all_of_it, unflatten
+from holdfast.checkpoint.state.materialize import materialise, placed
+from holdfast.checkpoint.state.module_names import common_prefixes, own_names, parameter_names, state_names
+from holdfast.core.errors import HoldfastError, StateError
+from holdfast.core.gc_pause import uncollected
+
+_log = logging.getLogger("holdfast.checkpoint")
+
+SHOWN: Final = 10
+"""As many names of a kind as a message shows."""
+
+Tensors = Callable[[str], torch.Tensor]
+_EXTRA: Final = "_extra_state"
+_MEND: Final = "build the objects as they were when the checkpoint was made, or start in an empty checkpoint folder"
+
+
+def load_into(
+    objects: Mapping[str, Stateful],
+    tree: Mapping[str, Any],
+    tensor: Tensors,
+    rows: Rows = all_of_it,
+    *,
+    blank: Tensors,
+    partly: bool = False,
+) -> list[str]:
+    """Give each object its state back; StateError says what does not fit, and then nothing has been changed.
+
+    Returns which settings of the script are replaced by others.
+
+    `tensor` gives a tensor by its name, `blank` the same without its numbers. With `partly` there may be more in the
+    tree than these objects.
+    """
+    _check_objects(objects, tree, partly=partly)
+    _check_fit(objects, tree, tensor, blank)
+    other = [line for name, thing in objects.items() for line in _replaced(name, thing, tree[name], blank)]
+    modules = [thing for thing in objects.values() if isinstance(thing, torch.nn.Module)]
+    undo = [materialise(module) for module in modules]
+    name = ""
+    try:
+        for name in sorted(objects, key=lambda name: _turn(objects[name])):
+            thing = objects[name]
+            undo.append(_remember(thing))
+            _load(thing, _state(tree[name], tensor, rows), rows)
+    except Exception as error:  # whatever the script's own code raises where a state is not to its liking
+        for back in reversed(undo):
+            back()
+        if isinstance(error, (HoldfastError, MemoryError)):
+            raise
+        raise _misfit(name, error) from error
+    return other
+
+
+def _replaced(name: str, thing: Any, tree: Any, blank: Tensors) -> list[str]:
+    if not isinstance(thing, replaced_settings.KINDS):
+        return []
+    try:
+        return list(replaced_settings.replaced(name, thing, unflatten(tree, blank, _blank_rows)))
+    except Exception as error:  # noqa: BLE001  (a state that does not fit is for the load to refuse)
+        _log.debug("the settings of %s cannot be compared: %s", name, error)
+        return []
+
+
+def tell(other: Sequence[str]) -> None:
+    """Log which settings of the script are replaced."""
+    if other:
+        _log.warning(
+            "settings of the checkpoint replace those of the script; to train with the script's, set them after "
+            "load() or job.manage(): %s",
+            "; ".join(other),
+        )
+
+
+def _state(tree: Any, tensor: Tensors, rows: Rows) -> Any:
+    with uncollected():
+        return unflatten(tree, once(tensor), rows)
+
+
+def _turn(thing: Any) -> int:
+    """The script's own objects first, since only they can tell whether a state fits; then what can be undone."""
+    return (isinstance(thing, torch.optim.Optimizer) and 1) or (isinstance(thing, torch.nn.Module) and 2) or 0
+
+
+def _load(thing: Any, state: Any, rows: Rows) -> None:
+    if isinstance(thing, torch.nn.Module):
+        names, live = own_names(thing, state), thing.state_dict()
+        own = {names[name]: value for name, value in state.items()}
+        own |= {name: own[given] for name, given in _tied(thing, own).items() if name in live}
+        thing.load_state_dict({name: placed(value, live.get(name), rows) for name, value in own.items()})
+    elif isinstance(thing, torch.optim.Optimizer):
+        optimizer_state.load(thing, state, lambda value, parameter: placed(value, parameter, rows))
+    else:
+        thing.load_state_dict(state)
+
+
+def once(tensor: Tensors) -> Tensors:
+    """The same tensor each time for the same name: what was one thing under two names stays one."""
+    known: dict[str, torch.Tensor] = {}
+
+    def give(name: str) -> torch.Tensor:
+        if name not in known:
+            known[name] = tensor(name)
+        return known[name]
+
+    return give
+
+
+def _is_torchs(thing: Any) -> bool:
+    return isinstance(thing, (torch.nn.Module, torch.optim.Optimizer))
+
+
+def _misfit(name: str, error: Exception) -> StateError:
+    return StateError(f"the saved state of {name!r} does not fit the object that was given ({error!r}): {_MEND}")
+
+
+def _remember(thing: Stateful) -> Callable[[], None]:
+    """How to give it back the state that it has now. A module that fits is not refused any more."""
+    if isinstance(thing, torch.nn.Module):
+        return lambda: None
+    if isinstance(thing, torch.optim.Optimizer):
+        own = dict(vars(thing))  # a load replaces its state, and does not change it
+        return lambda: vars(thing).update(own)
+    try:
+        before = copy.deepcopy(thing.state_dict())
+    except Exception as error:  # noqa: BLE001  (the script's own code; an object that has no state yet needs no way back)
+        _log.debug("%s has no state before it is loaded: %s", type(thing).__name__, error)
+        return lambda: None
+
+    def back() -> None:
+        try:
+            thing.load_state_dict(before)
+        except Exception as error:  # noqa: BLE001  (as above; the others must have theirs back all the same)
+            _log.warning("%s could not be given back the state that it had: %s", type(thing).__name__, error)
+
+    return back
+
+
+# Before anything is changed
+
+
+def _check_objects(objects: Mapping[str, Stateful], tree: Mapping[str, Any], *, partly: bool) -> None:
+    missing = sorted(objects.keys() - tree.keys())
+    if missing and not tree:
+        raise StateError(
+            f"the checkpoint holds no objects, and {missing} were asked for, so nothing was loaded. If "
+            "torch.distributed.checkpoint made it, read it with dcp.load(state, storage_reader="
+            "holdfast.checkpoint.dcp.storage.StorageReader(folder))"
+        )
+    if partly and missing:
+        raise StateError(
+            f"the checkpoint holds {sorted(tree)}, and load() was given {missing}: give the names that were saved"
+        )
+    if not partly and set(objects) != set(tree):
+        raise StateError(
+            f"the checkpoint holds {sorted(tree)}, and manage() was given {sorted(objects)}: "
+            "give the same objects under the same names, or start in an empty checkpoint folder"
+        )
+
+
+def _check_fit(objects: Mapping[str, Stateful], tree: Mapping[str, Any], tensor: Tensors, blank: Tensors) -> None:
+    named = parameter_names(objects)
+    told = []
+    for name, thing in objects.items():
+        if _is_torchs(thing):
+            told += [f"{name}: {line}" for line in _misfits(name, thing, tree[name], blank, named)]
+        if isinstance(thing, torch.nn.Module):
+            apart = _some("one tensor here, and several in the checkpoint", list(_apart(thing, tree[name], tensor)))
+            told += [f"{name}: {line}" for line in apart]
+    if told:
+        lines = "\n  ".join(told)
+        raise StateError(f"the checkpoint does not fit, and nothing of it was loaded:\n  {lines}\n{_MEND}")
+
+
+def _misfits(name: str, thing: Any, tree: Any, blank: Tensors, named: Mapping[int, str]) -> list[str]:
+    try:
+        saved = unflatten(tree, blank, _blank_rows)
+        if isinstance(thing, torch.nn.Module):
+            return list(_module_misfits(thing, saved))
+        return list(_optimizer_misfits(thing, saved, named))
+    except (HoldfastError, MemoryError):
+        raise
+    except Exception as error:
+        raise _misfit(name, error) from error
+
+
+def _blank_rows(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    return torch.empty(tuple(shape), dtype=tensor.dtype, device="meta")
+
+
+def _module_misfits(module: torch.nn.Module, saved: Mapping[str, Any]) -> Iterator[str]:
+    live = module.state_dict()
+    own = own_names(module, saved)
+    here = {own[name]: name for name in saved}  # messages speak of the names in the checkpoint
+    if not _renames(module):
+        known = here.keys() | _tied(module, here)
+        yield from _some("missing in the checkpoint", [name for name in live if name not in known])
+        yield from _some("unexpected in the checkpoint", [here[name] for name in here if name not in live])
+        if not live.keys() <= known:
+            yield from _prefixed(module, saved, live)
+    yield from _some("on the meta device, and not in the checkpoint", sorted(_unfilled(module, here)))
+    pairs = [(name, saved[name], live[own[name]]) for name in saved if own[name] in live]
+    pairs = [(name, one, other) for name, one, other in pairs if not name.endswith(_EXTRA)]
+    both = [(name, one, other) for name, one, other in pairs if _tensors(one, other) == 2]
+    yield from _some("a tensor on one side only", [name for name, one, other in pairs if _tensors(one, other) == 1])
+    for what, told in (("size mismatch", _shape), ("dtype mismatch", _dtype)):
+        differ = [(name, told(one), told(other)) for name, one, other in both if told(one) != told(other)]
+        yield from _some(what, [f"{name} {one} in the checkpoint and {other} here" for name, one, other in differ])
+
+
+def _prefixed(module: torch.nn.Module, saved: Collection[str], live: Mapping[str, Any]) -> Iterator[str]:
+    """What to do where only the words of a wrapper before all names keep them from fitting."""
+    for prefix in common_prefixes(saved):
+        bare = own_names(module, {name.removeprefix(prefix): None for name in saved})
+        if live.keys() == {*bare.values()}:
+            yield (
+                f"all names in the checkpoint begin with {prefix!r}, and without it they fit: if the checkpoint was "
+                f"converted from a file, convert that again with --strip-prefix {prefix}"
+            )
+
+
+def _every(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """All of its tensors, each under every name that its state has it under."""
+    every = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    names = state_names(module, [name for name, _ in every])
+    return [(names[name], one) for name, one in every]
+
+
+def _apart(module: torch.nn.Module, tree: Any, tensor: Tensors) -> Iterator[str]:
+    """Names of a tied tensor that have different numbers in the checkpoint: all but one would be lost."""
+    saved = mapping(tree) or {}
+    own = own_names(module, saved)
+    here = {own[name]: name for name in saved}
+    tied: dict[int, dict[str, str]] = {}
+    for name, one in _every(module):
+        for kept in tensors_in(saved[here[name]]) if name in here else ():
+            tied.setdefault(id(one), {})[kept] = here[name]
+    for names in tied.values():
+        first, *others = names
+        if any(not _same(tensor(first), tensor(other)) for other in others):
+            yield " and ".join(names.values())
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Bit by bit."""
+    alike = one.shape == other.shape and one.dtype == other.dtype
+    return alike and torch.equal(_bytes(one), _bytes(other))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _tied(module: torch.nn.Module, given: Container[str]) -> dict[str, str]:
+    """The names that are not given of tensors that are, and under which: a safetensors file has tied weights once."""
+    every = _every(module)
+    filled = {id(one): name for name, one in every if name in given}
+    return {name: filled[id(one)] for name, one in every if name not in given and id(one) in filled}
+
+
+def _unfilled(module: torch.nn.Module, given: Container[str]) -> Iterator[str]:
+    """What has no numbers and would get none. A buffer that is not persistent is in no checkpoint."""
+    every = _every(module)
+    filled = {id(one) for name, one in every if name in given}
+    return (name for name, one in every if one.is_meta and id(one) not in filled)
+
+
+def _renames(module: torch.nn.Module) -> bool:
+    """Whether a part of the script's own takes other names than it gives: then only it can tell."""
+    return any(
+        not type(part).__module__.startswith("torch.")
+        and (
+            part._load_state_dict_pre_hooks
+            or type(part)._load_from_state_dict is not torch.nn.Module._load_from_state_dict
+            or type(part).load_state_dict is not torch.nn.Module.load_state_dict
+        )
+        for part in module.modules()
+    )
+
+
+def _optimizer_misfits(optimizer: torch.optim.Optimizer, saved: Any, named: Mapping[int, str]) -> Iterator[str]:
+    if not optimizer_state.is_state(saved):
+        if type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict:
+            yield "no state that an optimizer has in the checkpoint"
+        return  # of a class with a state of its own
+    here = [len(group["params"]) for group in optimizer.param_groups]
+    there = [len(group["params"]) for group in saved["param_groups"]]
+    if here != there:
+        yield f"groups of {there} parameters in the checkpoint, and of {here} here"
+        return
+    names = saved.get(optimizer_state.NAMES)
+    if names is not None:
+        moved = list(_moved(_flat(names), _flat(optimizer_state.names_in(optimizer, named))))
+        yield from _some("other parameters in the checkpoint, or in another order", moved)
+    kind, other = optimizer_state.kind(optimizer), saved.get(optimizer_state.KIND)
+    if kind is not None and other is not None and kind != other:
+        yield f"of the kind {other} in the checkpoint, and of the kind {kind} here"
+        return
+    unset = optimizer_state.unset(optimizer, saved["param_groups"])
+    yield from _some(f"of another kind than {type(optimizer).__name__}, as its groups lack settings", unset)
+    places = [id(one) for group in optimizer.param_groups for one in group["params"]]
+    differ = [
+        f"{key} of {named.get(id(one), f'parameter {places.index(id(one))}')} {_shape(value)} in the checkpoint, "
+        f"of a parameter {_shape(one)} here"
+        for one, key, value in optimizer_state.misshaped(optimizer, saved)
+    ]
+    yield from _some("size mismatch", differ)
+
+
+def _moved(there: Sequence[str | None], here: Sequence[str | None]) -> Iterator[str]:
+    """Where the parameters are surely others. One without a name may be any that has its name nowhere else: of an
+    optimizer that is loaded without its module none has one."""
+    both = {*there} & {*here} - {None}
+    for one, other in zip(there, here, strict=True):
+        told = (one is not None and other is not None) or one in both or other in both
+        if one != other and told:
+            yield f"{one or 'one of no module'} where {other or 'one of no module'} is here"
+
+
+def _flat(names: Iterable[Iterable[str | None]]) -> list[str | None]:
+    return [name for group in names for name in group]
+
+
+def _tensors(one: Any, other: Any) -> int:
+    return isinstance(one, torch.Tensor) + isinstance(other, torch.Tensor)
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    return str(tuple(tensor.shape))
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _some(what: str, names: Sequence[str]) -> Iterator[str]:
+    if names:
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        yield f"{what} ({len(names)}): {', '.join(names[:SHOWN])}{more}"

@@ -1,0 +1,183 @@
+"""What is special about an optimizer's state.
+
+It names parameters by their place. So the parameters' names are saved beside it: an optimizer whose parameters are
+others, or in another order, would take over the wrong moments without a word. And torch casts what it loads to the
+parameter's dtype, which rounds the fp32 masters and moments of bf16 weights: here each keeps the dtype it was saved
+with.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import torch
+
+from holdfast.checkpoint.state import rng
+
+_log = logging.getLogger("holdfast.checkpoint")
+
+NAMES: Final = "names"
+KIND: Final = "kind"
+_ROWS: Final = 2  # of a rehearsal's parameter, along each of its first dimensions
+
+
+def labelled(optimizer: torch.optim.Optimizer, state: Any, named: Mapping[int, str]) -> Any:
+    """The state, the name of each parameter that a managed module has, group by group, and the kind."""
+    if not isinstance(state, dict) or NAMES in state or KIND in state:
+        return state
+    return {**state, NAMES: names_in(optimizer, named), KIND: kind(optimizer)}
+
+
+def kind(optimizer: torch.optim.Optimizer) -> str | None:
+    """Which of torch's optimizers it is, or is made of; None for any other, whose name says nothing of its state."""
+    every = [one.__name__ for one in type(optimizer).__mro__ if one.__module__.startswith("torch.optim.")]
+    return every[0] if every[0] != torch.optim.Optimizer.__name__ else None
+
+
+def is_state(saved: Any) -> bool:
+    """Whether it has the form of what torch's optimizers save."""
+    groups = saved.get("param_groups") if isinstance(saved, dict) and isinstance(saved.get("state"), dict) else None
+    return isinstance(groups, list) and all(
+        isinstance(group, dict)
+        and isinstance(group.get("params"), list)
+        and all(isinstance(number, (int, str)) for number in group["params"])
+        for group in groups
+    )
+
+
+def names_in(optimizer: torch.optim.Optimizer, named: Mapping[int, str]) -> list[list[str | None]]:
+    """The names of its parameters, group by group; None for one of no module."""
+    return [[named.get(id(one)) for one in group["params"]] for group in optimizer.param_groups]
+
+
+def load(optimizer: torch.optim.Optimizer, state: Any, placed: Callable[[Any, torch.Tensor], Any]) -> None:
+    """Give it its state back, each tensor in the dtype in which it was saved, and `placed` beside its parameter."""
+    own = (
+        {key: value for key, value in state.items() if key not in (NAMES, KIND)} if isinstance(state, dict) else state
+    )
+    for parameter, saved in _entries(optimizer, own):
+        saved |= {key: placed(value, parameter) for key, value in saved.items()}
+    optimizer.load_state_dict(own)
+    for parameter, saved in _entries(optimizer, own):
+        loaded = optimizer.state.get(parameter, {})
+        for key in loaded.keys() & saved.keys():
+            loaded[key] = _exact(saved[key], loaded[key])
+
+
+def _entries(optimizer: torch.optim.Optimizer, state: Any) -> Iterator[tuple[Any, dict[Any, Any]]]:
+    """Each parameter, and what was saved for it; nothing for a class with a state of its own."""
+    if not (isinstance(state, dict) and {"param_groups", "state"} <= state.keys()):
+        return
+    for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):
+        for parameter, number in zip(group["params"], saved["params"], strict=True):
+            entry = state["state"].get(number)
+            if isinstance(entry, dict):
+                yield parameter, entry
+
+
+def _exact(saved: Any, loaded: Any) -> Any:
+    if isinstance(saved, torch.Tensor) and isinstance(loaded, torch.Tensor):
+        return loaded if saved.dtype == loaded.dtype else saved.to(loaded.device)
+    if isinstance(saved, dict) and isinstance(loaded, dict):
+        return {key: _exact(saved[key], value) if key in saved else value for key, value in loaded.items()}
+    if isinstance(saved, (list, tuple)) and type(saved) is type(loaded) and len(saved) == len(loaded):
+        return type(loaded)(map(_exact, saved, loaded))
+    return loaded
+
+
+def rehearse(optimizer: torch.optim.Optimizer) -> Any:
+    """The state that its first step would make, tried on a copy with tiny parameters; None if that cannot be told.
+
+    The copy has the optimizer's groups and defaults and nothing else of it, so hooks and schedulers hear nothing.
+    """
+    if getattr(optimizer, "state", None):
+        return None  # it has stepped: its state speaks for itself
+    before = rng.capture()
+    try:
+        copied = _understudy(optimizer)
+        with torch.enable_grad():
+            type(optimizer).step(copied)
+        return copied.state_dict()
+    except Exception as error:  # noqa: BLE001  (the script's own code, in a place that it was not written for)
+        _log.debug("the first step of %s cannot be rehearsed: %s", type(optimizer).__name__, error)
+        return None
+    finally:
+        rng.apply(before)
+
+
+def foreseen(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.dtype, tuple[int, ...]]]:
+    """Dtype and shape of what its first step will make of a parameter's size; nothing where that cannot be told."""
+    for parameter, made in _entries(optimizer, rehearse(optimizer)):
+        for value in made.values():
+            if isinstance(value, torch.Tensor) and value.shape == _tiny(parameter).shape:
+                yield value.dtype, tuple(parameter.shape)
+
+
+def unset(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> list[str]:
+    """Which of its settings a saved group lacks. It fills in by itself those that earlier releases of it had not."""
+    wanted = getattr(optimizer, "defaults", {}).keys()
+    if not _takes_as_it_is(optimizer) or all(wanted <= group.keys() for group in groups):
+        return []
+    try:
+        copied = _understudy(optimizer, {id(optimizer.state): defaultdict(dict)})
+        copied.load_state_dict({"state": {}, "param_groups": groups})
+    except Exception as error:  # noqa: BLE001  (as above)
+        _log.debug("whether %s takes the saved groups cannot be told: %s", type(optimizer).__name__, error)
+        return []
+    return sorted({key for group in copied.param_groups for key in wanted - group.keys()})
+
+
+def misshaped(optimizer: torch.optim.Optimizer, state: Any) -> list[tuple[Any, str, torch.Tensor]]:
+    """The parameters, each with a saved tensor and its key, whose shape is not the parameter's though its own is."""
+    if not _takes_as_it_is(optimizer):
+        return []
+    doubtful = [
+        (parameter, key, value)
+        for parameter, saved in _entries(optimizer, state)
+        for key, value in saved.items()
+        if isinstance(value, torch.Tensor) and value.dim() and value.shape != parameter.shape
+    ]
+    own = _in_shape(optimizer) if doubtful else set()
+    return [(parameter, key, value) for parameter, key, value in doubtful if (id(parameter), key) in own]
+
+
+def _takes_as_it_is(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether what it loads is changed by nobody on the way."""
+    hooked = getattr(optimizer, "_optimizer_load_state_dict_pre_hooks", None)
+    return type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict and not hooked
+
+
+def _in_shape(optimizer: torch.optim.Optimizer) -> set[tuple[int, str]]:
+    """Which of its tensors have their parameter's shape, by parameter and key; of those that it has or will make."""
+    made: Iterator[tuple[Any, torch.Size, Mapping[Any, Any]]]
+    if getattr(optimizer, "state", None):
+        made = ((one, one.shape, state) for one, state in optimizer.state.items() if isinstance(one, torch.Tensor))
+    else:
+        made = ((one, _tiny(one).shape, state) for one, state in _entries(optimizer, rehearse(optimizer)))
+    return {
+        (id(parameter), key)
+        for parameter, shape, state in made
+        for key, value in state.items()
+        if isinstance(value, torch.Tensor) and value.shape == shape
+    }
+
+
+def _understudy(optimizer: torch.optim.Optimizer, memo: Mapping[int, Any] | None = None) -> torch.optim.Optimizer:
+    tiny: dict[int, Any] = dict(memo or {})
+    for group in optimizer.param_groups:
+        tiny |= {id(one): _tiny(one) for one in group["params"]}
+    return copy.deepcopy(optimizer, tiny)
+
+
+def _tiny(parameter: torch.Tensor) -> torch.nn.Parameter:
+    shape = [min(length, _ROWS) for length in parameter.shape]
+    made = torch.nn.Parameter(
+        torch.zeros(shape, dtype=parameter.dtype, device="cpu"), requires_grad=parameter.requires_grad
+    )
+    if made.requires_grad:
+        made.grad = torch.zeros_like(made)
+    return made

@@ -1,0 +1,100 @@
+"""States of the random number generators of one rank, as JSON."""
+
+from __future__ import annotations
+
+import base64
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from holdfast.core.errors import StateError
+
+
+def capture() -> dict[str, Any]:
+    """Python's, numpy's, torch's and every CUDA device's generator."""
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    version, internal, gauss = random.getstate()
+    return {
+        "python": {"version": version, "state": list(internal), "gauss": gauss},
+        "numpy": {
+            "kind": kind,
+            "keys": _pack(np.asarray(keys, dtype="<u4").tobytes()),
+            "position": int(position),
+            "hasGauss": int(has_gauss),
+            "cachedGaussian": float(cached),
+        },
+        "torch": _pack(torch.get_rng_state().numpy().tobytes()),
+        "cuda": [_pack(state.numpy().tobytes()) for state in _cuda_states()],
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class States:
+    """Captured states, read and found good; `apply` sets the generators to them."""
+
+    python: tuple[Any, ...]
+    numpy: tuple[str, Any, int, int, float]
+    cpu: torch.Tensor
+    cuda: tuple[torch.Tensor, ...]
+
+    def apply(self) -> None:
+        """Devices that are not there are left out."""
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+        torch.set_rng_state(self.cpu)
+        if torch.cuda.is_available():
+            for device, state in enumerate(self.cuda[: torch.cuda.device_count()]):
+                torch.cuda.set_rng_state(state, device)
+
+
+def of(alone: Any) -> Any:
+    """The captured states in what a rank has saved for itself."""
+    return alone.get("rng") if isinstance(alone, dict) else None
+
+
+def read(captured: Any) -> States:
+    """Read what was captured and try it on other generators; StateError if none can be in such a state."""
+    try:
+        python, numpy = captured["python"], captured["numpy"]
+        keys = np.frombuffer(base64.b64decode(numpy["keys"], validate=True), dtype="<u4")
+        states = States(
+            python=(python["version"], tuple(python["state"]), python["gauss"]),
+            numpy=(numpy["kind"], keys, numpy["position"], numpy["hasGauss"], numpy["cachedGaussian"]),
+            cpu=_unpack(captured["torch"]),
+            cuda=tuple(map(_unpack, captured["cuda"])),
+        )
+        random.Random().setstate(states.python)  # noqa: S311  (not for secrets)
+        np.random.RandomState().set_state(states.numpy)
+        torch.Generator().set_state(states.cpu)
+    except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise StateError(
+            f"the saved states of the random generators are none ({error!r}): use an older commit"
+        ) from error
+    return states
+
+
+def apply(captured: dict[str, Any]) -> None:
+    """Set the generators to what was captured."""
+    read(captured).apply()
+
+
+def seed(value: int) -> None:
+    """Seed all generators: for a rank that was not there when the checkpoint was made."""
+    random.seed(value)
+    np.random.seed(value & 0xFFFFFFFF)
+    torch.manual_seed(value)
+
+
+def _cuda_states() -> list[torch.Tensor]:
+    return list(torch.cuda.get_rng_state_all()) if torch.cuda.is_available() else []
+
+
+def _pack(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _unpack(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)

@@ -1,0 +1,122 @@
+"""Where commits lie: the whole surface that a tier must offer to be read, filled, and looked after. No torch.
+
+A store tells two troubles apart. `DamagedError`: the bytes are gone or are not those that were written, so another
+copy is needed. Any other `CheckpointError`: this process cannot get at them now (rights, network, credentials), and
+nothing may be concluded about the commit. A commit is there when its manifest is; what has none is nobody's.
+
+A source is read a chunk at a time. One that can give parts of a chunk apart at no cost says so with a property
+`grain: int`: offsets and addresses of such parts are multiples of it (1: any). They then need no second copy. One
+that is read fastest into contiguous memory, and copied from there, says so with a property `staged: bool`. A store
+that is no disk says with a property `readers: int` how many parts to ask for at once: many where answers take their
+time, one for each processor where it is memory. One that goes by way of a cache of the host has a method `forget()`:
+the next read is past it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Protocol, Self
+
+from holdfast.checkpoint.format.file_names import CommitName, located
+from holdfast.checkpoint.format.manifest import FileRecord, Manifest
+from holdfast.checkpoint.io.durable_files import Buffer
+from holdfast.core.attempt import Claim
+from holdfast.core.errors import CheckpointError, DamagedError
+
+
+class Source(Protocol):
+    """One file of a commit, open for reading; any thread may read any part."""
+
+    @property
+    def nbytes(self) -> int:
+        """The file's length as the store has it."""
+
+    def read_into(self, offset: int, target: memoryview) -> None:
+        """Fill all of `target` from `offset` on; DamagedError if the file ends before."""
+
+    def __enter__(self) -> Self:
+        """Open until the block ends."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Let go of it."""
+
+
+class Incoming(Protocol):
+    """A commit on its way into a store: nobody sees it before it is published."""
+
+    def write(self, file: str, parts: Iterable[Buffer]) -> FileRecord:
+        """Write one file whole; its length and digests, once the store has it for good."""
+
+    def publish(self, manifest: Manifest) -> None:
+        """Make it a commit, durably, by writing its manifest last."""
+
+    def discard(self) -> None:
+        """Give it up. What cannot be removed now is nobody's commit."""
+
+
+class Store(Protocol):
+    """One tier's commits."""
+
+    @property
+    def url(self) -> str:
+        """Where it is, for people; without credentials."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether all ranks see the same commits here, each with all its files; if not, it is this node's own, and
+        of a commit it may have only some files."""
+
+    def commits(self) -> tuple[CommitName, ...]:
+        """What is a commit by name."""
+
+    def claims(self) -> tuple[Claim, ...]:
+        """Every claim that lies here; a claim that cannot be read is an error."""
+
+    def manifest(self, name: CommitName) -> Manifest:
+        """The manifest of a commit, whole and of this commit; DamagedError or UnknownFormatError."""
+
+    def open(self, name: CommitName, file: str) -> Source:
+        """One of its files; DamagedError if it is missing."""
+
+    def receive(self, name: CommitName, content: str) -> Incoming:
+        """Begin a commit of this name. `content` stands for all that it will hold: CheckpointError if another one is
+        begun here under the name, and the two would meet."""
+
+    def quarantine(self, name: CommitName, reason: str) -> bool:
+        """Move a bad commit aside, never delete it; False if it cannot be moved (it is then ignored where it is)."""
+
+    def delete(self, name: CommitName) -> None:
+        """Delete a commit, its manifest first. One that this release cannot read is left alone."""
+
+
+def needed_by(store: Store, name: CommitName) -> CommitName | None:
+    """A commit of which some bytes lie in this one's folder, if there is one: moved, it would take that along."""
+    for other in store.commits():
+        try:
+            if other != name and str(name) in store.manifest(other).stands_on:
+                return other
+        except CheckpointError:
+            continue  # it cannot be read as it is
+    return None
+
+
+def manifest_of(store: Store, name: CommitName) -> Manifest:
+    """The manifest of a commit. One that is found bad is read once more: bytes may be flipped on their way."""
+    try:
+        return store.manifest(name)
+    except DamagedError:
+        return store.manifest(name)
+
+
+def open_file(store: Store, name: CommitName, file: str) -> Source:
+    """A file that a commit's manifest names: one of its own, or one of an earlier commit on which it stands."""
+    home, own = located(name, file)
+    try:
+        return store.open(home, own)
+    except DamagedError as error:
+        if home == name:
+            raise
+        raise DamagedError(f"{home}, on which {name} stands: {error}") from error

@@ -1,0 +1,105 @@
+"""Commits on a disk of this node: of each only the files of this node's ranks, each rank's in a folder of its own.
+
+A rank's folder is `<digest of the job>-own-<local rank>`: what another job left on the disk is no commit of this one.
+Such a folder is a tier as the shared one is, so what makes a commit whole there makes it whole here. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Final
+
+import xxhash
+
+from holdfast.checkpoint.folder import catalog
+from holdfast.checkpoint.format.file_names import MANIFEST, CommitName
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.stores.folder import FolderIncoming, FolderSource
+from holdfast.core.attempt import Claim
+from holdfast.core.constants import LOCAL_TIER
+from holdfast.core.errors import DamagedError
+
+_OWN: Final = "-own-"
+
+
+def own_folder(folder: Path, job: str, local_rank: int) -> Path:
+    """Where a rank commits."""
+    return folder / f"{_digest(job)}{_OWN}{local_rank}"
+
+
+def own_folders(folder: Path, jobs: Collection[str] | None = None) -> list[Path]:
+    """Those of all ranks that were ever here, or of those of some jobs."""
+    found = sorted(folder.glob(f"*{_OWN}*"))
+    kept = None if jobs is None else {_digest(job) for job in jobs}
+    return [path for path in found if kept is None or path.name.partition(_OWN)[0] in kept]
+
+
+def _digest(job: str) -> str:
+    return xxhash.xxh3_64_hexdigest(job)
+
+
+class LocalStore:
+    """What the ranks of some jobs have committed on this node."""
+
+    def __init__(self, folder: Path, jobs: Collection[str] | None = None) -> None:
+        self._folder = folder
+        self._jobs = jobs
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return f"{LOCAL_TIER}:{self._folder}"
+
+    @property
+    def shared(self) -> bool:
+        """It is this node's alone."""
+        return False
+
+    def commits(self) -> tuple[CommitName, ...]:
+        """What any rank has a manifest of."""
+        names = {name for folder in self._folders() for name in catalog.list_commits(folder)}
+        return tuple(sorted(names, key=lambda name: (name.step, name.pair)))
+
+    def claims(self) -> tuple[Claim, ...]:
+        """None: claims are where all can see them, on the shared tier and in the membership."""
+        return ()
+
+    def manifest(self, name: CommitName) -> Manifest:
+        """The manifest, from any rank that has a good one."""
+        trouble = DamagedError(f"{MANIFEST} is missing")
+        for folder in self._having(name):
+            try:
+                return catalog.read_manifest(folder, name)
+            except DamagedError as error:
+                trouble = error
+        raise trouble
+
+    def open(self, name: CommitName, file: str) -> FolderSource:
+        """One of its files, if a rank of this node wrote it."""
+        if file != Path(file).name:
+            raise DamagedError(f"{file!r} is no file of a commit")
+        for folder in self._having(name):
+            if (folder / str(name) / file).exists():
+                return FolderSource(folder / str(name) / file)
+        raise DamagedError(f"{file} is missing in {self.url}")
+
+    def receive(self, name: CommitName, content: str) -> FolderIncoming:
+        """Begin a commit that is copied here whole."""
+        return FolderIncoming(own_folder(self._folder, "", 0), name)
+
+    def quarantine(self, name: CommitName, reason: str) -> bool:
+        """Move it aside, as long as there is room for it: the next commit here removes it."""
+        moved = [catalog.quarantine(folder, name, reason) for folder in self._having(name)]
+        return all(moved)
+
+    def delete(self, name: CommitName) -> None:
+        """Delete it."""
+        for folder in self._having(name):
+            catalog.delete(folder, [name])
+
+    def _folders(self) -> list[Path]:
+        return own_folders(self._folder, self._jobs)
+
+    def _having(self, name: CommitName) -> Iterator[Path]:
+        return (folder for folder in self._folders() if (folder / str(name)).is_dir())

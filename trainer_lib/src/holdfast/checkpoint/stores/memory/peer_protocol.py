@@ -1,0 +1,147 @@
+"""Messages and bytes between launchers' memories, over one TCP connection; what a proof of the key is made of."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import select
+import socket
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from holdfast.checkpoint.stores.memory.slots import Place
+from holdfast.core.errors import CheckpointError
+
+MAX_MESSAGE: Final = 256 << 20
+# Of a message before the other side has proved that it holds the key.
+MAX_GREETING: Final = 1024
+GREETING_SECONDS: Final = 5.0
+# How long one send or receive waits before it is asked whether there is still a reason to.
+SLICE_SECONDS: Final = 0.25
+_LENGTH: Final = 4
+_PATIENCE_SECONDS: Final = 30.0
+# A node that lost its power says nothing: its connections are given up after this many seconds of silence.
+_SILENT_SECONDS: Final = 60
+_THROTTLED_BYTES: Final = 1 << 20
+_PART_BYTES: Final = 1 << 20
+
+
+class Wire:
+    """Messages and bytes over one connection. `check` may raise while it waits; `until` ends the greeting."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        check: Callable[[], None] = lambda: None,
+        *,
+        limit: int = MAX_MESSAGE,
+        every: float = SLICE_SECONDS,
+    ) -> None:
+        self._socket = sock
+        self._check = check
+        self._every = every
+        self.limit = limit
+        self.until = float("inf")
+        self.heard = False  # whether anything came
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SILENT_SECONDS // 2)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _SILENT_SECONDS // 6)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        sock.settimeout(every)
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """One message; OSError if it cannot go out."""
+        raw = json.dumps(message, separators=(",", ":")).encode()
+        self.send_bytes(memoryview(len(raw).to_bytes(_LENGTH, "big") + raw))
+
+    def receive(self, patience: float = _PATIENCE_SECONDS) -> dict[str, Any]:
+        """One message, within `patience` seconds of silence; OSError or CheckpointError."""
+        head = bytearray(_LENGTH)
+        self.receive_into(memoryview(head), patience)
+        length = int.from_bytes(head, "big")
+        if length > self.limit:
+            raise CheckpointError(f"a message of {length} bytes")
+        raw = bytearray()
+        while len(raw) < length:  # no more room than came: the length is only a word
+            part = bytearray(min(_PART_BYTES, length - len(raw)))
+            self.receive_into(memoryview(part))
+            raw += part
+        try:
+            message = json.loads(raw)
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"a message that is not JSON: {error}") from error
+        if not isinstance(message, dict):
+            raise CheckpointError("a message must be a JSON object")
+        return message
+
+    def send_bytes(self, data: memoryview) -> None:
+        """Bytes as they are."""
+        rest = data
+        while rest.nbytes:
+            rest = rest[self._patiently(lambda rest=rest: self._socket.send(rest)) :]  # type: ignore[misc]
+
+    def send_file(self, place: Place, per_second: int | None = None) -> None:
+        """Bytes of a file, from the page cache to the network without a copy between."""
+        started, sent = time.monotonic(), 0
+        while sent < place.nbytes:
+            most = min(place.nbytes - sent, _THROTTLED_BYTES if per_second else place.nbytes)
+            at = place.offset + sent
+            count = self._patiently(lambda at=at, most=most: self._send_some(place.fd, at, most))  # type: ignore[misc]
+            sent += count
+            if per_second:
+                self._wait_until(started + sent / per_second)
+
+    def receive_into(self, target: memoryview, patience: float = _PATIENCE_SECONDS) -> None:
+        """As many bytes as there is room for."""
+        rest = target
+        while rest.nbytes:
+            count = self._patiently(lambda rest=rest: self._socket.recv_into(rest), patience)  # type: ignore[misc]
+            if not count:
+                raise ConnectionError("the other side closed the connection")
+            self.heard = True
+            rest = rest[count:]
+
+    def _send_some(self, fd: int, offset: int, most: int) -> int:
+        try:
+            sent = os.sendfile(self._socket.fileno(), fd, offset, most)
+        except BlockingIOError:
+            writable = select.poll()
+            writable.register(self._socket, select.POLLOUT)
+            if not writable.poll(self._every * 1000):
+                raise TimeoutError from None
+            return self._send_some(fd, offset, most)
+        if not sent:
+            raise ConnectionError("it was cut off while it was sent")
+        return sent
+
+    def _wait_until(self, moment: float) -> None:
+        while (left := moment - time.monotonic()) > 0:
+            self._check()
+            time.sleep(min(left, self._every))
+
+    def _patiently(self, act: Callable[[], int], patience: float = _PATIENCE_SECONDS) -> int:
+        deadline = min(self.until, time.monotonic() + patience)
+        while time.monotonic() <= self.until:
+            try:
+                return act()
+            except TimeoutError:
+                self._check()
+                if time.monotonic() > deadline:
+                    raise
+        raise TimeoutError("it took too long")
+
+    def close(self) -> None:
+        """Hang up; whoever waits here hears of it."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+def mac(key: bytes, role: str, *nonces: str) -> str:
+    """What only who holds the key can say to these nonces, in this role."""
+    return hmac.new(key, "\n".join((role, *nonces)).encode(), hashlib.sha256).hexdigest()

@@ -1,0 +1,365 @@
+"""What a launcher keeps, served to the job's other launchers: its memory, with the copies that it takes for them, or
+its folder on a disk.
+
+`peer` has the protocol. A thread for each connection; one owner's copies have one writer at a time.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Protocol
+
+import xxhash
+
+from holdfast.checkpoint.format.file_names import CommitName, parse_commit
+from holdfast.checkpoint.format.manifest import CHUNK_BYTES, FileRecord, Manifest, decode, encode
+from holdfast.checkpoint.stores.memory.peer_client import Copy, names
+from holdfast.checkpoint.stores.memory.peer_protocol import (
+    GREETING_SECONDS,
+    MAX_GREETING,
+    MAX_MESSAGE,
+    SLICE_SECONDS,
+    Wire,
+    mac,
+)
+from holdfast.checkpoint.stores.memory.slots import Place, Slot, SlotSet, SlotWriter, remove
+from holdfast.checkpoint.stores.memory.store import MemoryStore
+from holdfast.core.attempt import Pair
+from holdfast.core.connection_limit import Greetings
+from holdfast.core.errors import CheckpointError, DamagedError, NoRoomError
+
+_log = logging.getLogger("holdfast.checkpoint.peer")
+
+_MAX_CONNECTIONS: Final = 1024
+# What a request can be by which nothing can be done.
+_UNUSABLE: Final = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
+
+
+class ServedSource(Protocol):
+    """A file whose bytes are sent from where they are."""
+
+    @property
+    def nbytes(self) -> int:
+        """Its length."""
+
+    def place(self, offset: int, nbytes: int) -> Place:
+        """Where the bytes are; they count only if `verify` says so afterwards."""
+
+    def verify(self) -> None:
+        """DamagedError if the bytes may be others by now."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Let go of it."""
+
+
+class Served(Protocol):
+    """What can be served of a store."""
+
+    def commits(self) -> tuple[CommitName, ...]:
+        """What is a commit."""
+
+    def manifest(self, name: CommitName) -> Manifest:
+        """The manifest of a commit."""
+
+    def open(self, name: CommitName, file: str) -> ServedSource:
+        """One of its files."""
+
+
+class PeerServer:
+    """Serves a launcher's memory. A thread for each connection: they wait for the network and copy."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        host: str | None,
+        limit: int | None = None,
+        store: Callable[[Path, Collection[str] | None], Served] = MemoryStore,
+    ) -> None:
+        self.store = store
+        self._folder = folder
+        self._limit = limit
+        self._keepers: dict[str, _Keeper] = {}
+        self._lock = threading.Lock()
+        self._wires: set[Wire] = set()
+        self._greetings: Greetings[Wire] = Greetings()
+        family = socket.AF_INET6 if host and ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host or "", 0), family=family, backlog=128)
+        self.port: int = self._socket.getsockname()[1]
+        self.key: bytes | None = None
+        self.strangers = 0  # turned away before they had proved that they hold the key
+        self._closed = False
+        threading.Thread(target=self._accept, name="holdfast-memory", daemon=True).start()
+
+    def close(self) -> None:
+        """Serve nobody any more. The slots stay."""
+        self._closed = True
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        with self._lock:
+            for wire in list(self._wires):
+                wire.close()
+
+    def keeper(self, owner: str) -> _Keeper:
+        """Who writes an owner's copies."""
+        with self._lock:
+            if owner not in self._keepers:
+                self._keepers[owner] = _Keeper(self._folder, owner, self._limit)
+            return self._keepers[owner]
+
+    def make_room(self, pair: Pair, keep: Collection[CommitName], beside: str = "") -> int:
+        """Let go of copies for who sends them elsewhere by now, but for the commit that training goes on from: how
+        many bytes are held for that alone, until another one stands. `beside` is whose copies stay."""
+        later = 0
+        for path in sorted(self._folder.glob("for-*.slot-[0-9]")):
+            owner = path.name.partition(".")[0].removeprefix("for-")
+            if owner != beside:
+                later += self._let_go(path, self.keeper(owner), pair, keep)
+        return later
+
+    @staticmethod
+    def _let_go(path: Path, keeper: _Keeper, pair: Pair, keep: Collection[CommitName]) -> int:
+        if not keeper.lock.acquire(blocking=False):
+            return 0  # it is being filled
+        try:
+            if keeper.newest is not None and keeper.newest >= pair:
+                return 0
+            if _held(path) in keep:
+                return path.stat().st_size
+            keeper.forget()
+            remove(path)
+        finally:
+            keeper.lock.release()
+        return 0
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                connection, address = self._socket.accept()
+            except OSError as error:
+                if not self._closed:
+                    _log.warning("a connection to this launcher's memory could not be taken: %s", error)
+                    time.sleep(SLICE_SECONDS)  # out of descriptors: others go in time
+                continue
+            self._admit(connection, str(address[0]))
+
+    def _admit(self, connection: socket.socket, host: str) -> None:
+        key = self.key
+        if key is None or len(self._wires) >= _MAX_CONNECTIONS:
+            connection.close()
+            return
+        try:
+            wire = Wire(connection, limit=MAX_GREETING)
+            wire.until = time.monotonic() + GREETING_SECONDS
+            self._begin_greeting(wire, host)
+            threading.Thread(target=self._serve, args=(wire, key), name="holdfast-memory", daemon=True).start()
+        except (OSError, RuntimeError) as error:
+            connection.close()
+            _log.warning("a connection to this launcher's memory could not be served: %s", error)
+
+    def _begin_greeting(self, wire: Wire, host: str) -> None:
+        with self._lock:
+            dropped = self._greetings.begin(wire, host)
+            if dropped is not None:
+                self.strangers += 1
+                dropped.close()
+
+    def _serve(self, wire: Wire, key: bytes) -> None:
+        session, known, silent = _Session(self, self._folder, wire), False, False
+        self._wires.add(wire)
+        try:
+            known = self._greet(wire, key)
+            with self._lock:
+                self._greetings.end(wire)
+            if known:
+                wire.limit, wire.until = MAX_MESSAGE, float("inf")
+                while True:
+                    session.answer(wire.receive(float("inf")))
+        except (OSError, CheckpointError, *_UNUSABLE) as error:
+            silent = (
+                isinstance(error, ConnectionError) and not wire.heard
+            )  # closed before a word: a probe of the port
+            _log.debug("a connection to this launcher's memory ended: %s", error)
+        finally:
+            with self._lock:
+                self._greetings.end(wire)
+                self.strangers += not known and not silent
+            session.close()
+            self._wires.discard(wire)
+            wire.close()
+
+    def _greet(self, wire: Wire, key: bytes) -> bool:
+        mine = secrets.token_hex(16)
+        wire.send({"nonce": mine})
+        proof = wire.receive(GREETING_SECONDS)
+        theirs = str(proof["nonce"])
+        if not hmac.compare_digest(str(proof["mac"]).encode(), mac(key, "client", mine, theirs).encode()):
+            _log.error("a connection to this launcher's memory was refused: it does not hold this job's key")
+            return False
+        wire.send({"mac": mac(key, "server", mine, theirs)})
+        return True
+
+
+class _Keeper:
+    """The only writer of one owner's copies; one at a time."""
+
+    def __init__(self, folder: Path, owner: str, limit: int | None) -> None:
+        self._folder = folder
+        self._owner = f"for-{owner}"
+        self._limit = limit
+        self._pair: SlotSet | None = None
+        self._writer: tuple[CommitName, SlotWriter] | None = None
+        self.newest: Pair | None = None  # the attempt that sent copies last
+        self.lock = threading.Lock()
+
+    def begin(self, copy: Copy, promised: int = 0) -> SlotWriter:
+        self._pair = self._pair or SlotSet(self._folder, self._owner, limit=self._limit, populate=False)
+        self._writer, self.newest = None, copy.name.pair
+        writer = self._pair.begin(copy.name, copy.room, keep=copy.keep, job=copy.job, promised=promised)
+        self._writer = copy.name, writer
+        return writer
+
+    def forget(self) -> None:
+        """Its slots are another's room by now."""
+        self._writer = None
+        if self._pair is not None:
+            self._pair.close()
+            self._pair = None
+
+    def seal(self, name: CommitName, manifest: Manifest) -> None:
+        if self._writer is None or self._writer[0] != name:
+            raise CheckpointError(f"{name} was not copied here")
+        self._writer[1].seal(manifest)
+
+
+class _Session:
+    """One connection's requests."""
+
+    def __init__(self, server: PeerServer, folder: Path, wire: Wire) -> None:
+        self._server = server
+        self._folder = folder
+        self._wire = wire
+        self._source: tuple[Any, ServedSource] | None = None
+
+    def answer(self, request: Mapping[str, Any]) -> None:
+        try:
+            self._wire.send(self._answer(request))
+        except DamagedError as error:
+            self._wire.send({"damaged": str(error)})
+        except CheckpointError as error:
+            self._wire.send({"error": str(error), "full": isinstance(error, NoRoomError)})
+
+    def close(self) -> None:
+        if self._source is not None:
+            self._source[1].__exit__(None, None, None)
+            self._source = None
+
+    def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        match request["op"]:
+            case "list":
+                return {"commits": [str(name) for name in self._store(request).commits()]}
+            case "manifest":
+                return {"manifest": encode(self._store(request).manifest(_named(request))).decode()}
+            case "open":
+                return {"bytes": self._open(request).nbytes}
+            case "read":
+                return self._read(request)
+            case "put" | "seal" | "room" if self._server.store is not MemoryStore:
+                raise ValueError("copies are kept in memory only")  # said by nobody who knows this tier
+            case "put":
+                return self._put(Copy.from_json(request))
+            case "seal":
+                return self._seal(request)
+            case "room":
+                return {"bytes": self._server.make_room(_named(request).pair, names(request["keep"]))}
+            case other:
+                return {"error": f"{other!r} is nothing that this release does"}
+
+    def _store(self, request: Mapping[str, Any]) -> Served:
+        jobs = request["jobs"]
+        return self._server.store(self._folder, None if jobs is None else frozenset(map(str, jobs)))
+
+    def _open(self, request: Mapping[str, Any]) -> ServedSource:
+        where = (request["name"], request["file"], request["jobs"])
+        if self._source is None or self._source[0] != where:
+            self.close()
+            self._source = where, self._store(request).open(_named(request), str(request["file"]))
+        return self._source[1]
+
+    def _read(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        source = self._open(request)
+        place = source.place(int(request["offset"]), int(request["bytes"]))
+        self._wire.send({})
+        self._wire.send_file(place)
+        source.verify()
+        return {}
+
+    def _put(self, copy: Copy) -> dict[str, Any]:
+        keeper = self._server.keeper(copy.owner)
+        with keeper.lock:
+            refused: CheckpointError | None = None
+            try:
+                writer = self._begin(keeper, copy)
+                targets = [writer.buffer(file, record.nbytes) for file, record in copy.files.items()]
+            except CheckpointError as error:
+                refused, targets = error, []
+            for index, record in enumerate(copy.files.values()):
+                trouble = self._take(record, targets[index] if targets else None)
+                refused = refused or (CheckpointError(trouble) if trouble else None)
+            if refused is not None:
+                raise refused
+            writer.stage()
+        return {}
+
+    def _begin(self, keeper: _Keeper, copy: Copy) -> SlotWriter:
+        try:
+            return keeper.begin(copy)
+        except NoRoomError:
+            return keeper.begin(copy, self._server.make_room(copy.name.pair, copy.keep, beside=copy.owner))
+
+    def _take(self, record: FileRecord, target: memoryview | None) -> str:
+        """All bytes of a file, also if there is no place for them: the next request comes behind them."""
+        trouble, waste = "", memoryview(bytearray(CHUNK_BYTES if target is None else 0))
+        for index, begin in enumerate(range(0, record.nbytes, CHUNK_BYTES)):
+            length = min(CHUNK_BYTES, record.nbytes - begin)
+            chunk = waste[:length] if target is None else target[begin : begin + length]
+            self._wire.receive_into(chunk)
+            if target is not None and xxhash.xxh3_128_hexdigest(chunk) != record.chunks[index]:
+                trouble = f"chunk {index} did not arrive as it was sent"
+        return trouble
+
+    def _seal(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        manifest = decode(str(request["manifest"]).encode())
+        keeper = self._server.keeper(str(request["owner"]))
+        with keeper.lock:
+            keeper.seal(_named(request), manifest)
+        return {}
+
+
+def _held(path: Path) -> CommitName | None:
+    try:
+        slot = Slot(path)
+    except (OSError, DamagedError):
+        return None
+    content = slot.content()
+    slot.close()
+    return None if content is None else content.name
+
+
+def _named(request: Mapping[str, Any]) -> CommitName:
+    name = parse_commit(str(request["name"]))
+    if name is None:
+        raise DamagedError(f"{request['name']!r} is not the name of a commit")
+    return name

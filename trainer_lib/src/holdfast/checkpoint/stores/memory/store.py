@@ -1,0 +1,210 @@
+"""The memory of one node as a store: the slots of its ranks, and those that it keeps for others. No torch.
+
+A slot has one rank's part of a commit, so a commit may be here in part only: its other files are on other nodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from holdfast.checkpoint.format.file_names import MANIFEST, CommitName
+from holdfast.checkpoint.format.manifest import FileRecord, Manifest, encode
+from holdfast.checkpoint.io.durable_files import Buffer
+from holdfast.checkpoint.io.memcpy import PROCESSORS
+from holdfast.checkpoint.stores.memory.slots import (
+    PADDING,
+    Content,
+    Extent,
+    Place,
+    Slot,
+    SlotSet,
+    fill,
+    manifest_of,
+    opened,
+)
+from holdfast.core.attempt import Claim
+from holdfast.core.errors import CheckpointError, DamagedError
+
+_log = logging.getLogger("holdfast.checkpoint.memory")
+
+_MOST_READERS: Final = 8
+# Who owns the slots of commits that are copied into the store as a whole.
+_COPIES: Final = "copies"
+
+
+class SlotSource:
+    """A file in a slot. Its bytes may be overwritten while it is open; whoever reads them then is told."""
+
+    def __init__(self, slot: Slot, content: Content, file: str) -> None:
+        self._slot = slot
+        self._content = content
+        self._file = file
+        self._extent: Extent = content.files[file]
+
+    @property
+    def nbytes(self) -> int:
+        """Its length."""
+        return self._extent.nbytes
+
+    @property
+    def grain(self) -> int:
+        """Any part of it can be copied out apart."""
+        return 1
+
+    def read_into(self, offset: int, target: memoryview) -> None:
+        """Copy it out."""
+        try:
+            self._slot.read(self._content, self._extent, offset, target)
+        except DamagedError as error:
+            raise DamagedError(f"{self._file}: {error}") from None
+
+    def place(self, offset: int, nbytes: int) -> Place:
+        """Where the bytes are; they count only if `verify` says so afterwards."""
+        if not 0 <= offset <= offset + nbytes <= self.nbytes:
+            raise DamagedError(f"{self._file} ends before byte {offset + nbytes}")
+        return Place(fd=self._slot.fd, offset=self._extent.offset + offset, nbytes=nbytes)
+
+    def verify(self) -> None:
+        """DamagedError if the bytes may be others by now."""
+        self._slot.verify(self._content)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._slot.close()
+
+
+class MemoryIncoming:
+    """A whole commit on its way into memory: its size is known only with its last file."""
+
+    def __init__(self, folder: Path, name: CommitName) -> None:
+        self._folder = folder
+        self._name = name
+        self._files: dict[str, bytearray] = {}
+
+    def write(self, file: str, parts: Iterable[Buffer]) -> FileRecord:
+        """Take one file."""
+        data = bytearray().join(parts)
+        self._files[file] = data
+        return fill(memoryview(bytearray(len(data))), [data])
+
+    def publish(self, manifest: Manifest) -> None:
+        """Put all of it into a slot."""
+        room = sum(len(data) + PADDING for data in self._files.values()) + len(encode(manifest)) + PADDING
+        pair = SlotSet(self._folder, _COPIES)
+        try:
+            writer = pair.begin(self._name, room, keep=(), job=manifest.job_uid)
+            for file, data in self._files.items():
+                writer.write(file, [data], len(data))
+            writer.stage()
+            writer.seal(manifest)
+        finally:
+            pair.close()
+
+    def discard(self) -> None:
+        """Forget it."""
+        self._files.clear()
+
+
+class MemoryStore:
+    """All slots in a folder of a memory volume, or those of the commits of some jobs: an earlier one on the same host
+    may have left its own there."""
+
+    def __init__(self, folder: Path, jobs: Collection[str] | None = None) -> None:
+        self._folder = folder
+        self._jobs = jobs
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return f"memory:{self._folder}"
+
+    @property
+    def shared(self) -> bool:
+        """It is this node's alone."""
+        return False
+
+    @property
+    def readers(self) -> int:
+        """Nobody waits for memory, and a few fill it."""
+        return min(PROCESSORS, _MOST_READERS)
+
+    def commits(self) -> tuple[CommitName, ...]:
+        """What has its manifest here."""
+        with self._opened() as slots:
+            names = {content.name for _, content in slots if content.manifest is not None}
+        return tuple(sorted(names, key=lambda name: (name.step, name.pair)))
+
+    def claims(self) -> tuple[Claim, ...]:
+        """None: claims are where all can see them, on the shared tier and in the membership."""
+        return ()
+
+    def manifest(self, name: CommitName) -> Manifest:
+        """The manifest, from any slot that has a good one."""
+        trouble = f"{MANIFEST} is missing"
+        with self._opened() as slots:
+            for slot, content in slots:
+                try:
+                    found = manifest_of(slot, content) if content.name == name else None
+                except DamagedError as error:
+                    trouble = str(error)
+                    continue
+                if found is not None:
+                    return found
+        raise DamagedError(trouble)
+
+    def open(self, name: CommitName, file: str) -> SlotSource:
+        """One of its files, if this node has it; also of a commit whose manifest is elsewhere."""
+        for path in sorted(self._folder.glob("*.slot-[0-9]")):
+            try:
+                slot = Slot(path)
+            except (FileNotFoundError, DamagedError):
+                continue
+            content = slot.content()
+            if content is not None and self._counts(content) and content.name == name and file in content.files:
+                return SlotSource(slot, content, file)
+            slot.close()
+        raise DamagedError(f"{file} is missing in {self.url}")
+
+    def receive(self, name: CommitName, content: str) -> MemoryIncoming:
+        """Begin a commit that is copied here whole."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return MemoryIncoming(self._folder, name)
+
+    def quarantine(self, name: CommitName, reason: str) -> bool:
+        """Void it where it is: its bytes stay until a later commit needs the slot."""
+        if not self._void(name):
+            return False
+        _log.error("%s is damaged in memory (%s): it is not read again", name, reason)
+        return True
+
+    def delete(self, name: CommitName) -> None:
+        """Void it: the slots stay for the next commit."""
+        self._void(name)
+
+    @contextlib.contextmanager
+    def _opened(self, *, writable: bool = False) -> Iterator[list[tuple[Slot, Content]]]:
+        with opened(self._folder, writable=writable) as slots:
+            yield [(slot, content) for slot, content in slots if self._counts(content)]
+
+    def _counts(self, content: Content) -> bool:
+        return not content.void and (self._jobs is None or content.job in self._jobs)
+
+    def _void(self, name: CommitName) -> bool:
+        try:
+            with self._opened(writable=True) as slots:
+                for slot, content in slots:
+                    if content.name == name:
+                        slot.amend(replace(content, void=True))
+        except (OSError, CheckpointError):
+            return False
+        return True

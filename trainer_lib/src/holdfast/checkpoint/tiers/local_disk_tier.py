@@ -1,0 +1,426 @@
+"""The local tier: each rank's part of a commit on its own node's disk, written while training goes on. No torch.
+
+A commit here is made in three turns, on a thread of its own, of the same image as one on the shared tier:
+
+    agreed    rank 0 has heard what lies on every node, and says which commit is spared and whether a new one fits
+    written   every rank's files are fsynced, and rank 0 has made the manifest of all of them
+    known     every rank has published its files with that manifest, and said so
+
+Invariant: the newest commit of which every file lies on some node is deleted by nobody before all ranks know a newer
+one to be published. So a death at any moment leaves one that is whole, if all disks are left: a rank's part is on its
+own node only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+from holdfast.checkpoint.folder.catalog import read_manifest
+from holdfast.checkpoint.folder.publish import begin, discard, publish
+from holdfast.checkpoint.format.failure_causes import FailureCause, cause_among, cause_of, failed
+from holdfast.checkpoint.format.file_names import CommitName, parse_commit
+from holdfast.checkpoint.format.manifest import LARGEST, decode, encode
+from holdfast.checkpoint.io.durable_files import encode_json, make_folder, sync_folder
+from holdfast.checkpoint.io.rate_limit import WRITERS, Pace
+from holdfast.checkpoint.io.slice_digests import LEAST_BYTES
+from holdfast.checkpoint.policy import fencing
+from holdfast.checkpoint.ranks.exchange import Exchange
+from holdfast.checkpoint.save.protocol import SaveResult, Staged, manifest_by, write_share
+from holdfast.checkpoint.stores.base import Store
+from holdfast.checkpoint.stores.local_disk import LocalStore, own_folder, own_folders
+from holdfast.checkpoint.stores.memory.peer_client import Neighbour, Peer, PeerStore
+from holdfast.checkpoint.tiers.memory_tier import Terms
+from holdfast.core.constants import LOCAL_TIER
+from holdfast.core.errors import CheckpointError, DocumentError
+
+_log = logging.getLogger("holdfast.checkpoint.local")
+
+# What a part takes beside its tensors and what is its rank's alone: the digests of its slices, blocks of small files.
+_BESIDE: Final = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSettings:
+    """What the launcher says of the folder that it owns on its node's disk. The interval is in steps."""
+
+    folder: Path
+    limit: int | None
+    interval: int
+    per_second: int | None
+    me: Neighbour
+    key: bytes
+    in_flight: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As it travels over the agent socket, which only this user can read."""
+        return {
+            "folder": str(self.folder),
+            "limit": self.limit,
+            "interval": self.interval,
+            "perSecond": self.per_second,
+            "me": self.me.to_json(),
+            "key": self.key.hex(),
+            "inFlight": self.in_flight,
+        }
+
+    @classmethod
+    def maybe(cls, value: Mapping[str, Any] | None) -> LocalSettings | None:
+        """Read what travelled; None where there is no such tier."""
+        if not value:
+            return None
+        try:
+            return cls(
+                folder=Path(value["folder"]),
+                limit=value["limit"],
+                interval=int(value["interval"]),
+                per_second=value["perSecond"],
+                me=Neighbour.from_json(value["me"]),
+                key=bytes.fromhex(value["key"]),
+                in_flight=value.get("inFlight"),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise DocumentError(f"not a local tier: {error!r}") from error
+
+
+def announced(said: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What the other ranks must know of this rank's local tier: where it is served, and how often it commits."""
+    return None if not said else {name: said[name] for name in ("me", "interval")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """What one node's ranks have of a commit: its owner, all files that it is made of, and which of them are here."""
+
+    job_uid: str
+    publication: str
+    files: frozenset[str]
+    here: frozenset[str]
+    nbytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """To rank 0."""
+        return {**vars(self), "files": sorted(self.files), "here": sorted(self.here)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Held:
+        """From another rank."""
+        return cls(**{**value, "files": frozenset(value["files"]), "here": frozenset(value["here"])})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What one rank says before a commit: what lies on its node, and what its part needs."""
+
+    rank: int
+    pod: str
+    need: int
+    limit: int | None
+    held: Mapping[CommitName, Held] = field(default_factory=dict)
+    error: str = ""
+    cause: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """To rank 0."""
+        return {**vars(self), "held": {str(name): one.to_json() for name, one in self.held.items()}}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Told:
+        """From another rank."""
+        named = ((parse_commit(text), one) for text, one in value["held"].items())
+        held = {name: Held.from_json(one) for name, one in named if name is not None}
+        return cls(**{**value, "held": held})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """Which commit every rank spares, and why none is made."""
+
+    keep: CommitName | None
+    error: str = ""
+    cause: str = ""
+    full: bool = False
+
+
+def decide(told: Sequence[Told], terms: Terms) -> Decision:
+    """Spare the newest that counts and of which every file is somewhere; refuse what does not fit beside it."""
+    keep = _newest(told, terms)
+    troubles = [one for one in told if one.error]
+    if troubles:
+        text = "; ".join(f"rank {one.rank}: {one.error}" for one in troubles)
+        return Decision(keep=keep, error=text, cause=troubles[0].cause)
+    lacks = [lack for pod in sorted({one.pod for one in told}) if (lack := _lacks(_of(told, pod), keep))]
+    cause = FailureCause.FULL if lacks else ""
+    return Decision(keep=keep, error="; ".join(lacks), cause=cause, full=bool(lacks) and keep is None)
+
+
+def _newest(told: Sequence[Told], terms: Terms) -> CommitName | None:
+    held: dict[CommitName, list[Held]] = {}
+    for one in told:
+        for name, here in one.held.items():
+            held.setdefault(name, []).append(here)
+    commits = [
+        fencing.Commit(step=name.step, pair=name.pair, job_uid=ones[0].job_uid, publication=ones[0].publication)
+        for name, ones in held.items()
+        if ones[0].files <= frozenset[str]().union(*(one.here for one in ones))
+    ]
+    found = fencing.order(commits, terms.claims, job_uid=terms.job_uid, resume=terms.resume)
+    return next((CommitName(step=one.step, pair=one.pair) for one in found), None)
+
+
+def _of(told: Sequence[Told], pod: str) -> list[Told]:
+    return [one for one in told if one.pod == pod]
+
+
+def _lacks(pod: Sequence[Told], keep: CommitName | None) -> str:
+    """Why one pod's ranks cannot commit; the smallest limit that lets them always holds two parts of each."""
+    need, limit = sum(one.need for one in pod), pod[0].limit
+    held = None if keep is None else pod[0].held.get(keep)
+    used = 0 if held is None else held.nbytes
+    # Not later, when there is something to spare: a volume for one part only would never get a second commit.
+    if limit is None or max(need, used) + need <= limit:
+        return ""
+    return (
+        f"the local tier is too small: {len(pod)} ranks of pod {pod[0].pod} need {_mib(max(need, used) + need)} for "
+        f"two parts of each, and it has {_mib(limit)}: raise checkpoint.local.sizeLimit (or --local-tier PATH:SIZE)"
+    )
+
+
+class LocalTier:
+    """One rank's side of it, in one world after the other."""
+
+    def __init__(
+        self,
+        settings: LocalSettings,
+        local_rank: int,
+        members: frozenset[Neighbour] = frozenset(),
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`check` may raise while a neighbour is waited for."""
+        self._settings = settings
+        self._peers = [Peer(one, settings.key, check) for one in sorted(members - {settings.me})]
+        self._local_rank = local_rank
+        self._known: dict[Path, Held] = {}
+
+    def pace(self) -> Pace:
+        """How fast this rank may write its next part, and how much at once."""
+        return Pace(self._settings.per_second, self._settings.in_flight or WRITERS)
+
+    def due_at(self, step: int) -> bool:
+        """Whether every rank is to commit this step here, or the first one after it that it can."""
+        return step % self._settings.interval == 0
+
+    def stores(self, terms: Terms) -> list[Store]:
+        """This node's disk, then those of the others."""
+        there = (PeerStore(peer, terms.jobs, tier=LOCAL_TIER) for peer in self._peers)
+        return [LocalStore(self._settings.folder, terms.jobs), *there]
+
+    def close(self) -> None:
+        """Hang up: what a connection holds open there keeps its room, removed or not."""
+        for peer in self._peers:
+            peer.close()
+
+    def commit(
+        self, staged: Staged, exchange: Exchange, terms: Terms, *, check: Callable[[], None] = lambda: None
+    ) -> SaveResult:
+        """Commit what is staged; every rank gets the same answer. `check` may raise to give this rank's part up."""
+        name = staged.snapshot.name
+        self.close()
+        decision = self._agree(staged, exchange, terms)
+        if decision.error:
+            return SaveResult(committed=False, message=decision.error, cause=decision.cause, full=decision.full)
+        root = own_folder(self._settings.folder, staged.snapshot.job_uid, self._local_rank)
+        part = _Part(root, name)
+        try:
+            self._prune(decision.keep, name)
+            own = part.write(staged, exchange, check)
+            written = exchange.gather(own)
+            made = exchange.share(_manifest(staged, written) if exchange.rank == 0 else None)
+            if not made["error"]:
+                made = self._everyones(exchange, part.publish(made["manifest"], exchange.rank))
+        except BaseException:
+            part.discard()
+            raise
+        if made["error"]:
+            part.discard()
+            full = made["full"] and decision.keep is None
+            return SaveResult(committed=False, message=made["error"], cause=made["cause"], full=full)
+        self._prune(name, name)
+        return SaveResult(committed=True, nbytes=sum(file["bytes"] for file in own["files"].values()))
+
+    # Inside
+
+    def _agree(self, staged: Staged, exchange: Exchange, terms: Terms) -> Decision:
+        told = exchange.gather(self._tell(staged, exchange.rank, terms).to_json())
+        decided: dict[str, Any] = {}
+        if exchange.rank == 0:
+            decision = decide([Told.from_json(one) for one in told], terms)
+            decided = {**vars(decision), "keep": decision.keep and str(decision.keep)}
+        decided = exchange.share(decided)
+        return Decision(**{**decided, "keep": parse_commit(decided["keep"] or "")})
+
+    def _tell(self, staged: Staged, rank: int, terms: Terms) -> Told:
+        need = staged.plan.nbytes + len(encode_json(staged.snapshot.alone)) + _beside(staged)
+        error, cause = staged.error, FailureCause.MEMORY if staged.error else ""
+        held: dict[CommitName, Held] = {}
+        try:
+            held = self._held(terms)
+        except OSError as trouble:
+            error, cause = (error, cause) if error else (str(trouble), cause_of(trouble))
+        me, limit = self._settings.me, self._settings.limit
+        return Told(rank=rank, pod=me.pod, need=need, limit=limit, held=held, error=error, cause=cause)
+
+    def _held(self, terms: Terms) -> dict[CommitName, Held]:
+        """All of this node; each manifest is read once."""
+        found: dict[CommitName, Held] = {}
+        known, self._known = self._known, {}
+        for path in _commits(own_folders(self._settings.folder, terms.jobs)):
+            name = parse_commit(path.name)
+            here = known.get(path) or _look(path)
+            if here is None or name is None or name.staging:
+                continue
+            self._known[path] = here
+            other = found.get(name)
+            found[name] = here if other is None else _both(here, other)
+        return found
+
+    def _prune(self, keep: CommitName | None, making: CommitName) -> None:
+        """Leave nothing on this node but what is spared and what its ranks are making. Several may do it at once."""
+        for path in _commits(own_folders(self._settings.folder)):
+            name = parse_commit(path.name)
+            same = None if name is None else CommitName(step=name.step, pair=name.pair)
+            if same != making and (name is None or name != keep):
+                _remove(path)
+
+    def _everyones(self, exchange: Exchange, own: Mapping[str, str]) -> dict[str, Any]:
+        """What went wrong when the parts were published; no room then is no reason to end training."""
+        told = [one for one in exchange.gather(own) if one]
+        error = "; ".join(one["error"] for one in told)
+        said: dict[str, Any] = exchange.share({"error": error, "cause": cause_among(told), "full": False})
+        return said
+
+
+class _Part:
+    """One rank's files of a commit on their way to its folder."""
+
+    def __init__(self, root: Path, name: CommitName) -> None:
+        self._root = root
+        self._name = name
+        self._staging = ""
+
+    def write(self, staged: Staged, exchange: Exchange, check: Callable[[], None]) -> dict[str, Any]:
+        """What rank 0 must know of them."""
+        try:
+            make_folder(self._root, mode=0o700)
+            _remove(self._root / str(self._name))  # of a commit that not all knew
+            self._staging = begin(self._root, self._name)
+            return write_share(self._root / self._staging, staged, exchange, check, None)
+        except OSError as error:
+            return failed(error, exchange.rank)
+
+    def publish(self, manifest: str, rank: int) -> dict[str, str]:
+        """Why it could not be done."""
+        try:
+            publish(self._root, self._staging, decode(manifest.encode()))
+        except (OSError, CheckpointError) as error:
+            return failed(error, rank)
+        return {}
+
+    def discard(self) -> None:
+        """Remove what is not published; what was published stays until the next one is pruned."""
+        if self._staging:
+            discard(self._root, self._staging)
+
+
+def _manifest(staged: Staged, written: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of all ranks' files, or why there is none."""
+    troubles: list[Mapping[str, Any]] = [part for part in written if "error" in part]
+    full = any(part["cause"] == FailureCause.FULL for part in troubles)
+    raw = b""
+    try:
+        if not troubles:
+            raw = encode(manifest_by(staged, written, None))
+            if len(raw) > LARGEST:
+                raise CheckpointError(f"a manifest of {len(raw)} bytes is more than the {LARGEST} that are read")
+    except CheckpointError as error:
+        troubles = [failed(error, 0)]
+    mend = ": make room on the node's disk, or leave checkpoint.local (--local-tier) out" if full else ""
+    error_text = "; ".join(one["error"] for one in troubles) + mend
+    return {"manifest": raw.decode(), "error": error_text, "cause": cause_among(troubles), "full": full}
+
+
+def _beside(staged: Staged) -> int:
+    """Beside the tensors: the manifest of all ranks, and the digests of slices."""
+    specs = staged.snapshot.specs
+    slices = staged.plan.nbytes // 512 if staged.plan.nbytes >= LEAST_BYTES else 0
+    return _BESIDE + slices + sum(512 + len(spec.name) for spec in specs)
+
+
+def _commits(folders: Iterable[Path]) -> list[Path]:
+    """All that lies in them."""
+    found: list[Path] = []
+    for folder in folders:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            found += sorted(folder.iterdir())
+    return found
+
+
+def _look(path: Path) -> Held | None:
+    """What lies in a commit's folder, if its manifest is good."""
+    name = parse_commit(path.name)
+    if name is None or name.staging:
+        return None
+    try:
+        manifest = read_manifest(path.parent, name)
+        sizes = {entry.name: entry.stat().st_size for entry in os.scandir(path)}
+    except CheckpointError:
+        return None
+    except OSError:
+        return None  # another rank of this node removes it
+    here = {file for file, record in manifest.files.items() if sizes.get(file) == record.nbytes}
+    return Held(
+        job_uid=manifest.job_uid,
+        publication=manifest.publication,
+        files=frozenset(manifest.files),
+        here=frozenset(here),
+        nbytes=sum(sizes.values()),
+    )
+
+
+def _both(one: Held, other: Held) -> Held:
+    """Of two ranks of one node."""
+    return Held(
+        job_uid=one.job_uid,
+        publication=one.publication,
+        files=one.files,
+        here=one.here | other.here,
+        nbytes=one.nbytes + other.nbytes,
+    )
+
+
+def _remove(path: Path) -> None:
+    """What is a commit by name is none before its files go."""
+    try:
+        if not path.is_dir():
+            path.unlink(missing_ok=True)
+            return
+        name = parse_commit(path.name)
+        if name is not None and not name.staging:
+            path = path.rename(path.with_name(f"{name}.tmp-{uuid4().hex}"))
+            sync_folder(path.parent)
+        shutil.rmtree(path)
+    except FileNotFoundError:
+        pass  # another rank of this node did it
+    except OSError as error:
+        _log.warning("%s cannot be removed from the local tier: %s", path, error.strerror)
+
+
+def _mib(nbytes: int) -> str:
+    return f"{-(-nbytes // (1 << 20))} MiB"

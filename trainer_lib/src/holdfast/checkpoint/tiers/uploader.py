@@ -1,0 +1,317 @@
+"""Copying commits from the shared tier to a store of objects: which one next, at what pace, what is then deleted.
+
+Invariant: a commit arrives with every claim that the shared tier holds, so that the fence is the same on both; it is
+verified on the way, and held back from the shared tier's retention meanwhile; and what it replaces goes only after it
+has arrived. What went wrong is told, and tried again; what is given up leaves nothing behind. No torch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import xxhash
+
+from holdfast.checkpoint.format.failure_causes import FailureCause, cause_of
+from holdfast.checkpoint.format.file_names import CommitName, parse_commit, slices_file
+from holdfast.checkpoint.format.manifest import CHUNK_BYTES, FileRecord, Manifest, digest
+from holdfast.checkpoint.io.rate_limit import Pace
+from holdfast.checkpoint.io.slice_digests import decode
+from holdfast.checkpoint.policy import retention
+from holdfast.checkpoint.restore.chunk_reader import read_slices
+from holdfast.checkpoint.save.checkpoint_index import Ages
+from holdfast.checkpoint.stores.base import Incoming, Source, Store
+from holdfast.core.attempt import Claim, Pair
+from holdfast.core.errors import CheckpointError, DamagedError, UnavailableError, UsageError
+
+_PIECE: Final = 16 << 20
+_SHORTEST_WAIT: Final = 1.0
+_LONGEST_WAIT: Final = 60.0
+FENCED_SECONDS: Final = 24 * 3600.0
+"""How long a commit stays that a claim fences."""
+_NO_RULES: Final = retention.Rules()
+
+
+class Target(Store, Protocol):
+    """A store that keeps claims as well."""
+
+    def keep_claim(self, claim: Claim) -> None:
+        """Write a claim, exclusively; the same claim again is none too many."""
+
+    def sweep(self, below: CommitName) -> None:
+        """Remove what was never finished of the commits before this one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UploadSettings:
+    """Where commits go, how often, how fast, and how many stay."""
+
+    url: str
+    interval_seconds: float = 0.0
+    keep_last: int = 3
+    rules: retention.Rules = _NO_RULES
+    bytes_per_second: float | None = None
+    in_flight: int | None = None
+
+    def __post_init__(self) -> None:
+        standing = self.bytes_per_second is not None and self.bytes_per_second <= 0
+        if self.interval_seconds < 0 or self.keep_last < 1 or standing:
+            raise UsageError("an object store needs an interval of 0 s or more, 1 or more to keep, a limit above 0")
+
+    def to_json(self) -> dict[str, Any]:
+        """As it travels to the process that uploads."""
+        return {**vars(self), "rules": str(self.rules)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> UploadSettings:
+        """Read what travelled."""
+        return cls(**{**value, "rules": retention.Rules.parse(value["rules"])})
+
+
+# What to do next. Pure.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Queue:
+    """What is known of the commits; of those that wait only the newest counts."""
+
+    newest: CommitName | None = None
+    done: CommitName | None = None
+    began: float | None = None
+    failures: int = 0
+    retry_at: float = 0.0
+    closing: bool = False
+
+    def failed(self, now: float) -> Queue:
+        """An upload failed: again, later and later."""
+        wait = min(_LONGEST_WAIT, _SHORTEST_WAIT * 2**self.failures)
+        return replace(self, failures=self.failures + 1, retry_at=now + wait)
+
+    def arrived(self, name: CommitName) -> Queue:
+        """An upload is over."""
+        return replace(self, done=name, failures=0, retry_at=0.0)
+
+    def given_up(self, name: CommitName) -> Queue:
+        """Nothing came of an upload, and the same again would end no better: another commit need not wait."""
+        return replace(self.arrived(name), began=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upload:
+    """Upload this commit now."""
+
+    name: CommitName
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait:
+    """Nothing to do for so long; None: until something is said."""
+
+    seconds: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """All is uploaded and the launcher goes."""
+
+
+def decide(queue: Queue, settings: UploadSettings, now: float) -> Upload | Wait | End:
+    """The next thing to do. Who goes uploads the newest whatever the interval says."""
+    if queue.newest is None or queue.newest == queue.done:
+        return End() if queue.closing else Wait(seconds=None)
+    due = queue.retry_at
+    if queue.began is not None and not queue.closing:
+        due = max(due, queue.began + settings.interval_seconds)
+    return Upload(name=queue.newest) if now >= due else Wait(seconds=due - now)
+
+
+# Doing it.
+
+
+class _ReplacedError(CheckpointError):
+    """A newer commit has come, for which retention deleted what this one stands on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How one upload went; `gone`: its source, or what it stands on, was deleted, which a newer commit makes good."""
+
+    name: CommitName
+    nbytes: int = 0
+    seconds: float = 0.0
+    cause: str = ""
+    message: str = ""
+    gone: bool = False
+
+    @property
+    def arrived(self) -> bool:
+        """Whether the commit is there, whole."""
+        return not self.cause and not self.gone
+
+    @property
+    def settled(self) -> bool:
+        """Whether another try would end no better: it arrived, or its source is gone or damaged."""
+        return self.arrived or self.gone or self.cause in (FailureCause.DAMAGED, FailureCause.GONE)
+
+
+@dataclass
+class Uploader:
+    """Uploads commits of one job, one after the other."""
+
+    source: Store
+    target: Target
+    settings: UploadSettings
+    pace: Pace
+    now: Callable[[], float] = time.monotonic
+    hold: Callable[[CommitName], AbstractContextManager[object]] = nullcontext
+    _begun: dict[CommitName, Incoming] = field(default_factory=dict, init=False)
+    _kept: set[Claim] | None = field(default=None, init=False)
+    _verified: set[tuple[int, Pair]] = field(default_factory=set, init=False)
+    _fenced: dict[CommitName, float] = field(default_factory=dict, init=False)
+    _ages: Ages = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._ages = Ages(self.target)
+
+    def upload(self, name: CommitName) -> Outcome:
+        """Copy one commit; raises nothing but defects."""
+        try:
+            with self.hold(name):
+                return self._upload(name)
+        except OSError as error:
+            said = f"the shared tier cannot be read: {error}"
+            return Outcome(name=name, cause=FailureCause.SOURCE, message=said)
+
+    def _upload(self, name: CommitName) -> Outcome:
+        if name not in self.source.commits():
+            return Outcome(name=name, gone=True)
+        began = self.now()
+        try:
+            self._keep_claims()
+            self._let_go(name)
+            nbytes = self._copy(name, set(self.target.commits()))
+        except _ReplacedError:
+            return Outcome(name=name, gone=True)
+        except DamagedError as error:
+            if name in self.source.commits():
+                return Outcome(name=name, cause=FailureCause.DAMAGED, message=str(error))
+            return Outcome(name=name, cause=FailureCause.GONE, message="it was deleted before it was copied whole")
+        except CheckpointError as error:
+            unreadable = isinstance(error.__cause__, OSError) and not isinstance(error, UnavailableError)
+            cause = FailureCause.SOURCE if unreadable else cause_of(error)
+            return Outcome(name=name, cause=cause, message=str(error))
+        return Outcome(name=name, nbytes=nbytes, seconds=self.now() - began)
+
+    def tidy(self, name: CommitName) -> str:
+        """Delete what the new commit replaces, and what was never finished; what went wrong, if anything."""
+        try:
+            manifest = self.target.manifest(name)
+            self._verified.add((name.step, name.pair))
+            decide = partial(
+                retention.decide,
+                self._ages.look(),
+                self.target.claims(),
+                job_uid=manifest.job_uid,
+                own=manifest.pair,
+                verified=self._verified,
+                keep_last=self.settings.keep_last,
+                rules=self.settings.rules,
+                now=datetime.now(UTC),
+            )
+            gone = retention.leaving(decide(spared=self._fenced_lately(decide())))
+            for one in gone:
+                self.target.delete(one)
+            if gone:
+                self._delete_above({str(one) for one in gone})
+            self.target.sweep(name)
+        except (CheckpointError, OSError) as error:
+            return str(error)
+        return ""
+
+    def _delete_above(self, gone: set[str]) -> None:
+        """What another uploader published meanwhile on what was just deleted: each looks after it wrote."""
+        above = (one.name for one in self._ages.look() if one.stands_on & gone)
+        for name in sorted(above, key=_age, reverse=True):
+            self.target.delete(name)
+
+    def _fenced_lately(self, decided: Iterable[retention.Decision]) -> list[CommitName]:
+        """Of those that are fenced, the ones that this uploader has not known as such for a day."""
+        now = self.now()
+        names = (CommitName(step=one.commit.step, pair=one.commit.pair) for one in decided if one.fenced)
+        self._fenced = {name: self._fenced.get(name, now) for name in names}
+        return [name for name, since in self._fenced.items() if now - since < FENCED_SECONDS]
+
+    def _copy(self, name: CommitName, there: set[CommitName]) -> int:
+        manifest = self.source.manifest(name)
+        if name in there:
+            return 0
+        below = sorted(filter(None, map(parse_commit, manifest.stands_on)), key=_age)
+        before = sum(self._copy(one, there) for one in below)
+        incoming = self._begun[name] = self.target.receive(name, digest(manifest))
+        try:
+            self._fill(incoming, name, manifest)
+        except (DamagedError, OSError):  # a store out of reach keeps its parts, from which the next try goes on
+            self._begun.pop(name).discard()
+            raise
+        del self._begun[name]
+        if lacking := {str(one) for one in below} - {str(one) for one in self.target.commits()}:
+            self.target.delete(name)
+            raise _ReplacedError(f"{', '.join(sorted(lacking))}, on which it stands, was deleted meanwhile")
+        there.add(name)
+        return before + sum(record.nbytes for record in manifest.own.values())
+
+    def _fill(self, incoming: Incoming, name: CommitName, manifest: Manifest) -> None:
+        for file, record in sorted(manifest.own.items()):
+            with self.source.open(name, file) as opened:
+                bad = DamagedError(f"{file} of {name} on the shared tier is not what was written")
+                written = incoming.write(file, self._pieces(opened, record, bad))
+            if written != record:
+                raise bad
+            beside = read_slices(partial(self.source.open, name), file)
+            if decode(beside, record) is not None:
+                incoming.write(slices_file(file), [beside])
+        incoming.publish(manifest)
+
+    def _let_go(self, name: CommitName) -> None:
+        """Of what was interrupted, all on which this commit does not stand."""
+        needed = {str(name), *self.source.manifest(name).stands_on}
+        for other in [other for other in self._begun if str(other) not in needed]:
+            self._begun.pop(other).discard()
+
+    def _keep_claims(self) -> None:
+        if self._kept is None:
+            self._kept = set(self.target.claims())
+        for claim in self.source.claims():
+            if claim not in self._kept:
+                self.target.keep_claim(claim)
+                self._kept.add(claim)
+
+    def _pieces(self, opened: Source, record: FileRecord, bad: DamagedError) -> Iterator[memoryview]:
+        """What is damaged is not sent: another uploader may have published this very file meanwhile."""
+        digests = iter(record.chunks)
+        buffer = memoryview(bytearray(min(_PIECE, max(1, opened.nbytes))))
+        for offset in range(0, opened.nbytes, _PIECE):
+            piece = buffer[: min(_PIECE, opened.nbytes - offset)]
+            self.pace.take(piece.nbytes)
+            opened.read_into(offset, piece)
+            for begin in range(0, piece.nbytes, CHUNK_BYTES):
+                if xxhash.xxh3_128_hexdigest(piece[begin : begin + CHUNK_BYTES]) != next(digests, None):
+                    raise bad
+            yield piece
+
+
+def _age(name: CommitName) -> tuple[int, Pair]:
+    return name.step, name.pair
+
+
+def source_at(folder: Path) -> Store:
+    """The shared tier."""
+    from holdfast.checkpoint.stores.folder import FolderStore
+
+    return FolderStore(folder)

@@ -1,0 +1,75 @@
+"""What each injection cost, from the trace of steps and from what the launcher noticed. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from holdfast.fault_injection.step_trace import Injection, Mark, first_after, lost_steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """One injection: until the next step that began after it, and the steps that had to be made again."""
+
+    injection: Injection
+    next_step: float | None
+    lost: int
+    counted_as: str
+
+    @classmethod
+    def of(cls, injection: Injection, marks: Sequence[Mark], incidents: Sequence[Mapping[str, Any]]) -> Cost:
+        """What it cost."""
+        found = first_after(marks, injection.time)
+        return cls(
+            injection=injection,
+            next_step=None if found is None else found.time - injection.time,
+            lost=lost_steps(marks, injection.time),
+            counted_as=_counted_as(injection, incidents),
+        )
+
+
+def summary(costs: Sequence[Cost], *, seed: int, speaks: bool) -> str:
+    """A table and a line below it. A script that does not speak Holdfast has no steps to be seen."""
+    head = ["fault", "rank", "after step", "next step", "lost", "counted as"]
+    lines = [head, *(_cells(cost, speaks=speaks) for cost in costs)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    padded = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
+    padded.insert(1, "  ".join("-" * width for width in widths))
+    lost = (
+        _number(sum(cost.lost for cost in costs), "step") + " lost"
+        if speaks
+        else "steps unknown: the script makes none with job.step"
+    )
+    return "\n".join(
+        [
+            *(line.rstrip() for line in padded),
+            "",
+            f"{_number(len(costs), 'fault')}, {lost}; --seed {seed} does it again",
+        ]
+    )
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def _cells(cost: Cost, *, speaks: bool) -> list[str]:
+    found = cost.injection
+    return [
+        found.kind,
+        str(found.rank),
+        str(found.step) if speaks else "",
+        "" if not speaks else "never" if cost.next_step is None else f"{cost.next_step:.2f} s",
+        str(cost.lost) if speaks else "",
+        cost.counted_as,
+    ]
+
+
+def _counted_as(injection: Injection, incidents: Sequence[Mapping[str, Any]]) -> str:
+    """The first incident after it that names its rank, or any rank's if none does."""
+    later = [one for one in incidents if datetime.fromisoformat(one["detectedTime"]).timestamp() >= injection.wall]
+    own = [one for one in later if one.get("rank") == injection.rank] or later
+    return f"{own[0]['cause']}/{own[0]['reason']}" if own else ""

@@ -1,0 +1,173 @@
+"""The bytes of a commit, each of them verified before anyone sees it. No torch."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Final, Self
+
+import xxhash
+
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.manifest import CHUNK_BYTES, Chunk, FileRecord, Manifest, TensorRecord
+from holdfast.checkpoint.format.shard_layout import ITEM_BYTES
+from holdfast.checkpoint.format.tensor_boxes import runs
+from holdfast.checkpoint.save import lossy_delta
+from holdfast.checkpoint.stores.base import Source, Store, open_file
+from holdfast.cli.checkpoints.access.locate import read_manifest
+from holdfast.core.errors import DamagedError
+
+# Chunks that are kept: small tensors of one file come in about the order in which they lie.
+_KEPT: Final = 8
+
+
+def chunk_bytes(manifest: Manifest) -> int:
+    """How many bytes one digest covers."""
+    return CHUNK_BYTES
+
+
+def nbytes(manifest: Manifest) -> int:
+    """All that the files in the commit's own folder hold."""
+    return sum(record.nbytes for record in manifest.own.values())
+
+
+def tensor_bytes(record: TensorRecord) -> int:
+    """Bytes of a whole tensor."""
+    return ITEM_BYTES[record.dtype] * math.prod(record.shape)
+
+
+def memory(length: int) -> memoryview:
+    """Whole pages, so that a store can read into them past the page cache."""
+    return memoryview(mmap.mmap(-1, length)) if length else memoryview(bytearray())
+
+
+def check_length(file: str, source: Source, record: FileRecord) -> None:
+    """DamagedError if the file is not as long as it was."""
+    if source.nbytes != record.nbytes:
+        raise DamagedError(f"{file}: {source.nbytes} bytes instead of {record.nbytes}")
+
+
+def read_chunk(file: str, source: Source, record: FileRecord, index: int, target: memoryview) -> None:
+    """One chunk, as long as `target`, checked against its digest."""
+    source.read_into(index * CHUNK_BYTES, target)
+    if xxhash.xxh3_128_hexdigest(target) != record.chunks[index]:
+        raise DamagedError(f"{file}: digest of chunk {index} differs")
+
+
+def read_file(file: str, source: Source, record: FileRecord) -> Iterator[memoryview]:
+    """A whole file, chunk by chunk. Each is good until the next one is asked for."""
+    check_length(file, source, record)
+    window = memory(min(CHUNK_BYTES, record.nbytes))
+    for index in range(len(record.chunks)):
+        part = window[: min(CHUNK_BYTES, record.nbytes - index * CHUNK_BYTES)]
+        read_chunk(file, source, record, index, part)
+        yield part
+
+
+class Content:
+    """An open commit."""
+
+    def __init__(self, store: Store, name: CommitName) -> None:
+        self.name = name
+        self.manifest = read_manifest(store, name)
+        self._store = store
+        self._open = ExitStack()
+        self._sources: dict[str, Source] = {}
+        self._chunks: OrderedDict[tuple[str, int], memoryview] = OrderedDict()
+        self._patched: tuple[TensorRecord, list[lossy_delta.Wanted]] | None = None
+        self._assembled: tuple[TensorRecord, memoryview] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    def tensor(self, name: str) -> bytearray:
+        """All bytes of a tensor, row by row."""
+        record = self.manifest.tensors[name]
+        data = bytearray(tensor_bytes(record))
+        self.fill(record, 0, memoryview(data))
+        return data
+
+    def fill(self, record: TensorRecord, begin: int, target: memoryview) -> None:
+        """Bytes of a tensor from `begin` on."""
+        end = begin + target.nbytes
+        if not record.in_rows:
+            target[:] = self._assemble(record)[begin:end]
+            return
+        for chunk in record.chunks:
+            at = _begin(record, chunk)
+            low, high = max(begin, at), min(end, at + chunk.nbytes)
+            if low < high:
+                self._read(chunk.file, chunk.offset + low - at, target[low - begin : high - begin])
+        for patch in self._patches(record):
+            lossy_delta.apply(patch, target, begin // ITEM_BYTES[record.dtype])
+
+    def _assemble(self, record: TensorRecord) -> memoryview:
+        """A tensor that lies in boxes, kept while it is gone through."""
+        if self._assembled is None or self._assembled[0] is not record:
+            item, whole = ITEM_BYTES[record.dtype], memory(tensor_bytes(record))
+            for chunk in record.chunks:
+                box, at = memory(chunk.nbytes), 0
+                self._read(chunk.file, chunk.offset, box)
+                for place, count in runs(record.shape, (chunk.start, chunk.shape)):
+                    whole[place * item : (place + count) * item] = box[at : at + count * item]
+                    at += count * item
+            self._assembled = record, whole
+        return self._assembled[1]
+
+    def _patches(self, record: TensorRecord) -> list[lossy_delta.Wanted]:
+        """Those of a tensor, kept while it is gone through."""
+        if self._patched is None or self._patched[0] is not record:
+            self._patched = record, []
+            for patch in record.patches:
+                self._source(patch.file)  # as long as the manifest says, before there is room for what it says
+                one = lossy_delta.with_room(record, patch)
+                self._read(patch.file, patch.places, one.places)
+                self._read(patch.file, patch.values, one.values)
+                self._patched[1].append(one)
+        return self._patched[1]
+
+    def document(self, file: str) -> bytes:
+        """A small file whole."""
+        data = bytearray(self.manifest.files[file].nbytes)
+        self._read(file, 0, memoryview(data))
+        return bytes(data)
+
+    def _read(self, file: str, offset: int, target: memoryview) -> None:
+        while target.nbytes:
+            index, within = divmod(offset, CHUNK_BYTES)
+            part = self._chunk(file, index)[within : within + target.nbytes]
+            target[: part.nbytes] = part
+            target, offset = target[part.nbytes :], offset + part.nbytes
+
+    def _chunk(self, file: str, index: int) -> memoryview:
+        key = (file, index)
+        if key not in self._chunks:
+            record = self.manifest.files[file]
+            data = memory(min(CHUNK_BYTES, record.nbytes - index * CHUNK_BYTES))
+            read_chunk(file, self._source(file), record, index, data)
+            self._chunks[key] = data
+            if len(self._chunks) > _KEPT:
+                self._chunks.popitem(last=False)
+        self._chunks.move_to_end(key)
+        return self._chunks[key]
+
+    def _source(self, file: str) -> Source:
+        if file not in self._sources:
+            source = self._open.enter_context(open_file(self._store, self.name, file))
+            check_length(file, source, self.manifest.files[file])
+            self._sources[file] = source
+        return self._sources[file]
+
+
+def _begin(record: TensorRecord, chunk: Chunk) -> int:
+    row = ITEM_BYTES[record.dtype] * math.prod(record.shape[1:])
+    return chunk.start[0] * row if chunk.start else 0

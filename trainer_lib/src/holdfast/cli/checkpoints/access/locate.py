@@ -1,0 +1,137 @@
+"""From what a person types to a store and a commit in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote
+
+from holdfast.checkpoint.format.file_names import MANIFEST, CommitName, parse_commit
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.policy import fencing
+from holdfast.checkpoint.stores.base import Store
+from holdfast.checkpoint.stores.open import open_store, parted
+from holdfast.cli.checkpoints.access.node_store import NearStore, near_store
+from holdfast.core.attempt import Claim
+from holdfast.core.constants import LOCAL_TIER, MEMORY_TIER
+from holdfast.core.errors import CheckpointError, DamagedError, UnknownFormatError, UsageError
+
+_FILE: Final = "file://"
+_NEAR: Final = (f"{MEMORY_TIER}:", f"{LOCAL_TIER}:")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A store, and the commit in it if one was named."""
+
+    store: Store
+    name: CommitName | None = None
+
+
+def find(where: str, *, fresh: bool = False) -> Place:
+    """A folder or URL of commits, or of one of them; `fresh`: it may be made."""
+    root, name = _parted(where)
+    near = _near(root)
+    if near is not None:
+        return Place(store=near, name=name)
+    if root.startswith(_FILE):
+        _check_folder(Path(unquote(parted(root).path)), where, name, fresh=fresh)
+    elif "://" not in root:
+        _check_folder(Path(root), where, name, fresh=fresh)
+    return Place(store=open_store(root), name=name)
+
+
+def _near(root: str) -> NearStore | None:
+    """`memory:/PATH` and `local:/PATH`, as logs name these tiers, or the path alone. `memory:///PATH` is one of them
+    where there is such a folder, else fsspec's."""
+    if not root.startswith(_NEAR):
+        return None if "://" in root else near_store(Path(root))
+    tier, _, path = root.partition(":")
+    if path.startswith("//") and not (path.startswith("///") and Path(path).is_dir()):
+        return None
+    if not path.startswith("/"):
+        raise UsageError(f"holdfast checkpoints: {root}: give {tier}:/PATH, the absolute path of that tier's folder")
+    folder = Path(unquote(path))
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such folder")
+    found = near_store(folder) or NearStore(f"{tier}:{folder}", [])
+    if not found.url.startswith(f"{tier}:"):
+        raise UsageError(f"holdfast checkpoints: {folder} is of another tier: give {found.url}")
+    return found
+
+
+def _parted(where: str) -> tuple[str, CommitName | None]:
+    if not where:
+        raise UsageError("holdfast checkpoints: an empty path: give the folder that holds the commits")
+    head, _, last = where.rstrip("/").rpartition("/")
+    name = parse_commit(last)
+    if name is None:
+        return where, None
+    if name.staging:
+        raise CheckpointError(f"{where} is what a save left unfinished, not a commit: nothing in it counts")
+    return head or ("/" if where.startswith("/") else "."), name
+
+
+def _check_folder(path: Path, where: str, name: CommitName | None, *, fresh: bool) -> None:
+    if path.exists() and not path.is_dir():
+        raise CheckpointError(f"{path} is a file: give the folder that holds the commits")
+    if not fresh and not path.exists():
+        raise CheckpointError(f"{path}: no such folder")
+    if name is None and (path / MANIFEST).exists():
+        raise CheckpointError(
+            f"{where} holds a {MANIFEST} but has not the name of a commit (step-<step>.g<generation>.a<attempt>): "
+            "give it back the name it had"
+        )
+
+
+def choose(place: Place, step: int | None) -> CommitName:
+    """The commit that was named, that of `step`, or the newest that may be read."""
+    if place.name is not None:
+        if step is not None and step != place.name.step:
+            raise UsageError(f"holdfast checkpoints: {place.name} is not of step {step}: leave --step out")
+        if place.name not in place.store.commits():
+            raise CheckpointError(f"{place.store.url} has no commit {place.name}")
+        return place.name
+    names = [name for name in place.store.commits() if step in (None, name.step)]
+    if not names:
+        what = "commit" if step is None else f"commit of step {step}"
+        raise CheckpointError(f"{place.store.url} has no {what}")
+    claims = place.store.claims()
+    free = [name for name in names if not fenced(place.store, name, claims)]
+    return max(free or names, key=_age)
+
+
+def every(place: Place, step: int | None = None) -> list[CommitName]:
+    """The commits that are meant, the newest first: all of them where none was named."""
+    if place.name is not None or step is not None:
+        return [choose(place, step)]
+    return sorted(place.store.commits(), key=_age, reverse=True)
+
+
+def _age(name: CommitName) -> tuple[int, int, int]:
+    return name.step, name.pair.generation, name.pair.attempt
+
+
+def read_manifest(store: Store, name: CommitName) -> Manifest:
+    """The manifest of a commit; what is wrong with it is said with the commit's name."""
+    try:
+        return store.manifest(name)
+    except (DamagedError, UnknownFormatError) as error:
+        raise type(error)(f"{name}: {error}") from error
+
+
+def fenced(store: Store, name: CommitName, claims: tuple[Claim, ...]) -> str:
+    """Why the job whose claim is the newest would not read this commit; empty if it would."""
+    if not claims:
+        return ""
+    newest = max(claims, key=lambda claim: claim.pair)
+    return fencing.readable(_owned(store, name), claims, job_uid=newest.job_uid).reason
+
+
+def _owned(store: Store, name: CommitName) -> fencing.Commit:
+    try:
+        manifest = store.manifest(name)
+    except (DamagedError, UnknownFormatError):
+        return fencing.Commit(step=name.step, pair=name.pair)
+    return fencing.Commit(step=name.step, pair=name.pair, job_uid=manifest.job_uid, publication=manifest.publication)

@@ -1,0 +1,146 @@
+"""One node's memory or disk, as its ranks and its launcher left it. It is looked at, and never changed.
+
+Of a commit it may have some ranks' files only: the others are on their own nodes, and whether they are good, or there
+at all, cannot be seen from here. What can be seen: a rank's files lie together, so one of them alone has lost the
+other, and a rank's folder with a manifest has lost what it is for if there is no file beside it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from holdfast.checkpoint.format.file_names import MANIFEST, CommitName, shard_rank
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.stores.base import Incoming, Source, Store
+from holdfast.checkpoint.stores.folder import FolderStore
+from holdfast.checkpoint.stores.local_disk import own_folders
+from holdfast.checkpoint.stores.memory.store import MemoryStore
+from holdfast.core.attempt import Claim
+from holdfast.core.constants import LOCAL_TIER, MEMORY_TIER
+from holdfast.core.errors import DamagedError, ElsewhereError, UsageError
+
+_OWN: Final = re.compile(r"[0-9a-f]{16}-own-\d+", re.ASCII)
+_LAUNCHERS: Final = "launcher-*"
+_SLOTS: Final = "*.slot-[0-9]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shelf:
+    """What of a node's commits lies together: one rank's folder, or the slots of one launcher's memory."""
+
+    store: Store
+    has: Callable[[CommitName, str], bool]
+    """Whether a file of a commit is there, good or not."""
+
+
+class NearStore:
+    """The shelves of one tier of one node."""
+
+    shared = False
+
+    def __init__(self, url: str, shelves: Sequence[Shelf]) -> None:
+        self.url = url
+        self._shelves = shelves
+
+    def commits(self) -> tuple[CommitName, ...]:
+        """What has a manifest on any shelf."""
+        names = {name for shelf in self._shelves for name in shelf.store.commits()}
+        return tuple(sorted(names, key=lambda name: (name.step, name.pair)))
+
+    def claims(self) -> tuple[Claim, ...]:
+        """None: claims are where all can see them."""
+        return ()
+
+    def manifest(self, name: CommitName) -> Manifest:
+        """The manifest, from any shelf that has a good one."""
+        trouble = DamagedError(f"{MANIFEST} is missing")
+        for shelf in self._having(name):
+            try:
+                return shelf.store.manifest(name)
+            except DamagedError as error:
+                trouble = error
+        raise trouble
+
+    def open(self, name: CommitName, file: str) -> Source:
+        """One of its files; ElsewhereError if it is not here."""
+        for shelf in self._shelves:
+            if shelf.has(name, file):
+                return shelf.store.open(name, file)
+        raise ElsewhereError(f"{file} of {name} is not in {self.url}: it is on the node of the rank that wrote it")
+
+    def here(self, name: CommitName, files: Collection[str]) -> tuple[str, ...]:
+        """Those of a commit's files that lie on this node."""
+        return tuple(file for file in sorted(files) if any(shelf.has(name, file) for shelf in self._shelves))
+
+    def lost(self, name: CommitName, files: Collection[str]) -> dict[str, str]:
+        """What must lie here and does not, and why that is known."""
+        found: dict[str, str] = {}
+        for shelf in self._having(name):
+            there = [file for file in files if shelf.has(name, file)]
+            ranks = {shard_rank(file): file for file in there}
+            for file in sorted(set(files) - set(there)):
+                if (beside := ranks.get(shard_rank(file))) is not None:
+                    found[file] = f"{file} is missing, and {beside}, which was written beside it, is here"
+            if not there:
+                found[MANIFEST] = f"{MANIFEST} is in {shelf.store.url}, and no rank's files are beside it"
+        return found
+
+    def receive(self, name: CommitName, content: str) -> Incoming:
+        """Refused."""
+        raise self.refusal()
+
+    def quarantine(self, name: CommitName, reason: str) -> bool:
+        """Refused."""
+        raise self.refusal()
+
+    def delete(self, name: CommitName) -> None:
+        """Refused."""
+        raise self.refusal()
+
+    def refusal(self) -> UsageError:
+        """Why nothing is changed here."""
+        return UsageError(
+            f"holdfast checkpoints: {self.url} is its launcher's and its ranks' alone, which clean it up themselves: "
+            "it is only looked at (ls, show, verify, diff, export, and copy from there)"
+        )
+
+    def _having(self, name: CommitName) -> list[Shelf]:
+        return [shelf for shelf in self._shelves if name in shelf.store.commits()]
+
+
+def near_store(path: Path) -> NearStore | None:
+    """What the memory or the local tier has in a folder of theirs, in one launcher's, or in one rank's; None if the
+    folder is none of these."""
+    folders = [path, *sorted(path.glob(_LAUNCHERS))]
+    found = [path, *(own for folder in folders for own in own_folders(folder))]
+    owns = [own for own in found if _OWN.fullmatch(own.name)]
+    if owns:
+        return NearStore(f"{LOCAL_TIER}:{path}", [_of_a_rank(own) for own in owns])
+    memories = [folder for folder in folders if any(folder.glob(_SLOTS))]
+    if memories:
+        return NearStore(f"{MEMORY_TIER}:{path}", [_of_a_memory(folder) for folder in memories])
+    return None
+
+
+def _of_a_rank(folder: Path) -> Shelf:
+    return Shelf(
+        store=FolderStore(folder, shared=False),
+        has=lambda name, file: file == Path(file).name and (folder / str(name) / file).exists(),
+    )
+
+
+def _of_a_memory(folder: Path) -> Shelf:
+    store = MemoryStore(folder)
+
+    def has(name: CommitName, file: str) -> bool:
+        try:
+            with store.open(name, file):
+                return True
+        except DamagedError:
+            return False
+
+    return Shelf(store=store, has=has)

@@ -1,0 +1,133 @@
+"""Copying a commit to another store: verified on the way, its manifest last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from holdfast.checkpoint.format.file_names import CommitName, parse_commit, slices_file
+from holdfast.checkpoint.format.manifest import Manifest, digest
+from holdfast.checkpoint.io.slice_digests import decode
+from holdfast.checkpoint.restore.chunk_reader import read_slices
+from holdfast.checkpoint.stores.base import Incoming, Store
+from holdfast.cli.checkpoints.access.commit_reader import nbytes, read_file
+from holdfast.cli.checkpoints.access.locate import Place, fenced, read_manifest
+from holdfast.cli.checkpoints.access.progress_bar import Progress, progress
+from holdfast.cli.checkpoints.verify import verify
+from holdfast.core.errors import CheckpointError, DamagedError, UnknownFormatError
+
+_BAD: Final = (DamagedError, UnknownFormatError)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copied:
+    """A commit that is now in the target; `fresh` if it was not there before."""
+
+    name: CommitName
+    nbytes: int
+    fresh: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uncopied:
+    """A commit that is not in the target as it should be, and why; `damaged`, or of a format that is not known."""
+
+    name: CommitName
+    reason: str
+    damaged: bool
+    fine: bool = False
+    """Nothing is wrong with that: it does not count where it is, or was deleted meanwhile."""
+
+
+def left_out(place: Place, wanted: Sequence[CommitName]) -> list[Uncopied]:
+    """Those that the claims of their store fence. A copy has no claims: it would make them count again. One that was
+    named itself is meant as it is."""
+    if place.name is not None:
+        return []
+    claims = place.store.claims()
+    reasons = {name: fenced(place.store, name, claims) for name in wanted}
+    return [
+        Uncopied(name=name, reason=f"{reason}; name {place.store.url}/{name} to copy it", damaged=False, fine=True)
+        for name, reason in reasons.items()
+        if reason
+    ]
+
+
+def copy_all(source: Store, wanted: Sequence[CommitName], target: Store) -> Iterator[Copied | Uncopied]:
+    """Copy these and all that they stand on, the oldest first. What is bad is passed over, and what stands on it."""
+    order: dict[CommitName, list[CommitName]] = {}
+    bad: dict[CommitName, Uncopied] = {}
+    for name in reversed(wanted):
+        try:
+            *below, _ = lineage(source, name)
+            order |= {one: [] for one in below if one not in order} | {name: below}
+        except _BAD as error:
+            bad[name] = _uncopied(source, name, error)
+    yield from bad.values()
+    for name, below in order.items():
+        lost = next((one for one in below if one in bad), None)
+        if lost is not None:
+            bad[name] = _uncopied(source, name, DamagedError(f"it stands on {lost}, which was not copied"))
+            yield bad[name]
+            continue
+        try:
+            with progress(f"copy {name}", nbytes(read_manifest(source, name))) as shown:
+                copied = copy(source, name, target, shown)
+        except _BAD as error:
+            bad[name] = _uncopied(source, name, error)
+            yield bad[name]
+        else:
+            yield copied
+
+
+def _uncopied(source: Store, name: CommitName, error: CheckpointError) -> Uncopied:
+    if name not in source.commits():  # retention was faster
+        return Uncopied(name=name, reason="deleted while it was read", damaged=False, fine=True)
+    reason = str(error).removeprefix(f"{name}: ")
+    return Uncopied(name=name, reason=reason, damaged=isinstance(error, DamagedError))
+
+
+def lineage(store: Store, name: CommitName) -> list[CommitName]:
+    """A commit and all that it stands on, the oldest first."""
+    below = filter(None, map(parse_commit, read_manifest(store, name).stands_on))
+    return [*sorted(below, key=lambda one: (one.step, one.pair)), name]
+
+
+def copy(source: Store, name: CommitName, target: Store, shown: Progress) -> Copied:
+    """Copy one commit; its bytes are checked against its manifest, and against what the target says it has. One that
+    is there already is read back."""
+    manifest = read_manifest(source, name)
+    total = nbytes(manifest)
+    if name in target.commits():
+        if target.manifest(name) != manifest:
+            raise CheckpointError(f"{target.url} has another commit under the name {name}: nothing was changed")
+        verdict = verify(target, name)
+        if verdict.damaged:
+            raise DamagedError(
+                f"{target.url} has {name} already, and it is damaged ({verdict.reason}): move it aside by "
+                f"'holdfast checkpoints verify {target.url}/{name} --quarantine', and copy again"
+            )
+        shown.add(total)
+        return Copied(name=name, nbytes=total, fresh=False)
+    incoming = target.receive(name, digest(manifest))
+    try:
+        _fill(source, name, manifest, incoming, shown)
+        incoming.publish(manifest)
+    except BaseException:
+        incoming.discard()
+        raise
+    return Copied(name=name, nbytes=total, fresh=True)
+
+
+def _fill(source: Store, name: CommitName, manifest: Manifest, incoming: Incoming, shown: Progress) -> None:
+    for file, record in sorted(manifest.own.items()):
+        with source.open(name, file) as opened:
+            written = incoming.write(file, read_file(file, opened, record))
+        if written != record:
+            raise DamagedError(f"{file} did not arrive as it was sent")
+        beside = read_slices(partial(source.open, name), file)
+        if decode(beside, record) is not None:
+            incoming.write(slices_file(file), [beside])
+        shown.add(record.nbytes)

@@ -1,0 +1,80 @@
+"""Which format a file or folder has, and what is in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast.cli.checkpoints.formats.safetensors import read_safetensors
+from holdfast.cli.checkpoints.formats.torch_save import read_pickled
+from holdfast.core.errors import CheckpointError, DamagedError, UnknownFormatError
+
+_PICKLED: Final = frozenset({".pt", ".pth", ".bin", ".ckpt"})
+_SAFETENSORS: Final = ".safetensors"
+_INDEX: Final = ".index.json"
+# What stands for a whole folder, the safest first.
+_IN_FOLDERS: Final = (
+    "model.safetensors.index.json",
+    "model.safetensors",
+    "pytorch_model.bin.index.json",
+    "pytorch_model.bin",
+)
+_KNOWN: Final = "give a .safetensors, .pt, .pth, .bin or .ckpt file, an .index.json, or a folder with those or of DCP"
+
+
+def read_source(path: Path) -> Any:
+    """A state dict or what else is in there; tensors stay in their files where that can be."""
+    if path.is_dir():
+        return _read_folder(path)
+    if not path.exists():
+        raise CheckpointError(f"{path}: no such file or folder")
+    if path.name.endswith(_INDEX):
+        return _read_indexed(path)
+    return _read_file(path)
+
+
+def _read_file(path: Path) -> Any:
+    if path.suffix == _SAFETENSORS:
+        return read_safetensors(path)
+    if path.suffix in _PICKLED:
+        return read_pickled(path)
+    raise UnknownFormatError(f"{path}: the name says of no known format: {_KNOWN}")
+
+
+def _read_folder(path: Path) -> Any:
+    if (path / ".metadata").exists():
+        from holdfast.cli.checkpoints.formats.dcp import read_dcp
+
+        return read_dcp(path)
+    for name in _IN_FOLDERS:
+        if (path / name).exists():
+            return read_source(path / name)
+    raise UnknownFormatError(f"{path} holds neither {', '.join(_IN_FOLDERS)} nor .metadata: {_KNOWN}")
+
+
+def _read_indexed(path: Path) -> dict[str, Any]:
+    """Several files, and an index that says which tensor lies in which."""
+    try:
+        table = json.loads(path.read_bytes())["weight_map"]
+        files = sorted(set(table.values()))
+        good = all(isinstance(file, str) and Path(file).name == file for file in files)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedError(f"{path} has no weight_map that can be read") from error
+    if not good:
+        raise DamagedError(f"{path} leads out of its folder")
+    parts = {file: _read_part(path.parent / file) for file in files}
+    missing = sorted(name for name, file in table.items() if name not in parts[file])
+    if missing:
+        raise DamagedError(f"{path} names tensors that its files lack: {', '.join(missing)}")
+    return {name: parts[file][name] for name, file in table.items()}
+
+
+def _read_part(path: Path) -> Mapping[str, Any]:
+    if not path.is_file():
+        raise DamagedError(f"{path} is missing, and the index names it")
+    part = _read_file(path)
+    if not isinstance(part, Mapping):
+        raise UnknownFormatError(f"{path} holds no state dict")
+    return part

@@ -1,0 +1,206 @@
+"""From a commit to safetensors, alone or in the layout of Hugging Face. Bytes only: no torch, dtypes as they are."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.format.mapping_order import mapping
+from holdfast.checkpoint.format.shard_layout import METADATA, ShardPlan, TensorSpec, plan_shard, whole
+from holdfast.checkpoint.io.durable_files import Buffer, create_durably, sync_folder, write_file
+from holdfast.cli.checkpoints.access.commit_reader import Content
+from holdfast.cli.checkpoints.access.progress_bar import Progress
+from holdfast.core.errors import CheckpointError, DamagedError, UsageError
+
+_BLOCK: Final = 8 << 20
+_STEM: Final = "model"
+WHOLE: Final = "model"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """An object's tensors: by the name they get, that in the commit. `tied` are second names of such."""
+
+    tensors: Mapping[str, str]
+    tied: Mapping[str, str]
+    left_out: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """What was written."""
+
+    files: tuple[Path, ...]
+    nbytes: int
+
+
+def weights(manifest: Manifest, name: str) -> Weights:
+    """The flat state dict that an object has; what in it is no tensor is left out. DamagedError for a manifest whose
+    state is none."""
+    try:
+        chosen = _chosen(manifest, name)
+        "".join((*chosen.tensors, *chosen.tied)).encode()
+    except (KeyError, TypeError, AttributeError, IndexError, UnicodeEncodeError, RecursionError) as error:
+        raise DamagedError(f"MANIFEST.json: object {name!r} is no state of tensors: {error!r}") from error
+    missing = sorted(set(chosen.tensors.values()) - manifest.tensors.keys())
+    if missing:
+        raise DamagedError(f"MANIFEST.json: object {name!r} names a tensor that the commit has not: {missing[0]!r}")
+    return chosen
+
+
+def _chosen(manifest: Manifest, name: str) -> Weights:
+    if isinstance(manifest.state, dict) and "dcp" in manifest.state:
+        return _of_dcp(manifest.state["dcp"], name)
+    objects = manifest.state.get("objects") if isinstance(manifest.state, dict) else None
+    if not isinstance(objects, dict) or name not in objects:
+        known = ", ".join(sorted(objects)) if isinstance(objects, dict) else "none"
+        raise UsageError(f"the commit has no object {name!r}: give --object with one of {known}")
+    tensors: dict[str, str] = {}
+    tied: dict[str, str] = {}
+    first: dict[str, str] = {}
+    left_out = []
+    for key, leaf in _leaves(objects[name], ""):
+        source = _tensor(leaf)
+        if source is not None and (key in tensors or key in tied or key == METADATA):
+            raise UsageError(
+                f"a safetensors file cannot have the name {key!r} for another tensor: rename it in the model"
+            )
+        if source is None:
+            left_out.append(key)
+        elif source in first:
+            tied[key] = first[source]
+        else:
+            tensors[key] = first.setdefault(source, key) and source
+    if not tensors:
+        raise UsageError(f"object {name!r} has no tensors")
+    return Weights(tensors=tensors, tied=tied, left_out=tuple(left_out))
+
+
+def _of_dcp(told: Mapping[str, Any], name: str) -> Weights:
+    """Of a commit that was made through DCP: its keys below `name`, or all of them if it holds a model alone."""
+    below = [key for key in told["tensors"] if key.startswith(f"{name}.")]
+    if not below and name != WHOLE:
+        raise UsageError(f"the commit was made through DCP and has no key below {name!r}: see 'show'")
+    tensors = {}
+    for key in below or told["tensors"]:
+        if any(box["tensor"] != key for box in told["tensors"][key]["boxes"]):
+            raise CheckpointError(f"{key} is there in boxes of their own: load it with dcp.load, and save that")
+        tensors[key.removeprefix(f"{name}.")] = key
+    return Weights(tensors=tensors, tied={}, left_out=tuple(sorted(told["values"])))
+
+
+def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
+    found = mapping(tree)
+    if found is not None:
+        for key, item in found.items():
+            yield from _leaves(item, f"{path}.{key}" if path else key)
+    else:
+        yield path, tree
+
+
+def _tensor(leaf: Any) -> str | None:
+    if not isinstance(leaf, dict) or len(leaf) != 1:
+        return None
+    mark, value = next(iter(leaf.items()))
+    if mark in ("$tensor", "$array"):
+        return str(value)
+    return str(value[0]) if mark == "$rows" else None
+
+
+def export(content: Content, chosen: Weights, target: Path, *, most: int, shown: Progress) -> Exported:
+    """Write one file, or as many as `most` bytes each need and an index last; nothing that is there is replaced."""
+    specs = [_spec(content.manifest, name, source) for name, source in chosen.tensors.items()]
+    single = target.suffix == ".safetensors"
+    folder = target.parent if single else target
+    shards = [specs] if single else _shards(specs, most)
+    names = [target.name] if single else _names(len(shards))
+    index = folder / f"{_STEM}.safetensors.index.json" if len(shards) > 1 else None
+    files = [*(folder / name for name in names), *([index] if index else [])]
+    _refuse_taken(files)
+    folder.mkdir(parents=True, exist_ok=True)
+    staging = folder / f".tmp-{uuid4().hex}"
+    staging.mkdir()
+    try:
+        metadata = {"format": "pt", **chosen.tied}
+        for name, shard in zip(names, shards, strict=True):
+            plan = plan_shard(map(whole, shard), metadata=metadata)
+            write_file(staging / name, _parts(content, chosen, plan, shown))
+        if index:
+            table = {spec.name: name for name, shard in zip(names, shards, strict=True) for spec in shard}
+            document = {"metadata": {"total_size": _total(specs)}, "weight_map": dict(sorted(table.items()))}
+            create_durably(staging / index.name, json.dumps(document, indent=2).encode() + b"\n")
+        _refuse_taken(files)
+        _publish(staging, files)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return Exported(files=tuple(files), nbytes=_total(specs))
+
+
+def _refuse_taken(files: Sequence[Path]) -> None:
+    for file in files:
+        if file.exists():
+            raise CheckpointError(f"{file} is there already: give another place; nothing was changed")
+
+
+def _publish(staging: Path, files: Sequence[Path]) -> None:
+    """All or none: a part of an export would be in the way of the next."""
+    moved = []
+    try:
+        for file in files:
+            (staging / file.name).rename(file)
+            moved.append(file)
+        sync_folder(staging.parent)
+    except BaseException:
+        for file in moved:
+            file.unlink(missing_ok=True)
+        raise
+
+
+def _total(specs: Sequence[TensorSpec]) -> int:
+    return sum(spec.nbytes for spec in specs)
+
+
+def _spec(manifest: Manifest, name: str, source: str) -> TensorSpec:
+    record = manifest.tensors[source]
+    return TensorSpec(name=name, dtype=record.dtype, shape=record.shape)
+
+
+def _shards(specs: Sequence[TensorSpec], most: int) -> list[list[TensorSpec]]:
+    """In order, each as full as it may be; a tensor that is larger than `most` has a file of its own."""
+    shards: list[list[TensorSpec]] = []
+    filled = most
+    for spec in specs:
+        if filled + spec.nbytes > most:
+            shards.append([])
+            filled = 0
+        shards[-1].append(spec)
+        filled += spec.nbytes
+    return shards
+
+
+def _names(count: int) -> list[str]:
+    if count == 1:
+        return [f"{_STEM}.safetensors"]
+    return [f"{_STEM}-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
+
+
+def _parts(content: Content, chosen: Weights, plan: ShardPlan, shown: Progress) -> Iterator[Buffer]:
+    yield plan.header
+    for piece in plan.pieces:
+        for block in _blocks(content, chosen.tensors[piece.spec.name], piece.nbytes):
+            shown.add(block.nbytes)
+            yield block
+
+
+def _blocks(content: Content, source: str, nbytes: int) -> Iterator[memoryview]:
+    window = memoryview(bytearray(min(_BLOCK, nbytes)))
+    for begin in range(0, nbytes, _BLOCK):
+        block = window[: min(_BLOCK, nbytes - begin)]
+        content.fill(content.manifest.tensors[source], begin, block)
+        yield block

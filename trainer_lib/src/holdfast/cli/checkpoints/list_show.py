@@ -1,0 +1,148 @@
+"""What `ls` and `show` say of commits, for scripts as JSON and for people as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.save.lossy_delta import told
+from holdfast.checkpoint.stores.base import Store
+from holdfast.cli.checkpoints.access.commit_reader import nbytes, tensor_bytes
+from holdfast.cli.checkpoints.access.locate import fenced, read_manifest
+from holdfast.cli.checkpoints.access.node_store import NearStore
+from holdfast.cli.checkpoints.access.progress_bar import size
+from holdfast.core.errors import DamagedError, UnknownFormatError
+
+Row = dict[str, Any]
+
+
+def listed(store: Store, names: Sequence[CommitName]) -> list[Row]:
+    """A line for each commit. What cannot be used says why in `note`."""
+    claims = store.claims()
+    lines = [_line(store, name, fenced(store, name, claims)) for name in names]
+    left = {str(name) for name in store.commits()} if any(line["state"] == "damaged" for line in lines) else set()
+    return [line for line in lines if line["state"] != "damaged" or line["commit"] in left]
+
+
+def _line(store: Store, name: CommitName, fence: str) -> Row:
+    line: Row = {"step": name.step, "commit": str(name)}
+    try:
+        manifest = store.manifest(name)
+    except DamagedError as error:
+        return {**line, "state": "damaged", "note": str(error)}
+    except UnknownFormatError as error:
+        return {**line, "state": "unknown", "note": str(error)}
+    return {
+        **line,
+        "state": "fenced" if fence else "readable",
+        "created": manifest.created,
+        "ranks": manifest.world_size,
+        "tensors": len(manifest.tensors),
+        "bytes": nbytes(manifest),
+        "parent": manifest.parent,
+        "note": fence or _part_here(store, name, manifest),
+    }
+
+
+def _part_here(store: Store, name: CommitName, manifest: Manifest) -> str:
+    """On a node's own tier, where a commit may be in part."""
+    if not isinstance(store, NearStore) or len(here := store.here(name, manifest.files)) == len(manifest.files):
+        return ""
+    return f"{len(here)} of {len(manifest.files)} files are here"
+
+
+def table(lines: Sequence[Row]) -> str:
+    """The lines of `ls` for people."""
+    head = ("STEP", "COMMIT", "MADE", "RANKS", "TENSORS", "SIZE", "STATE")
+    return aligned([head, *map(_cells, lines)], right=(0, 3, 4, 5))
+
+
+def _cells(line: Row) -> tuple[str, ...]:
+    return (
+        str(line["step"]),
+        line["commit"],
+        line.get("created", "")[:19],
+        str(line.get("ranks", "")),
+        str(line.get("tensors", "")),
+        size(line["bytes"]) if "bytes" in line else "",
+        ": ".join(filter(None, (line["state"], line["note"]))),
+    )
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+    """Rows in columns, the last one as it is."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        padded = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
+        for index in right:
+            padded[index] = row[index].rjust(widths[index])
+        lines.append("  ".join(padded).rstrip())
+    return "\n".join(lines)
+
+
+def shown(store: Store, name: CommitName) -> Row:
+    """All that a manifest says of its commit."""
+    manifest = read_manifest(store, name)
+    return {
+        "commit": str(name),
+        "tier": store.url,
+        "step": manifest.step,
+        "generation": manifest.pair.generation,
+        "attempt": manifest.pair.attempt,
+        "created": manifest.created,
+        "jobUID": manifest.job_uid,
+        "runID": manifest.run_id,
+        "world": {"size": manifest.world_size, "mesh": dict(manifest.mesh)},
+        "parent": manifest.parent,
+        "standsOn": sorted(manifest.stands_on),
+        "inexact": told(manifest),
+        "bytes": nbytes(manifest),
+        "files": {file: record.nbytes for file, record in sorted(manifest.own.items())},
+        "objects": sorted(manifest.state["objects"]) if _has_objects(manifest) else [],
+        "numerics": dict(manifest.numerics),
+        "fence": fenced(store, name, store.claims()),
+        "part": _part_here(store, name, manifest),
+        "tensors": [
+            {
+                "name": tensor,
+                "dtype": record.dtype,
+                "shape": list(record.shape),
+                "bytes": tensor_bytes(record),
+                **({} if record.bound is None else {"bound": record.bound}),
+            }
+            for tensor, record in sorted(manifest.tensors.items())
+        ],
+    }
+
+
+def _has_objects(manifest: Manifest) -> bool:
+    return isinstance(manifest.state, dict) and isinstance(manifest.state.get("objects"), dict)
+
+
+def page(commit: Row) -> str:
+    """`show` for people."""
+    world = commit["world"]
+    mesh = ", ".join(f"{name} {count}" for name, count in world["mesh"].items())
+    head = [
+        ("commit", commit["commit"]),
+        ("tier", commit["tier"]),
+        ("step", str(commit["step"])),
+        ("made", f"{commit['created']} by generation {commit['generation']}, attempt {commit['attempt']}"),
+        ("job", f"{commit['jobUID'] or 'none'}, run {commit['runID'] or 'none'}"),
+        ("world", f"{world['size']} ranks" + (f" ({mesh})" if mesh else "")),
+        ("parent", commit["parent"] or "none: it stands alone"),
+        *([("stands on", ", ".join(commit["standsOn"]))] if commit["standsOn"] else []),
+        *([("not exact", commit["inexact"])] if commit["inexact"] else []),
+        ("size", f"{size(commit['bytes'])} in {len(commit['files'])} files"),
+        ("objects", ", ".join(commit["objects"]) or "none"),
+        *([("part", commit["part"])] if commit["part"] else []),
+        *([("fenced", commit["fence"])] if commit["fence"] else []),
+    ]
+    rows = [("TENSOR", "DTYPE", "SHAPE", "SIZE")]
+    for tensor in commit["tensors"]:
+        shape = "x".join(map(str, tensor["shape"])) or "scalar"
+        rows.append((tensor["name"], tensor["dtype"], shape, size(tensor["bytes"])))
+    return f"{aligned(head)}\n\n{aligned(rows, right=(3,))}"

@@ -1,0 +1,292 @@
+"""`holdfast checkpoints COMMAND …`: the options, what is printed, and the exit code.
+
+0: fine. 1: damaged, or different. 2: the command was not given right. 3: something cannot be read or written, or
+there was nothing to verify or to copy, which says nothing about the commits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from enum import IntEnum
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from holdfast.checkpoint.policy.retention import Rules
+from holdfast.checkpoint.save.lossy_delta import told
+from holdfast.checkpoint.stores.folder import FolderStore
+from holdfast.cli.checkpoints import list_show
+from holdfast.cli.checkpoints.access.commit_reader import Content, tensor_bytes
+from holdfast.cli.checkpoints.access.locate import Place, choose, every, fenced, find
+from holdfast.cli.checkpoints.access.node_store import NearStore
+from holdfast.cli.checkpoints.access.progress_bar import printable, progress, size
+from holdfast.cli.checkpoints.copy import Copied, Uncopied, copy_all, left_out
+from holdfast.cli.checkpoints.diff import Difference, compared_bytes, diff
+from holdfast.cli.checkpoints.options import parser
+from holdfast.cli.checkpoints.prune import Pruning, carry_out, plan
+from holdfast.cli.checkpoints.rewind import Rewinding
+from holdfast.cli.checkpoints.rewind import carry_out as go_back
+from holdfast.cli.checkpoints.rewind import plan as rewind
+from holdfast.cli.checkpoints.verify import Verdict, verify
+from holdfast.core.errors import DamagedError, HoldfastError, UsageError
+from holdfast.core.paths import local_path
+from holdfast.launcher.rendezvous.folder_lock import hold
+
+
+class Exit(IntEnum):
+    """Exit codes of `holdfast checkpoints`."""
+
+    FINE = 0
+    BAD = 1
+    USAGE = 2
+    UNREADABLE = 3
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the command; returns its exit code."""
+    try:
+        known = parser().parse_args(list(words))
+        return int(_COMMANDS[known.command](known))
+    except UsageError as error:
+        return _say(error, Exit.USAGE)
+    except DamagedError as error:
+        return _say(error, Exit.BAD)
+    except (HoldfastError, OSError) as error:
+        return _say(error, Exit.UNREADABLE)
+
+
+def _say(error: Exception, code: Exit) -> int:
+    print(printable(f"holdfast checkpoints: {str(error).removeprefix('holdfast checkpoints: ')}"), file=sys.stderr)
+    return int(code)
+
+
+def _print(document: Any, text: Callable[[], str], *, as_json: bool) -> None:
+    print(json.dumps(document, indent=2) if as_json else printable(text()))
+
+
+# The commands
+
+
+def _ls(known: argparse.Namespace) -> Exit:
+    place = find(known.where)
+    lines = list_show.listed(place.store, every(place))
+    document = {"tier": place.store.url, "commits": lines}
+    _print(
+        document, lambda: list_show.table(lines) if lines else f"{place.store.url} has no commit", as_json=known.json
+    )
+    return Exit.FINE
+
+
+def _show(known: argparse.Namespace) -> Exit:
+    place = find(known.where)
+    commit = list_show.shown(place.store, choose(place, known.step))
+    _print(commit, lambda: list_show.page(commit), as_json=known.json)
+    return Exit.FINE
+
+
+def _verify(known: argparse.Namespace) -> Exit:
+    place = _changeable(find(known.where)) if known.quarantine else find(known.where)
+    names = [choose(place, known.step)] if known.newest else every(place, known.step)
+    verdicts = []
+    for name in names:
+        verdict = verify(place.store, name)
+        if known.quarantine and verdict.damaged:
+            verdict = verify(place.store, name)  # bytes may be flipped on their way, so once does not condemn
+        moved = bool(known.quarantine and verdict.damaged and place.store.quarantine(name, verdict.reason))
+        verdicts.append((verdict, moved))
+        if not known.json:
+            print(printable(_told(verdict, moved=moved)), flush=True)
+    if known.json:
+        commits = [{**verdict.to_json(), "quarantined": moved} for verdict, moved in verdicts]
+        print(json.dumps({"tier": place.store.url, "commits": commits}, indent=2))
+    elif not names:
+        print(f"{place.store.url} has no commit")
+    if any(verdict.damaged for verdict, _ in verdicts):
+        return Exit.BAD
+    unread = not verdicts or any(verdict.unknown for verdict, _ in verdicts)
+    return Exit.UNREADABLE if unread else Exit.FINE
+
+
+def _changeable(place: Place) -> Place:
+    if isinstance(place.store, NearStore):
+        raise place.store.refusal()
+    return place
+
+
+def _told(verdict: Verdict, *, moved: bool) -> str:
+    if verdict.unknown:
+        return f"{verdict.name}: not verified: {verdict.unknown}"
+    if verdict.gone:
+        return f"{verdict.name}: deleted while it was read"
+    if verdict.whole:
+        return f"{verdict.name}: whole, {size(verdict.nbytes)} verified"
+    if not verdict.damaged:
+        return f"{verdict.name}: what is here is good, {size(verdict.nbytes)} verified{_unseen(verdict)}"
+    lines = [f"{verdict.name}: DAMAGED" + (", moved to quarantine" if moved else "") + _unseen(verdict)]
+    for damage in verdict.damages:
+        lines.append(f"  {damage.reason}")
+        lines.extend(f"    tensor {tensor}" for tensor in damage.tensors)
+    return "\n".join(lines)
+
+
+def _unseen(verdict: Verdict) -> str:
+    if not verdict.elsewhere:
+        return ""
+    return f"; not known from here, as they lie on other nodes: {', '.join(verdict.elsewhere)}"
+
+
+def _diff(known: argparse.Namespace) -> Exit:
+    one, other = find(known.before), find(known.after)
+    with Content(one.store, choose(one, None)) as before, Content(other.store, choose(other, None)) as after:
+        with progress("diff", compared_bytes(before.manifest, after.manifest)) as shown:
+            found = diff(before, after, shown)
+        document = {"before": str(before.name), "after": str(after.name), **found.to_json()}
+    _print(document, lambda: _differs(document, found), as_json=known.json)
+    return Exit.BAD if found.any else Exit.FINE
+
+
+def _differs(document: dict[str, Any], found: Difference) -> str:
+    lines = [f"{document['before']} -> {document['after']}: {found.same} tensors are the same"]
+    for word in ("added", "missing", "shape", "dtype", "changed", "state"):
+        lines.extend(f"  {word:8}{name}" for name in document[word])
+    return "\n".join(lines)
+
+
+def _copy(known: argparse.Namespace) -> Exit:
+    source, target = find(known.source), _changeable(find(known.target, fresh=True))
+    if target.name is not None:
+        raise UsageError(f"{known.target} is a commit's name: give the folder that is to hold it")
+    wanted = every(source, known.step)
+    if not wanted:
+        raise UsageError(f"{source.store.url} has no commit to copy")
+    copied: list[Copied] = []
+    left = left_out(source, wanted)
+    passed = {one.name for one in left}
+    bad: list[Uncopied] = []
+    for one in chain(left, copy_all(source.store, [name for name in wanted if name not in passed], target.store)):
+        if isinstance(one, Uncopied):
+            bad.append(one)
+            print(printable(f"holdfast checkpoints: {one.name} was not copied: {one.reason}"), file=sys.stderr)
+            continue
+        copied.append(one)
+        if not known.json:
+            print(_arrived(one, target.store.url), flush=True)
+    claims = target.store.claims()
+    notes = {str(one.name): reason for one in copied if (reason := fenced(target.store, one.name, claims))}
+    for commit, reason in notes.items():
+        print(f"holdfast checkpoints: the job of that folder will not read {commit}: {reason}", file=sys.stderr)
+    if known.json:
+        entries = [{"commit": str(c.name), "bytes": c.nbytes, "fresh": c.fresh} for c in copied]
+        document = {"target": target.store.url, "commits": entries, "fenced": notes}
+        print(json.dumps({**document, "notCopied": {str(one.name): one.reason for one in bad}}, indent=2))
+    if any(one.damaged for one in bad):
+        return Exit.BAD
+    unread = not copied or not all(one.fine for one in bad)
+    return Exit.UNREADABLE if unread else Exit.FINE
+
+
+def _arrived(copied: Copied, url: str) -> str:
+    if not copied.fresh:
+        return f"{copied.name}: was there already, and is whole"
+    return f"{copied.name}: {size(copied.nbytes)} copied to {url} and verified"
+
+
+def _prune(known: argparse.Namespace) -> Exit:
+    place = _changeable(find(known.where))
+    if place.name is not None or known.keep_last < 1:
+        raise UsageError("holdfast checkpoints prune: give the folder of the commits, and --keep-last of at least 1")
+    rules, now = Rules.parse(",".join(known.rule)), datetime.now(UTC)
+    pruning = plan(place.store, rules, known.keep_last, now=now, others=known.others)
+    if not known.dry_run:
+        carry_out(place.store, pruning)
+    document = {"tier": place.store.url, "dryRun": known.dry_run, **pruning.to_json()}
+    _print(document, lambda: _pruned(pruning, dry=known.dry_run), as_json=known.json)
+    return Exit.BAD if pruning.damaged else Exit.FINE
+
+
+def _pruned(pruning: Pruning, *, dry: bool) -> str:
+    word = "would go" if dry else "deleted"
+    rows = [(str(name), word if goes else "stays", reason) for name, goes, reason in pruning.lines]
+    damaged = [f"{name}: DAMAGED, and does not count: see holdfast checkpoints verify" for name in pruning.damaged]
+    left = [f"{name}: {word}, left by a save or deletion that was broken off" for name in pruning.leftovers]
+    return "\n".join([*damaged, list_show.aligned(rows) if rows else "no commit", *left])
+
+
+def _rewind(known: argparse.Namespace) -> Exit:
+    place = _changeable(find(known.where))
+    if place.name is not None or not isinstance(place.store, FolderStore):
+        raise UsageError("holdfast checkpoints rewind: give the job's own folder of commits, not a URL or one commit")
+    root = Path(place.store.url)
+    release = asyncio.run(hold(root, "holdfast checkpoints rewind", patience=0))
+    try:
+        rewinding = rewind(place.store, known.step)
+        if not known.dry_run:
+            go_back(root, rewinding)
+    finally:
+        release()
+    document = {"tier": place.store.url, "dryRun": known.dry_run, **rewinding.to_json()}
+    _print(document, lambda: _rewound(rewinding, dry=known.dry_run), as_json=known.json)
+    return Exit.FINE
+
+
+def _rewound(rewinding: Rewinding, *, dry: bool) -> str:
+    word = "would be moved" if dry else "moved"
+    moved = [f"{name}: {word} to quarantine/" for name in rewinding.newer] or ["no commit is newer"]
+    return "\n".join([*moved, f"the job resumes from {rewinding.base}"])
+
+
+def _convert(known: argparse.Namespace) -> Exit:
+    from holdfast.cli.checkpoints.formats import import_weights
+    from holdfast.cli.checkpoints.formats.detect import read_source
+
+    target = _changeable(find(known.target, fresh=True))
+    found = import_weights.pick(read_source(local_path(known.source)), known.key)
+    values = import_weights.stripped(
+        import_weights.objects(found, name=known.object, split=known.split), known.strip_prefix
+    )
+    name = import_weights.commit(target.store, values, step=known.step, made=datetime.now(UTC))
+    document = {"commit": str(name), "target": target.store.url, "objects": sorted(values)}
+    _print(document, lambda: f"{name}: made in {target.store.url} of {', '.join(sorted(values))}", as_json=known.json)
+    return Exit.FINE
+
+
+def _export(known: argparse.Namespace) -> Exit:
+    from holdfast.cli.checkpoints.formats.export_weights import export, weights
+
+    place = find(known.where)
+    with Content(place.store, choose(place, known.step)) as content:
+        chosen = weights(content.manifest, known.object)
+        total = sum(tensor_bytes(content.manifest.tensors[source]) for source in chosen.tensors.values())
+        with progress("export", total) as shown:
+            made = export(content, chosen, local_path(known.target), most=known.max_shard_size, shown=shown)
+    document = {
+        "commit": str(content.name),
+        "files": [str(file) for file in made.files],
+        "bytes": made.nbytes,
+        "tied": dict(chosen.tied),
+        "leftOut": list(chosen.left_out),
+        "inexact": told(content.manifest),
+    }
+    files = "\n".join(f"  {file}" for file in made.files)
+    if document["inexact"]:
+        print(f"holdfast checkpoints: {content.name} is not exact: {document['inexact']}", file=sys.stderr)
+    _print(document, lambda: f"{content.name}: {size(made.nbytes)} verified and written\n{files}", as_json=known.json)
+    return Exit.FINE
+
+
+_COMMANDS: dict[str, Callable[[argparse.Namespace], Exit]] = {
+    "ls": _ls,
+    "show": _show,
+    "verify": _verify,
+    "diff": _diff,
+    "copy": _copy,
+    "prune": _prune,
+    "rewind": _rewind,
+    "convert": _convert,
+    "export": _export,
+}

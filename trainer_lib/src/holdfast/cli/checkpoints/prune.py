@@ -1,0 +1,126 @@
+"""Retention by hand: by the rules that jobs have, and only once the commits that stay were read back whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast.checkpoint.folder import catalog
+from holdfast.checkpoint.folder.upload_marker import on_its_way
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.policy import fencing
+from holdfast.checkpoint.policy.retention import Decision, Entry, Rules, decide, leaving
+from holdfast.checkpoint.save.checkpoint_index import Ages
+from holdfast.checkpoint.stores.base import Store
+from holdfast.checkpoint.stores.folder import FolderStore
+from holdfast.cli.checkpoints.verify import verify
+from holdfast.core.attempt import Claim, Pair
+from holdfast.core.errors import CheckpointError
+
+LEFT: Final = timedelta(days=1)
+"""So long nobody is silent who still writes a commit; one who is finds his folder gone, and his save fails."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pruning:
+    """What becomes of each commit, and what was found on the way."""
+
+    decisions: Sequence[Decision]
+    claims: tuple[Claim, ...]
+    damaged: tuple[CommitName, ...]
+    leftovers: tuple[str, ...]
+
+    @property
+    def lines(self) -> list[tuple[CommitName, bool, str]]:
+        """Each commit, whether it goes, and why; the newest first."""
+        return [
+            (CommitName(step=d.commit.step, pair=d.commit.pair), d.goes, d.reason) for d in reversed(self.decisions)
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """For scripts."""
+        lines = [{"commit": str(name), "goes": goes, "reason": reason} for name, goes, reason in self.lines]
+        damaged = [str(name) for name in self.damaged]
+        return {"commits": lines, "damaged": damaged, "leftovers": list(self.leftovers)}
+
+
+def plan(store: Store, rules: Rules, keep_last: int, *, now: datetime, others: bool = False) -> Pruning:
+    """Decide as the job of the newest claim would; the newest commits are read back until `keep_last` are whole.
+
+    `others`: what other jobs left in the folder, and this one never read, may go as well.
+    """
+    claims = store.claims()
+    newest = max(claims, key=_pair, default=None)
+    entries = Ages(store).look()
+    job_uid = "" if newest is None else newest.job_uid
+    line = fencing.order((entry.commit for entry in entries), claims, job_uid=job_uid)
+    whole, damaged = _last_whole(store, line, keep_last)
+    root = _folder(store)
+    decisions = decide(
+        entries,
+        claims,
+        job_uid=job_uid,
+        own=_highest(entries, newest),
+        verified={(commit.step, commit.pair) for commit in whole},
+        keep_last=keep_last,
+        rules=rules,
+        now=now,
+        uploading=None if root is None else on_its_way(root),
+        others=others,
+    )
+    left = _leftovers(store, now)
+    return Pruning(decisions=decisions, claims=claims, damaged=tuple(damaged), leftovers=left)
+
+
+def _leftovers(store: Store, now: datetime) -> tuple[str, ...]:
+    """Of folders only: uploads that were broken off are the object store's to expire."""
+    root = _folder(store)
+    return () if root is None or not root.is_dir() else catalog.leftovers(root, before=now - LEFT)
+
+
+def _folder(store: Store) -> Path | None:
+    return Path(store.url) if isinstance(store, FolderStore) else None
+
+
+def _last_whole(
+    store: Store, line: Sequence[fencing.Commit], wanted: int
+) -> tuple[list[fencing.Commit], list[CommitName]]:
+    whole: list[fencing.Commit] = []
+    damaged: list[CommitName] = []
+    for commit in line:
+        if len(whole) == wanted:
+            break
+        verdict = verify(store, CommitName(step=commit.step, pair=commit.pair))
+        if verdict.whole:
+            whole.append(commit)
+        elif verdict.damaged:
+            damaged.append(verdict.name)
+    return whole, damaged
+
+
+def _highest(entries: Sequence[Entry], newest: Claim | None) -> Pair:
+    """The attempt above which nothing is touched: that of the newest claim, or the last one that made a commit under
+    it. Of others nothing is known, and an attempt that goes on from a commit claims before it commits: `carry_out`
+    finds that out."""
+    if newest is None:
+        return max((entry.commit.pair for entry in entries), default=Pair(0, 0))
+    own = (entry.commit.pair for entry in entries if entry.commit.job_uid == newest.job_uid)
+    return max([newest.pair, *(pair for pair in own if pair.generation == newest.pair.generation)])
+
+
+def carry_out(store: Store, pruning: Pruning) -> None:
+    """Delete; not if an attempt has claimed since, which may stand on any of them."""
+    if store.claims() != pruning.claims:
+        raise CheckpointError(f"{store.url}: an attempt has claimed meanwhile; nothing was deleted: try again")
+    for name in leaving(pruning.decisions):
+        store.delete(name)
+    root = _folder(store)
+    if root is not None:
+        catalog.remove_leftovers(root, pruning.leftovers)
+
+
+def _pair(claim: Claim) -> Pair:
+    return claim.pair

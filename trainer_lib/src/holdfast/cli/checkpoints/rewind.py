@@ -1,0 +1,91 @@
+"""The way back to an older commit, where the newest ones lead to a failure again and again.
+
+A claim that continues the older commit fences the newer ones on every tier, as any attempt's claim would. Its
+generation is a new one: later attempts under the newest claim wrote no claim, and may have commits that only the
+memory or the disk of a node has. A launcher that still trains stops for it, and its job continues in a generation
+above. Commits in the folder are moved to `quarantine/` as well, since retention deletes what is fenced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.checkpoint.folder import catalog
+from holdfast.checkpoint.folder.claims import highest_generation, write_claim
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.policy import fencing
+from holdfast.checkpoint.policy.fencing import Commit
+from holdfast.checkpoint.save.checkpoint_index import Ages
+from holdfast.checkpoint.stores.folder import FolderStore
+from holdfast.cli.checkpoints.verify import verify
+from holdfast.core.attempt import Claim, Pair
+from holdfast.core.errors import CheckpointError, DamagedError, UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rewinding:
+    """What is to be done: the claim, and the commits that are moved aside, the oldest first."""
+
+    claim: Claim
+    base: CommitName
+    newer: tuple[CommitName, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """For scripts."""
+        return {"commit": str(self.base), "claim": self.claim.to_json(), "setAside": [str(one) for one in self.newer]}
+
+
+def plan(store: FolderStore, step: int) -> Rewinding:
+    """Go back to the commit of `step` that the job of the newest claim would read, once it was read back whole.
+
+    UsageError if the folder is no job's, or has no such commit; DamagedError if the commit is damaged.
+    """
+    claims = store.claims()
+    if not claims:
+        raise UsageError(f"{store.url} has no claims, so no job resumes from it: load one of its commits by its step")
+    top = max(claims, key=lambda claim: claim.pair)
+    commits = [entry.commit for entry in Ages(store).look()]
+    line = fencing.order(commits, claims, job_uid=top.job_uid)
+    base = _base(store, line, step)
+    claim = Claim(
+        pair=Pair(highest_generation(Path(store.url)) + 1, 1),
+        job_uid=top.job_uid,
+        publication=top.publication,
+        from_step=base.step,
+        from_pair=base.pair,
+    )
+    ours = {_name(commit) for commit in (*line, *(one for one in commits if one.job_uid == top.job_uid))}
+    cut = {_name(commit) for commit in commits if fencing.cuts(claim, commit)}
+    newer = sorted(ours & cut, key=lambda name: (name.step, name.pair))
+    return Rewinding(claim=claim, base=base, newer=tuple(newer))
+
+
+def carry_out(root: Path, rewinding: Rewinding) -> None:
+    """Claim, then move; whoever is killed in between has fenced the newer commits, and may do it again."""
+    write_claim(root, rewinding.claim)
+    for name in reversed(rewinding.newer):  # what stands on another one goes first
+        try:
+            catalog.set_aside(root, name, f"the job went back to {rewinding.base}")
+        except OSError as error:
+            raise CheckpointError(
+                f"the job resumes from {rewinding.base}, but {name} cannot be moved to quarantine ({error.strerror}):"
+                " copy it before the job trains on, since retention deletes it in time"
+            ) from error
+
+
+def _base(store: FolderStore, line: Sequence[Commit], step: int) -> CommitName:
+    found = next((_name(commit) for commit in line if commit.step == step), None)
+    if found is None:
+        there = ", ".join(str(commit.step) for commit in reversed(line)) or "none"
+        raise UsageError(f"{store.url} has no commit of step {step} that the job would read; it has steps: {there}")
+    verdict = verify(store, found)
+    if not verdict.whole:
+        raise DamagedError(f"{found} is not whole, so nothing was changed: {verdict.reason or verdict.unknown}")
+    return found
+
+
+def _name(commit: Commit) -> CommitName:
+    return CommitName(step=commit.step, pair=commit.pair)

@@ -1,0 +1,110 @@
+"""The demo's launchers: three processes on loopback that end with the demo, whatever ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from holdfast.cli.support import child_process
+from holdfast.core.constants import ENV_CHECKPOINT_DIR, ENV_RUN_DIR, STATUS_FILE
+from holdfast.launcher.process.child import own_program
+
+COUNT = 3
+PACE_FILE = "pace"
+_STANDS_BY = "a warm process stands by"
+_PASSED_ON = ("HOLDFAST_", "TORCH", "MASTER_", "RANK", "LOCAL_", "WORLD_", "GROUP_", "ROLE_")
+
+
+class Launchers:
+    """`holdfast run`, three times."""
+
+    def __init__(self, root: Path, *, max_steps: int, environ: Mapping[str, str]) -> None:
+        self._root = root
+        self._max_steps = max_steps
+        self._environ = {name: value for name, value in environ.items() if not name.startswith(_PASSED_ON)}
+        self._endpoint = f"127.0.0.1:{_free_port()}"
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(self, number: int) -> None:
+        """Start one of them."""
+        run_dir = self._root / f"launcher-{number}"
+        shutil.rmtree(run_dir, ignore_errors=True)
+        run_dir.mkdir()
+        own = {
+            ENV_RUN_DIR: str(run_dir),
+            ENV_CHECKPOINT_DIR: str(self._root / "checkpoints"),
+            "OMP_NUM_THREADS": "1",
+            "TMPDIR": str(self._root),  # torch leaves folders in there
+        }
+        options = ["--nnodes", f"2:{COUNT}", "--rdzv-endpoint", self._endpoint, "--checkpoint-interval", "100"]
+        script = [sys.executable, "-m", "holdfast.cli.demo.train", str(self._root), str(self._max_steps)]
+        self._processes[number] = child_process.start(
+            own_program("holdfast", "run", *options, "--", *script),
+            environ=self._environ | own,
+            log=self._log_file(number),
+        )
+
+    def kill(self, number: int) -> None:
+        """End one of them and its rank, as a lost machine would."""
+        self._processes[number].kill()
+        self._processes[number].wait()
+
+    def stop(self) -> None:
+        """End all of them."""
+        for process in self._processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        for process in self._processes.values():
+            process.wait()
+
+    def exit_codes(self) -> list[int | None]:
+        """How each ended; None of one that runs."""
+        return [process.poll() for process in self._processes.values()]
+
+    def status(self, number: int) -> dict[str, Any]:
+        """What a launcher says of itself; empty before it says anything."""
+        try:
+            document: dict[str, Any] = json.loads((self._root / f"launcher-{number}" / STATUS_FILE).read_bytes())
+        except (FileNotFoundError, json.JSONDecodeError):
+            return {}
+        return document
+
+    def incidents(self) -> list[dict[str, Any]]:
+        """What all of them noticed."""
+        return [one for number in range(COUNT) for one in self.status(number).get("incidents", [])]
+
+    def rank_of(self, number: int) -> tuple[int, int] | None:
+        """Rank and process id of a launcher's rank process, once it has one."""
+        for one in self.status(number).get("ranks", []):
+            if one.get("pid"):
+                return int(one["rank"]), int(one["pid"])
+        return None
+
+    def stands_by(self, number: int) -> bool:
+        """Whether a launcher has said that a process waits to take a lost rank's place."""
+        return _STANDS_BY in self._log_file(number).read_text(errors="replace")
+
+    def _log_file(self, number: int) -> Path:
+        return self._root / f"launcher-{number}.log"
+
+    def log(self, number: int) -> str:
+        """The end of what it logged."""
+        path = self._log_file(number)
+        return path.read_text(errors="replace")[-3000:] if path.exists() else ""
+
+
+def _free_port() -> int:
+    """Below those that the kernel gives to outgoing connections: nobody gets it by chance meanwhile."""
+    while True:
+        port = random.SystemRandom().randrange(20000, 32000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

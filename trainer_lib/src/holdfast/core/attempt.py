@@ -1,0 +1,92 @@
+"""What names a world: its pair, and the claim by which it may commit. Pure; shared by launcher and checkpoints.
+
+All worlds of a job are ordered by their pair (generation, attempt). Wire forms: `docs/reference/protocol.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.core.constants import PROTOCOL_VERSION
+from holdfast.core.errors import DocumentError, VersionError
+
+Json = Mapping[str, Any]
+
+
+def check_version(document: Json, what: str) -> None:
+    """Refuse by name a document of a version that this release does not know."""
+    version = document.get("version")
+    if version != PROTOCOL_VERSION:
+        raise VersionError(f"{what} has version {version!r}; this release reads version {PROTOCOL_VERSION}")
+
+
+@dataclass(frozen=True, order=True)
+class Pair:
+    """(generation, attempt); the order of pairs is the order of worlds."""
+
+    generation: int
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"{self.generation}.{self.attempt}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Wire form."""
+        return {"generation": self.generation, "attempt": self.attempt}
+
+    @classmethod
+    def from_json(cls, value: Json) -> Pair:
+        """Read the wire form."""
+        try:
+            return cls(int(value["generation"]), int(value["attempt"]))
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise DocumentError(f"not a pair: {value!r}") from error
+
+    @classmethod
+    def maybe(cls, value: Json | None) -> Pair | None:
+        """Read a pair that may be null."""
+        return None if value is None else cls.from_json(value)
+
+
+def highest(*pairs: Pair | None) -> Pair | None:
+    """The highest of some pairs, of which any may be unknown."""
+    return max((pair for pair in pairs if pair is not None), default=None)
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Claim:
+    """An attempt's right to commit: everything older than `pair` ends at `from_step` of `from_pair`."""
+
+    pair: Pair
+    job_uid: str
+    publication: str
+    from_step: int
+    from_pair: Pair | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Wire form (`claim.json`)."""
+        return {
+            "version": PROTOCOL_VERSION,
+            "jobUID": self.job_uid,
+            "publication": self.publication,
+            **self.pair.to_json(),
+            "fromStep": self.from_step,
+            "fromPair": None if self.from_pair is None else self.from_pair.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, value: Json) -> Claim:
+        """Read the wire form."""
+        check_version(value, "a claim")
+        try:
+            return cls(
+                pair=Pair.from_json(value),
+                job_uid=str(value["jobUID"]),
+                publication=str(value["publication"]),
+                from_step=int(value["fromStep"]),
+                from_pair=Pair.maybe(value.get("fromPair")),
+            )
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise DocumentError(f"not a claim: {value!r}") from error

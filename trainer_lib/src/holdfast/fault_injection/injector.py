@@ -1,0 +1,110 @@
+"""The side of a rank process: does to itself what the plan says, and writes a trace of its steps.
+
+`HOLDFAST_CHAOS` names the folder that a `holdfast chaos` on this host made. It holds
+
+- `plan.json`: the faults at steps; each happens once, even if its victim is replaced (`fired-N` says so),
+- `order-PID`: one fault that this process is to do to itself in its script's code, consumed by removing it,
+- `injections` and `trace`: what was done and which steps were made, a JSON line each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast.core.environment import Environment, place
+from holdfast.core.errors import ChaosError
+from holdfast.fault_injection.plan import FOR_EVER, Fault, Kind
+from holdfast.fault_injection.step_trace import Injection, Recorder
+from holdfast.telemetry.activity import Activity, Listener
+
+PLAN_FILE = "plan.json"
+TRACE_FILE = "trace"
+INJECTIONS_FILE = "injections"
+# Before these a step's number rises because state was restored or copied, not because a step was made.
+_NOT_STEPPING = frozenset({Activity.STARTUP, Activity.RESTORE, Activity.SYNC, Activity.PARKED})
+
+
+def order_file(folder: Path, pid: int) -> Path:
+    """Where a process looks for its orders."""
+    return folder / f"order-{pid}"
+
+
+def listener(environment: Environment) -> Listener | None:
+    """What `holdfast chaos` wants to hear of in this process; None where it is not at work."""
+    if environment.chaos_dir is None:
+        return None
+    return Injector(environment.chaos_dir, place)
+
+
+class Injector:
+    """A listener that may fail on purpose."""
+
+    def __init__(self, folder: Path, whereabouts: Callable[[], tuple[int, int]]) -> None:
+        self._folder = folder
+        self._whereabouts = whereabouts
+        self._plan = [Fault.from_json(one) for one in json.loads((folder / PLAN_FILE).read_text())]
+        self._recorder = Recorder(folder / TRACE_FILE)
+        self._before = Activity.STARTUP
+        self._step = 0
+        self._slow = 0.0
+        self._slow_steps = 0
+
+    def entered(self, activity: Activity, step: int) -> None:
+        """Note the step that was made; then do what is due."""
+        rank, size = self._whereabouts()
+        if step > self._step and self._before not in _NOT_STEPPING:
+            self._recorder.made(step, rank=rank, size=size)
+        goes_on = activity is Activity.COMPUTE and self._before is Activity.AVERAGE  # of a sharded model: no new step
+        self._step, self._before = step, activity
+        if goes_on:
+            return
+        if activity is Activity.COMPUTE:
+            self._recorder.begin()
+        for fault in self._due(activity, rank, size):
+            self._inject(fault, rank)
+        if activity is Activity.COMPUTE and self._slow_steps:
+            self._slow_steps -= 1
+            time.sleep(self._slow)
+
+    def _due(self, activity: Activity, rank: int, size: int) -> list[Fault]:
+        due = [one for one in self._plan if one.strikes(rank=rank, size=size, activity=activity, step=self._step)]
+        ordered = self._ordered() if activity is Activity.COMPUTE else None
+        self._plan = [one for one in self._plan if one not in due]
+        return [one for one in due if self._first(one)] + ([ordered] if ordered else [])
+
+    def _first(self, fault: Fault) -> bool:
+        """Whether nobody has done it yet."""
+        try:
+            (self._folder / f"fired-{fault.number}").touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    def _ordered(self) -> Fault | None:
+        file = order_file(self._folder, os.getpid())
+        try:
+            fault = Fault.from_json(json.loads(file.read_text()))
+            file.unlink()
+        except FileNotFoundError:
+            return None
+        return fault
+
+    def _inject(self, fault: Fault, rank: int) -> None:
+        injection = Injection.of(fault.number, str(fault.kind), rank=rank, pid=os.getpid(), step=self._step)
+        injection.append_to(self._folder / INJECTIONS_FILE)
+        match fault.kind:
+            case Kind.KILL:
+                os.kill(os.getpid(), signal.SIGKILL)
+            case Kind.STOP:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case Kind.EXCEPTION:
+                raise ChaosError(f"holdfast chaos: an exception in rank {rank} on its way to step {self._step + 1}")
+            case Kind.SLEEP:
+                time.sleep(fault.seconds or FOR_EVER)
+            case Kind.SLOW:
+                self._slow, self._slow_steps = fault.seconds or 0.0, fault.steps

@@ -1,0 +1,196 @@
+"""What is to be done to a job, and when. Pure: the same seed makes the same plan."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from holdfast.telemetry.activity import Activity
+
+FOR_EVER = 86_400.0
+_SLOW_STEPS = 10
+_SLOW_SECONDS = 0.5
+_KEYS = ("rank", "step", "at", "seconds", "steps")
+_PLACES = (
+    Activity.DATA,
+    Activity.COMPUTE,
+    Activity.AVERAGE,
+    Activity.VOTE,
+    Activity.APPLY,
+    Activity.CHECKPOINT,
+    Activity.EVALUATION,
+)
+_UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+
+
+class Kind(StrEnum):
+    """What can be done to a rank."""
+
+    KILL = "kill"
+    STOP = "stop"
+    EXCEPTION = "exception"
+    SLEEP = "sleep"
+    SLOW = "slow"
+
+    @property
+    def in_script(self) -> bool:
+        """Whether the rank's main thread does it to itself, in the script's own code."""
+        return self in {Kind.EXCEPTION, Kind.SLEEP, Kind.SLOW}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One fault at a step. `pick`, from 0 to 1, says which rank it is when `rank` does not."""
+
+    number: int
+    kind: Kind
+    step: int = 0
+    rank: int | None = None
+    pick: float = 0.0
+    at: Activity = Activity.COMPUTE
+    seconds: float | None = None
+    steps: int = 1
+
+    def strikes(self, *, rank: int, size: int, activity: Activity, step: int) -> bool:
+        """Whether it is this rank's turn: it begins this activity, working towards the step after `step`."""
+        victim = int(self.pick * size) if self.rank is None else self.rank
+        return rank == victim and activity is self.at and step + 1 >= self.step
+
+    def to_json(self) -> dict[str, Any]:
+        """For the rank processes."""
+        return {
+            "number": self.number,
+            "kind": str(self.kind),
+            "step": self.step,
+            "rank": self.rank,
+            "pick": self.pick,
+            "at": str(self.at),
+            "seconds": self.seconds,
+            "steps": self.steps,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Fault:
+        """What `to_json` made."""
+        return cls(**{**value, "kind": Kind(value["kind"]), "at": Activity(value["at"])})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strike:
+    """One fault of a rate: so many seconds after the one before it, to the rank that `pick` falls on."""
+
+    after: float
+    kind: Kind
+    pick: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """All that `holdfast chaos` was asked for."""
+
+    seed: int
+    faults: tuple[Fault, ...]
+    per_second: float
+    kinds: tuple[Kind, ...]
+
+    @staticmethod
+    def of(kind: Kind) -> Fault:
+        """A fault of a rate: what it does when nobody says how long or how slow."""
+        slow = kind is Kind.SLOW
+        return Fault(number=0, kind=kind, seconds=_SLOW_SECONDS if slow else None, steps=_SLOW_STEPS if slow else 1)
+
+    def strikes(self) -> Iterator[Strike]:
+        """Faults at random instants, as many a second as the rate says on average; without an end."""
+        source = random.Random(f"strikes {self.seed}")  # noqa: S311  (a schedule, not a secret)
+        while self.per_second:
+            after = source.expovariate(self.per_second)
+            yield Strike(after=after, kind=source.choice(self.kinds), pick=source.random())
+
+
+def make_plan(*, seed: int, specs: Sequence[tuple[Kind, str]], per_second: float, kinds: Sequence[Kind]) -> Plan:
+    """Give each fault its number, and a rank where none was named; `ValueError` says what is wrong with one."""
+    source = random.Random(f"faults {seed}")  # noqa: S311
+    faults = [
+        read_fault(kind, text, number=number, pick=source.random()) for number, (kind, text) in enumerate(specs, 1)
+    ]
+    return Plan(seed=seed, faults=tuple(faults), per_second=per_second, kinds=tuple(kinds))
+
+
+def read_fault(kind: Kind, text: str, *, number: int = 1, pick: float = 0.0) -> Fault:
+    """`rank=1,step=50,…` as a fault."""
+    given = _read_pairs(kind, text)
+    if "step" not in given:
+        raise ValueError(f"{text!r} names no step: give step=50, or use --rate for faults at random instants")
+    if "at" in given and kind.in_script:
+        raise ValueError(f"at= does not do here: a rank's {kind} happens in the script; leave it out")
+    rank = given.get("rank")
+    seconds = _number(given["seconds"], "seconds") if "seconds" in given else None
+    if kind is Kind.SLOW and seconds is None:
+        raise ValueError(f"{text!r} does not say how slow: give seconds=0.5, which is added to each step")
+    return Fault(
+        number=number,
+        kind=kind,
+        step=_count(given["step"], "step", least=1),
+        rank=None if rank is None else _count(rank, "rank", least=0),
+        pick=pick,
+        at=_place(given.get("at", str(Activity.COMPUTE))),
+        seconds=seconds,
+        steps=_count(given.get("steps", str(_SLOW_STEPS if kind is Kind.SLOW else 1)), "steps", least=1),
+    )
+
+
+def read_rate(text: str) -> float:
+    """`2/min` in faults a second."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)/(s|min|h)", text, re.ASCII)
+    if match is None or not float(match[1]):
+        raise ValueError(f"{text!r} does not do: give a number of faults in a time, such as 2/min or 10/h")
+    return float(match[1]) / _UNITS[match[2]]
+
+
+def read_kinds(text: str) -> tuple[Kind, ...]:
+    """`kill,stop` as kinds."""
+    known = [str(kind) for kind in Kind]
+    words = text.split(",")
+    if not set(words) <= set(known):
+        raise ValueError(f"{text!r} does not do: give some of {', '.join(known)} with commas between")
+    return tuple(Kind(word) for word in words)
+
+
+def _read_pairs(kind: Kind, text: str) -> dict[str, str]:
+    allowed = {*_KEYS} - ({"steps"} if kind is not Kind.SLOW else set())
+    if kind in {Kind.KILL, Kind.EXCEPTION}:
+        allowed.discard("seconds")
+    pairs: dict[str, str] = {}
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        if name not in allowed or not value:
+            words = ", ".join(f"{key}=…" for key in _KEYS if key in allowed)
+            raise ValueError(
+                f"{part!r} does not do: give some of {words} with commas between, such as rank=1,step=50"
+            )
+        if name in pairs:
+            raise ValueError(f"{name}= stands there twice: give it once, and the option again for another fault")
+        pairs[name] = value
+    return pairs
+
+
+def _count(text: str, name: str, *, least: int) -> int:
+    if not text.isascii() or not text.isdecimal() or int(text) < least:
+        raise ValueError(f"{name}={text} does not do: give a whole number of at least {least}")
+    return int(text)
+
+
+def _number(text: str, name: str) -> float:
+    if re.fullmatch(r"\d+(\.\d+)?", text, re.ASCII) is None or not float(text):
+        raise ValueError(f"{name}={text} does not do: give a number above 0")
+    return float(text)
+
+
+def _place(text: str) -> Activity:
+    if text not in {str(place) for place in _PLACES}:
+        raise ValueError(f"at={text} does not do: give one of {', '.join(_PLACES)}")
+    return Activity(text)

@@ -1,0 +1,113 @@
+"""What the ranks here wrote to each tier and read back, since the launcher's start: counters of the status. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.checkpoint.format.failure_causes import FailureCause
+from holdfast.core.attempt import Pair
+from holdfast.core.constants import PEER_TIER, SURVIVOR
+
+_NOTHING = "none"
+
+
+@dataclass(kw_only=True)
+class Written:
+    """To one tier. `nbytes` of all ranks here; `seconds` from a commit's beginning to its end, as the first told."""
+
+    commits: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
+    last: tuple[Pair, int] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As the status has it."""
+        return {"commits": self.commits, "bytes": self.nbytes, "seconds": round(self.seconds, 3)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failing:
+    """The commits to one tier that failed since the last durable one."""
+
+    since: float
+    """When the first one failed: seconds since the epoch."""
+    commits: int
+    cause: str
+    message: str
+
+
+@dataclass(kw_only=True)
+class Tallies:
+    """Every rank tells of the same commits and restores: each counts once."""
+
+    written: dict[str, Written] = field(default_factory=dict)
+    failures: dict[str, Counter[str]] = field(default_factory=dict)
+    """By tier, why commits failed."""
+    failing: dict[str, Failing] = field(default_factory=dict)
+    """The tiers on which the last commit failed."""
+    restores: Counter[str] = field(default_factory=Counter)
+    fallbacks: int = 0
+    _failed: dict[str, tuple[Pair, int]] = field(default_factory=dict)
+    _restored: Pair | None = None
+    _passed_by: set[str] = field(default_factory=set)
+
+    def committed(self, pair: Pair, told: Mapping[str, Any]) -> None:
+        """A rank's part of a commit is durable; one in memory may have been sent to another node as well."""
+        step, nbytes = int(told["step"]), int(told.get("bytes", 0))
+        copying = float(told.get("copying", 0.0))
+        self.failing.pop(str(told["tier"]), None)
+        self._write(str(told["tier"]), (pair, step), nbytes, float(told["seconds"]) - copying)
+        if copying:
+            self.failing.pop(PEER_TIER, None)
+            self._write(PEER_TIER, (pair, step), nbytes, copying)
+
+    def failed(self, pair: Pair, told: Mapping[str, Any], now: float) -> str:
+        """A commit failed: why; nothing if another rank has told of it. `now` is in seconds since the epoch."""
+        tier, commit = str(told["tier"]), (pair, int(told["step"]))
+        if self._failed.get(tier) == commit:
+            return ""
+        self._failed[tier] = commit
+        cause = str(told.get("cause", FailureCause.OTHER))
+        self.failures.setdefault(tier, Counter())[cause] += 1
+        if cause != FailureCause.NO_FOLDER:  # there, nothing that was promised fails
+            self._fails(tier, cause, str(told["message"]), now)
+        return cause
+
+    def _fails(self, tier: str, cause: str, message: str, now: float) -> None:
+        """The message stays until the cause is another one: it is shown, and each commit's names other files."""
+        before = self.failing.get(tier)
+        since, commits = (now, 1) if before is None else (before.since, before.commits + 1)
+        message = before.message if before is not None and before.cause == cause else message
+        self.failing[tier] = Failing(since=since, commits=commits, cause=cause, message=message)
+
+    def _write(self, tier: str, commit: tuple[Pair, int], nbytes: int, seconds: float) -> None:
+        written = self.written.setdefault(tier, Written())
+        written.nbytes += nbytes
+        if written.last != commit:
+            written.last = commit
+            written.commits += 1
+            written.seconds += seconds
+
+    def restored(self, pair: Pair, told: Mapping[str, Any]) -> None:
+        """A rank has its state: from a survivor, from the tiers that are named, or from nowhere."""
+        if self._restored != pair:
+            self._restored = pair
+            self._passed_by.clear()
+            tiers = list(map(str, told.get("tiers", ())))
+            self.restores.update([SURVIVOR] if told.get("source") == "memory" else tiers or [_NOTHING])
+        bad = {str(one["path"]) for one in (*told.get("quarantined", ()), *told.get("lost", ()))} - self._passed_by
+        self._passed_by |= bad
+        self.fallbacks += len(bad)
+
+    def to_json(self) -> dict[str, Any]:
+        """As the status has it."""
+        return {
+            "checkpointFailures": {tier: causes.total() for tier, causes in self.failures.items()},
+            "checkpointFailureCauses": {tier: dict(causes) for tier, causes in self.failures.items()},
+            "checkpointWrites": {tier: written.to_json() for tier, written in self.written.items()},
+            "restores": dict(self.restores),
+            "fallbacks": self.fallbacks,
+        }

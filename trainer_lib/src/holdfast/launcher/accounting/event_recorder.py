@@ -1,0 +1,152 @@
+"""What happens in a launcher, for its books and for the timeline: one place that hears of all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from holdfast.core.constants import MEMORY_TIER
+from holdfast.launcher.accounting.goodput import Accounts, Recovery
+from holdfast.launcher.accounting.timeline import Timeline
+from holdfast.launcher.host.termination_log import redact
+from holdfast.launcher.membership.messages import World
+from holdfast.launcher.membership.state import State
+from holdfast.telemetry.rank_time import Clock
+
+_MAX_MESSAGE: Final = 500
+_FRESH_SECONDS: Final = 5.0
+
+
+class Chronicle:
+    """Hears of ranks and of the core's state, by whoever owns them."""
+
+    def __init__(self, clock: Clock, timeline: Timeline | None = None) -> None:
+        self._clock = clock
+        self._timeline = timeline
+        self._workers: int | None = None
+        self._saved: tuple[object, ...] = ()
+        self._told: tuple[object, ...] = ()
+        self._made_at = float("-inf")
+        self._stale = True
+        self._document: dict[str, Any] | None = None
+        self.accounts = Accounts(clock)
+
+    def heard(self, pid: int, kind: str, body: Mapping[str, Any]) -> None:
+        """A message of a rank process; KeyError, TypeError or ValueError if it cannot be read."""
+        match kind:
+            case "standby":
+                self.accounts.standby(pid)
+            case "hello":
+                self.accounts.hello(pid, int(body["localRank"]))
+            case "account":
+                self.accounts.account(pid, body)
+            case "restored":
+                self.accounts.restored(int(body["step"]))
+                self._restored(body)
+            case "step":
+                self._stepped(pid, body)
+            case "checkpoint":
+                self._committed(body)
+            case _:
+                return
+        self._stale = self._stale or kind != "step"
+
+    def ended(self, pid: int, *, hung: bool) -> None:
+        """A rank process is no more; `hung`: this launcher had to end it."""
+        self.accounts.ended(pid, hung=hung)
+        self._stale = True
+
+    def follow(self, before: State, after: State) -> None:
+        """The core took a step."""
+        if after.phase is not before.phase:
+            self.accounts.phase(after.phase)
+        if after.failed != before.failed and after.failure is not None and after.failed is not None:
+            self._failed(after)
+        if after.world is not before.world and after.world is not None:
+            self._entered(after.world)
+
+    def document(self) -> dict[str, Any] | None:
+        """`accounting` of the status; the same one as long as nothing was told, so that it is no news by itself."""
+        if self._stale or self._clock() - self._made_at >= _FRESH_SECONDS:
+            self._document, self._made_at, self._stale = self.accounts.to_json(), self._clock(), False
+        return self._document
+
+    def begin(self, **fields: Any) -> None:
+        """The launcher lives."""
+        self._write("start", **fields)
+
+    def close(self, code: int, reason: str) -> None:
+        """The launcher leaves."""
+        self._write("end", code=code, reason=reason)
+
+    # Inside
+
+    def _failed(self, state: State) -> None:
+        failure, pair = state.failure, state.failed
+        if failure is None or pair is None:
+            return
+        self.accounts.failed(str(failure.cause), failure.step)
+        self._stale = True
+        self._write(
+            "failure",
+            **pair.to_json(),
+            cause=str(failure.cause),
+            reason=failure.reason,
+            message=redact(failure.message)[:_MAX_MESSAGE],
+            pod=failure.pod,
+            rank=failure.rank,
+            step=failure.step,
+        )
+
+    def _entered(self, world: World) -> None:
+        workers = len(world.members)
+        known, self._workers = self._workers, workers
+        change = "start" if known is None else "grow" if workers > known else "shrink" if workers < known else "same"
+        self._told = ()
+        self._write("world", **world.pair.to_json(), workers=workers, change=change)
+
+    def _stepped(self, pid: int, body: Mapping[str, Any]) -> None:
+        step, loss = int(body["step"]), float(body["loss"])
+        recovery = self.accounts.stepped(pid, step, body.get("at"))
+        if recovery is not None:
+            self._recovered(recovery, step)
+        if self._timeline is not None:
+            self._timeline.sample(
+                step,
+                loss=loss if math.isfinite(loss) else None,
+                worldSize=body.get("worldSize"),
+                lr=body.get("lr"),
+                samples=body["samples"],
+                seconds=body["seconds"],
+            )
+
+    def _recovered(self, recovery: Recovery, step: int) -> None:
+        self._stale = True
+        phases = {name: round(seconds, 6) for name, seconds in recovery.seconds.items()}
+        self._write("recovery", cause=recovery.cause, step=step, phases=phases)
+
+    def _committed(self, body: Mapping[str, Any]) -> None:
+        """Every rank tells of the same commit; one line will do, and none for each step's in memory."""
+        saved = (int(body["step"]), str(body["tier"]), str(body["result"]))
+        if saved != self._saved and saved[1:] != (MEMORY_TIER, "Committed"):
+            self._saved = saved
+            step, tier, result = saved
+            why = {"cause": str(body["cause"])} if "cause" in body else {}
+            self._write("checkpoint", step=step, tier=tier, result=result, seconds=float(body["seconds"]), **why)
+
+    def _restored(self, body: Mapping[str, Any]) -> None:
+        """Every rank tells of the same commit. What comes from memory is no restore."""
+        stores, lost = (
+            [str(url) for url in body.get("stores", ())],
+            [str(one["path"]) for one in body.get("lost", ())],
+        )
+        told = (int(body["step"]), *stores, *lost)
+        if (stores or lost) and told != self._told:
+            self._told = told
+            near = {"inexact": str(body["inexact"])} if body.get("inexact") else {}
+            self._write("restore", step=told[0], stores=stores, lost=lost, **near)
+
+    def _write(self, kind: str, **fields: Any) -> None:
+        if self._timeline is not None:
+            self._timeline.write(kind, **fields)

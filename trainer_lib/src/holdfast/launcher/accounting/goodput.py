@@ -1,0 +1,335 @@
+"""The launcher's books: every second of every rank that it is there for. Pure: the clock is a parameter.
+
+A rank tells its own time in a world (`accounting.Ledger`); this module measures the rest by stopwatches of its own:
+from the launcher's start to a place's first world (`startup`), between worlds (`restart`), without the workers that a
+world needs (`idle`), and what a process that was killed could not tell any more. What the two do not add up to in the
+wall time, which is measured apart, is `unattributed`. A message counts as of the moment at which it was made, however
+late this launcher reads it: all processes of a pod share `CLOCK_MONOTONIC`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+from uuid import uuid4
+
+from holdfast.checkpoint.policy.interval import Books as FailureBooks
+from holdfast.core.constants import Phase
+from holdfast.telemetry.activity import Activity
+from holdfast.telemetry.rank_time import ENTERING, MEASURED, Books, Clock, Histogram, Spent, Timer, mtbf
+
+_WAITS_FOR_OTHERS: Final = frozenset({Phase.WAITING, Phase.AWAITING_FENCE})
+
+
+class Seat:
+    """One place for a rank in this launcher, whoever holds it."""
+
+    def __init__(self, clock: Clock, *, idle: bool) -> None:
+        self._clock = clock
+        self._idle = idle
+        self.wall = Timer(clock)
+        self.books = Books()
+        self.pid: int | None = None  # in a world
+        self.trained = False
+        self.open = 0.0
+        self._outside = {spent: Timer(clock) for spent in (Spent.STARTUP, Spent.RESTART, Spent.IDLE)}
+        self._heard = Timer(clock)
+        self._arrived = False
+        self._stepped_at: float | None = None
+        self.wall.start()
+        self._wait()
+
+    def copy(self) -> Seat:
+        """Another seat with the same past: it was empty as long as this one."""
+        twin = Seat(self._clock, idle=self._idle)
+        twin.wall = self.wall.copy()
+        twin._outside = {spent: timer.copy() for spent, timer in self._outside.items()}
+        return twin
+
+    @property
+    def silent(self) -> float:
+        """Seconds in a world that nobody has told of yet."""
+        return self._heard.stretch
+
+    def view(self) -> Books:
+        """All that is booked until now."""
+        return self.books.plus(Books({spent: timer.seconds for spent, timer in self._outside.items()}))
+
+    def waits(self, *, idle: bool) -> None:
+        """Whether a world is wanting for workers, which is what an empty place then waits for."""
+        self._idle = idle
+        if self._waiting:
+            self._wait()
+
+    def take(self, pid: int) -> None:
+        """A process holds this place from now on. It begins its own books a little later."""
+        self.wall.start()
+        self._wait()
+        self.pid, self._arrived = pid, False
+
+    def told(self, spent: Books, report: Mapping[str, Any]) -> None:
+        """What the process added to its books."""
+        activity = Activity(report["activity"])
+        self.books = self.books.plus(spent)
+        at = report.get("at")
+        self._end_wait(at)
+        self._hear(float(report["open"]), at)
+        if activity is Activity.PARKED:
+            self.leave(at)
+        elif activity is Activity.DONE:
+            self._forget()
+            self.wall.stop(at)
+        elif activity not in ENTERING:
+            self.trained = self._arrived = True
+
+    def stepped(self, at: float | None) -> None:
+        """The process committed a step at this moment by its clock, which is ours."""
+        self._stepped_at = self._heard.until(at)
+
+    def lost(self, *, hung: bool, blamed_at: float | None = None) -> None:
+        """The process ended before it could tell its last stretch. All after its last step was for nothing; what lies
+        between the blame for a hang and the process's end, its stacks are kept meanwhile, is part of the recovery."""
+        if self._waiting:
+            self._forget()
+            return
+        at = blamed_at if hung else None
+        useful = 0.0 if self._stepped_at is None else self._stepped_at + self.open
+        wasted = max(0.0, self._heard.until(at) + self.open - useful)
+        self.books.book(Spent.PRODUCTIVE, useful)
+        if not self._arrived:
+            self.books.book(self._between, wasted)
+        else:
+            self.books.book(Spent.DETECTION if hung else Spent.RECOMPUTE, wasted)
+        self.leave(at)
+
+    def leave(self, at: float | None = None) -> None:
+        """Nobody of a world is here any more."""
+        self._forget()
+        self._wait(at)
+
+    # Inside
+
+    @property
+    def _between(self) -> Spent:
+        return Spent.RESTART if self.trained else Spent.STARTUP
+
+    @property
+    def _waiting(self) -> bool:
+        return any(timer.running for timer in self._outside.values())
+
+    def _hear(self, still_open: float, at: float | None) -> None:
+        self._heard.stop()
+        self._heard.start(at)
+        self._stepped_at, self.open = None, still_open
+
+    def _forget(self) -> None:
+        self._heard.stop()
+        self.pid, self.open, self._stepped_at = None, 0.0, None
+
+    def _wait(self, at: float | None = None) -> None:
+        spent = Spent.IDLE if self._idle else self._between
+        if not self._outside[spent].running:
+            self._end_wait(at)
+            self._outside[spent].start(at)
+
+    def _end_wait(self, at: float | None = None) -> None:
+        for timer in self._outside.values():
+            timer.stop(at)
+
+
+@dataclass(kw_only=True)
+class _Process:
+    """What was last heard of a process that speaks."""
+
+    books: Books = field(default_factory=Books)
+    activities: Mapping[str, float] = field(default_factory=dict)
+    replaces: bool = False  # its start is part of a recovery
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovery:
+    """From the last progress before a failure to the first step after it, in phases."""
+
+    cause: str
+    seconds: Mapping[str, float]
+
+
+@dataclass(kw_only=True)
+class _Failed:
+    cause: str
+    progress: float
+    detected: float
+    entered: float | None = None
+    restored: float | None = None
+
+
+class Accounts:
+    """The books of all ranks of one launcher."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._id = uuid4().hex
+        self._clock = clock
+        self._exposure = Timer(clock)
+        self._exposure.start()
+        self._empty = Seat(clock, idle=False)
+        self._seats: dict[int, Seat] = {}
+        self._processes: dict[int, _Process] = {}
+        self._standbys: dict[int, Timer] = {}
+        self._standby = 0.0
+        self._progress = clock()
+        self._failed: _Failed | None = None
+        self._blamed_at: float | None = None  # in the attempt that the ranks are in
+        self._activities = dict.fromkeys(map(str, MEASURED), 0.0)
+        self._recoveries: dict[tuple[str, str], Histogram] = {}
+        self._spoken = False
+        self._step: int | None = None
+        self._lines_up = True  # nobody has said yet from where the attempt goes on
+        self.highest = 0
+        self.steps = 0
+        self.lost_steps = 0
+        self.failures = 0
+
+    # What happens
+
+    def phase(self, phase: Phase) -> None:
+        """What the launcher does now."""
+        for seat in (self._empty, *self._seats.values()):
+            seat.waits(idle=phase in _WAITS_FOR_OTHERS)
+
+    def standby(self, pid: int) -> None:
+        """A process runs the script and waits for a world."""
+        timer = self._standbys[pid] = Timer(self._clock)
+        timer.start()
+
+    def hello(self, pid: int, local_rank: int) -> None:
+        """A process entered a world at this place."""
+        self._end_standby(pid)
+        before = self._seat(pid)
+        if before is not None:  # it lives, and tells its time there itself
+            before.leave()
+        seat = self._seats.setdefault(local_rank, self._empty.copy())
+        if seat.pid is not None:
+            seat.lost(hung=False)
+        self._processes.setdefault(pid, _Process(replaces=seat.trained))
+        seat.take(pid)
+        self._lines_up, self._blamed_at = True, None
+        if self._failed is not None:
+            self._failed.entered, self._failed.restored = self._clock(), None
+
+    def account(self, pid: int, report: Mapping[str, Any]) -> None:
+        """A process tells its books."""
+        process = self._processes.setdefault(pid, _Process())
+        books = Books(report["seconds"])
+        added, process.books = books.since(process.books), books
+        self._measure(process, report.get("activities") or {})
+        seat = self._seat(pid)
+        if seat is None:
+            return
+        self._spoken = True
+        seat.told(_again(added) if process.replaces else added, report)
+
+    def restored(self, step: int) -> None:
+        """A rank has its state; steps that were committed beyond it are lost, as the first rank to say so knows:
+        the others may be heard after the next step."""
+        if self._lines_up:
+            self.lost_steps += max(0, (self._step or 0) - step)
+            self._step, self._lines_up = step, False
+        if self._failed is not None:
+            self._failed.restored = self._clock()
+
+    def stepped(self, pid: int, step: int, at: float | None = None) -> Recovery | None:
+        """A rank committed a step; the first one after a failure ends the recovery."""
+        seat = self._seat(pid)
+        if seat is not None:
+            seat.stepped(at)
+        if step == self._step:
+            return None
+        self.steps += 1
+        self._step, self._progress = step, self._clock()
+        self.highest = max(self.highest, step)
+        return self._recovered()
+
+    def failed(self, cause: str, reached: int | None = None) -> None:
+        """An attempt failed, here or elsewhere. One that fails before it made a step prolongs the recovery."""
+        self.failures += 1
+        self._blamed_at = self._clock()
+        self.highest = max(self.highest, reached or 0)
+        if self._failed is None:
+            self._failed = _Failed(cause=cause, progress=self._progress, detected=self._clock())
+
+    def ended(self, pid: int, *, hung: bool) -> None:
+        """A process is no more; `hung`: this launcher had to end it."""
+        self._end_standby(pid)
+        seat = self._seat(pid)
+        if seat is not None:
+            seat.lost(hung=hung, blamed_at=self._blamed_at)
+        self._processes.pop(pid, None)
+
+    # What is known
+
+    @property
+    def books(self) -> FailureBooks:
+        """How often an attempt failed, and in how much time."""
+        return FailureBooks(id=self._id, failures=self.failures, seconds=self._exposure.seconds)
+
+    def to_json(self) -> dict[str, Any] | None:
+        """`accounting` of the status; None until a rank has told its books."""
+        if not self._spoken:
+            return None
+        seats = list(self._seats.values())
+        books = Books()
+        for seat in seats:
+            books = books.plus(seat.view())
+        wall = sum(seat.wall.seconds for seat in seats)
+        pending = sum(seat.silent + seat.open for seat in seats)
+        return {
+            "wallSeconds": round(wall, 6),
+            "pendingSeconds": round(pending, 6),
+            "unattributedSeconds": round(wall - pending - books.total, 6),
+            "standbySeconds": round(self._standby + sum(timer.seconds for timer in self._standbys.values()), 6),
+            "seconds": books.to_json(),
+            "activities": {activity: round(seconds, 6) for activity, seconds in self._activities.items()},
+            "steps": self.steps,
+            "lostSteps": self.lost_steps,
+            "failures": self.failures,
+            "mtbfSeconds": round(mtbf(self.failures, self._exposure.seconds), 3),
+            "recoveries": [
+                {"phase": phase, "cause": cause, **known.to_json()}
+                for (phase, cause), known in sorted(self._recoveries.items())
+            ],
+        }
+
+    # Inside
+
+    def _measure(self, process: _Process, activities: Mapping[str, Any]) -> None:
+        told = {name: float(seconds) for name, seconds in activities.items() if name in self._activities}
+        for name, seconds in told.items():
+            self._activities[name] += seconds - process.activities.get(name, 0.0)
+        process.activities = told
+
+    def _recovered(self) -> Recovery | None:
+        failed, now = self._failed, self._clock()
+        if failed is None or failed.entered is None or failed.restored is None:
+            return None  # a step from a doubt belongs to the attempt before: nobody trains yet
+        marks = (failed.progress, failed.detected, failed.entered, failed.restored, now)
+        names = ("detection", "restart", "sync", "step")
+        seconds = {name: marks[i + 1] - marks[i] for i, name in enumerate(names)}
+        for name, value in seconds.items():
+            self._recoveries.setdefault((name, failed.cause), Histogram()).observe(value)
+        self._failed = None
+        return Recovery(cause=failed.cause, seconds=seconds)
+
+    def _seat(self, pid: int) -> Seat | None:
+        return next((seat for seat in self._seats.values() if seat.pid == pid), None)
+
+    def _end_standby(self, pid: int) -> None:
+        timer = self._standbys.pop(pid, None)
+        if timer is not None:
+            self._standby += timer.seconds
+
+
+def _again(books: Books) -> Books:
+    """The start of a process that takes another's place is part of a recovery."""
+    entering = Books({Spent.STARTUP: books[Spent.STARTUP]})
+    return books.since(entering).plus(Books({Spent.RESTART: books[Spent.STARTUP]}))

@@ -1,0 +1,74 @@
+"""The timeline of a job as one launcher sees it: JSON lines, bounded, for `holdfast timeline` and for other programs.
+
+What happens rarely is written always; of the steps, one a second and the first after each change. The file is
+appended to. When it is full it becomes FILE.1, over the one before, and a new one is begun.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+_log = logging.getLogger("holdfast.launcher.timeline")
+
+MAX_BYTES: Final = 4 << 20
+_STEP_SECONDS: Final = 1.0
+
+
+class Timeline:
+    """Appends to the file; one that cannot be written is given up with one line in the log."""
+
+    def __init__(self, path: Path, now: Callable[[], float], *, max_bytes: int = MAX_BYTES) -> None:
+        self._path = path
+        self._now = now
+        self._max_bytes = max_bytes
+        self._sampled_at = float("-inf")
+        self._step: int | None = None
+        self._failed = False
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """One line."""
+        if self._failed:
+            return
+        if kind != "step":
+            self._sampled_at = float("-inf")
+        line = json.dumps({"t": round(self._now(), 6), "kind": kind, **fields}, separators=(",", ":")) + "\n"
+        try:
+            self._append(line.encode())
+        except OSError as error:
+            self._failed = True
+            _log.error("cannot write %s: %s; the timeline ends here", self._path, error.strerror)
+
+    def sample(self, step: int, **fields: Any) -> None:
+        """A step, once for all ranks, if it is time for one."""
+        now = self._now()
+        if step != self._step and now - self._sampled_at >= _STEP_SECONDS:
+            self.write("step", step=step, **fields)
+            self._sampled_at, self._step = now, step
+
+    def _append(self, line: bytes) -> None:
+        torn = self._make_room(len(line))
+        with self._path.open("ab") as file:
+            file.write(b"\n" + line if torn else line)
+
+    def _make_room(self, wanted: int) -> bool:
+        """Rotate if need be; says whether the last line of an earlier writer lacks its end."""
+        if not self._path.exists():
+            return False
+        with self._path.open("rb") as file:
+            size = file.seek(0, 2)
+            if size == 0:
+                return False
+            if size + wanted <= self._max_bytes:
+                file.seek(-1, 2)
+                return file.read(1) != b"\n"
+        self._path.replace(rotated(self._path))
+        return False
+
+
+def rotated(path: Path) -> Path:
+    """Where the older part of a full timeline goes."""
+    return path.with_name(f"{path.name}.1")

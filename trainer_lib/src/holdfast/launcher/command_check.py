@@ -1,0 +1,85 @@
+"""Commands that `holdfast run` refuses before it starts anything: no attempt could succeed."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from holdfast.core.errors import UsageError
+from holdfast.launcher.process.script_imports import parse
+
+# Programs and modules that start and restart the ranks of a script themselves, under a rendezvous of their own.
+_LAUNCHERS: Final = frozenset(
+    {"torchrun", "torchrun.py", "accelerate", "deepspeed", "mpirun", "mpiexec", "horovodrun"}
+)
+_LAUNCHER_MODULES: Final = frozenset(
+    {
+        "torch.distributed.run",
+        "torch.distributed.launch",
+        "torch.distributed.launcher",
+        "accelerate.commands.launch",
+        "accelerate.commands.accelerate_cli",
+        "deepspeed.launcher.runner",
+        "deepspeed.launcher.launch",
+        "horovod.runner.launch",
+    }
+)
+
+
+def check(argv: Sequence[str], *, nested: bool) -> None:
+    """Raise UsageError if the command cannot start, or starts a launcher of its own and that is not `nested`."""
+    launcher = nested_launcher(argv)
+    if launcher and not nested:
+        raise UsageError(
+            f"holdfast run: the command starts another launcher ({launcher}), whose ranks would all claim one place: "
+            f"give the script itself, for example: {_suggestion(argv)}; nothing was started "
+            "(--allow-nested-launcher starts it anyway)"
+        )
+    if shutil.which(argv[0]) is None:
+        raise UsageError(f"holdfast run: program {argv[0]!r} was not found; give a program after '--'")
+    script = parse(argv)
+    if script is not None and not script.is_module and not Path(script.target).exists():
+        where = "" if Path(script.target).is_absolute() else f" in {Path.cwd()}"
+        raise UsageError(f"holdfast run: script {script.target!r} was not found{where}; correct the path after '--'")
+
+
+def nested_launcher(argv: Sequence[str]) -> str:
+    """Return the launcher that the command starts, or nothing."""
+    program = Path(argv[0]).name
+    if program in _LAUNCHERS:
+        return " ".join(argv[:2]) if program == "accelerate" else program
+    script = parse(argv)
+    if script is None:
+        return ""
+    if script.is_module:
+        return script.target if script.target in _LAUNCHER_MODULES else ""
+    name = Path(script.target).name
+    return name if name in _LAUNCHERS else ""  # an installed program by its path: python /usr/bin/torchrun
+
+
+def _suggestion(argv: Sequence[str]) -> str:
+    """Return the command without the nested launcher, as far as it can be read off."""
+    words = list(argv[1:])
+    at = next(
+        (place for place, word in enumerate(words) if word.endswith(".py") and Path(word).name not in _LAUNCHERS),
+        None,
+    )
+    script = ["train.py"] if at is None else words[at:]
+    count = next((value for word, value in _options(words[:at]) if _is_count(word)), "N")
+    return shlex.join(["holdfast", "run", "--nproc-per-node", count, "--", "python", *script])
+
+
+def _options(words: Sequence[str]) -> list[tuple[str, str]]:
+    split = [word.partition("=") for word in words]
+    after = [*words[1:], ""]
+    return [(name, value if sign else follows) for (name, sign, value), follows in zip(split, after, strict=True)]
+
+
+def _is_count(word: str) -> bool:
+    return (
+        word.lstrip("-").replace("-", "_") in {"nproc_per_node", "num_processes", "num_gpus", "np", "n"}
+        and word[:1] == "-"
+    )

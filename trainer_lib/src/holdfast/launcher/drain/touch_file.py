@@ -1,0 +1,108 @@
+"""The touch-file: whoever creates `emergency_checkpoint` asks for a commit, and with `drain` for leaving after it.
+
+It is consumed by rename, so it fires once; the answer is `emergency_checkpoint.ack`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.attempt import check_version
+from holdfast.core.constants import PROTOCOL_VERSION, TOUCH_ACK_FILE, TOUCH_FILE
+from holdfast.core.errors import DocumentError
+from holdfast.launcher.host.run_dir import read_json, write_json
+
+_log = logging.getLogger("holdfast.launcher.touchfile")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A wish for an agreed commit."""
+
+    id: str
+    reason: str
+    drain: bool = False
+    source: str = ""
+    deadline: str | None = None
+    requested_at: str | None = None
+    document: dict[str, Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def node_goes(self) -> bool:
+        """Whether a sidecar's source (it names itself) says that the machine goes, with all that is on it."""
+        return self.drain and bool(self.source)
+
+    def ends_at(self) -> float | None:
+        """The deadline as Unix time; None if there is none that can be read."""
+        if self.deadline is None:
+            return None
+        try:
+            moment = datetime.fromisoformat(self.deadline)
+        except ValueError:
+            _log.warning("the deadline of %s is no time and is ignored: %.40r", self.id, self.deadline)
+            return None
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+class TouchFile:
+    """Consumes requests and acknowledges them."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._file = run_dir / TOUCH_FILE
+        self._taken = run_dir / f".{TOUCH_FILE}.taken"
+        self._ack = run_dir / TOUCH_ACK_FILE
+        self._numbers = itertools.count(1)
+        self._problem = ""
+
+    def take(self) -> Request | None:
+        """The waiting request, or None. A content that cannot be read is still a request for a commit."""
+        try:
+            self._file.rename(self._taken)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._complain(f"cannot take {self._file}: {error.strerror}")
+            return None
+        number = f"touch-{os.getpid()}-{next(self._numbers)}"
+        if self._taken.stat().st_size == 0:
+            return Request(id=number, reason="touch-file")
+        try:
+            return _parse(read_json(self._taken), number)
+        except DocumentError as error:
+            return Request(id=number, reason=f"touch-file ({error})")
+
+    def acknowledge(self, *, request_id: str, step: int, tier: str, result: str, seconds: float) -> None:
+        """Say that the commit which answers a request is durable, or that it failed."""
+        answer = {"id": request_id, "step": step, "tier": tier, "result": result, "seconds": seconds}
+        try:
+            write_json(self._ack, {"version": PROTOCOL_VERSION, **answer})
+        except OSError as error:
+            self._complain(f"cannot write {self._ack}: {error.strerror}")
+
+    def _complain(self, problem: str) -> None:
+        if problem != self._problem:
+            _log.error("%s", problem)
+        self._problem = problem
+
+
+def _parse(value: dict[str, Any], number: str) -> Request:
+    check_version(value, TOUCH_FILE)
+    return Request(
+        id=str(value.get("id") or number),
+        reason=str(value.get("reason") or "touch-file"),
+        drain=value.get("drain") is True,
+        source=str(value.get("source") or ""),
+        deadline=_text(value.get("deadline")),
+        requested_at=_text(value.get("requestedAt")),
+        document=value,
+    )
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None

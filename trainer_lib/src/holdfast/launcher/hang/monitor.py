@@ -1,0 +1,186 @@
+"""The watch over the local ranks: their boards go to the watchdog, its verdicts to whoever ends a rank."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from holdfast.core.attempt import Pair
+from holdfast.core.constants import STACKS_DIR, Cause
+from holdfast.launcher.hang import stack_dumps
+from holdfast.launcher.hang.activity_pages import Boards
+from holdfast.launcher.hang.cpu_starvation import cpu_wait
+from holdfast.launcher.hang.detector import HangSettings, Observed, Sight, Stray, Verdict, Watchdog
+from holdfast.launcher.hang.stack_dumps import Source, Story
+from holdfast.launcher.hang.stall_reports import NOBODY, Elsewhere, Stall
+from holdfast.telemetry.activity import Activity
+from holdfast.telemetry.activity_page import Reading
+
+_log = logging.getLogger("holdfast.launcher.hang")
+
+
+class Watched(Protocol):
+    """A rank process that has a place in an attempt."""
+
+    @property
+    def slot(self) -> int:
+        """Names the process."""
+
+    @property
+    def number(self) -> int:
+        """Its rank in the world."""
+
+    @property
+    def pid(self) -> int:
+        """The leader of its process group."""
+
+    @property
+    def pair(self) -> Pair | None:
+        """The attempt that it is in, or was placed in last."""
+
+    @property
+    def greeted(self) -> bool:
+        """Whether it entered that attempt."""
+
+
+class Hung(Protocol):
+    """Who acts on a verdict."""
+
+    def __call__(self, slot: int, message: str, cause: Cause, *, kill: bool) -> None:
+        """This process keeps others waiting; `kill`: by its own doing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """The ranks that entered the attempt, those that left one and are in none, and what other launchers say."""
+
+    pair: Pair
+    world_size: int
+    ranks: Sequence[Watched]
+    strays: Sequence[tuple[Watched, float, bool]] = ()  # since when, and whether the attempt waits for it
+    elsewhere: Elsewhere = NOBODY
+
+
+class HangWatch:
+    """Looks when it is told to, several times a second. A rank whose stacks are being taken is judged no further.
+
+    `found` hears the line of each hang before it is acted on: the other launchers keep their ranks' stacks too.
+    """
+
+    def __init__(self, run_dir: Path, hung: Hung, found: Callable[[Pair, str], None]) -> None:
+        self.boards = Boards(run_dir)
+        self._kept = run_dir / STACKS_DIR
+        self._hung = hung
+        self._found = found
+        self._watchdog = Watchdog()
+        self._ending: asyncio.Task[None] | None = None
+        self._count = 0
+
+    def configure(self, settings: HangSettings) -> None:
+        """These deadlines hold from now on."""
+        self._watchdog.settings = settings
+
+    def keep_boards(self, slots: Iterable[int]) -> None:
+        """All others' processes are gone."""
+        self.boards.keep_only(slots)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no stacks are being taken."""
+        return self._ending is None
+
+    def look(self, scene: Scene) -> tuple[Stall, ...] | None:
+        """Judge these ranks; says what other launchers must know of them, None if nothing else than before."""
+        if not self._finished():
+            return None
+        ranks = [*scene.ranks, *(rank for rank, _, _ in scene.strays)]
+        readings = {rank.slot: reading for rank in ranks if (reading := self.boards.read(rank.slot))}
+        seen, now = _observed(scene, readings), time.monotonic()
+        verdicts = self._watchdog.judge(seen, now)
+        if verdicts:
+            self._found(scene.pair, verdicts[0].message)
+            sources = [self._source(rank, readings.get(rank.slot)) for rank in ranks]
+            self._ending = asyncio.get_running_loop().create_task(self._end(verdicts, sources, ranks, scene.pair))
+        return self._watchdog.stalls(seen, now)
+
+    def witness(self, pair: Pair, ranks: Iterable[Watched], message: str) -> None:
+        """Another launcher is about to end a rank of its own: keep what those here do, and leave them alone."""
+        if not self._finished():
+            return  # they are being kept for a hang here, which most likely is the same
+        self._watchdog.hung_elsewhere(pair)
+        sources = [self._source(rank, self.boards.read(rank.slot)) for rank in ranks]
+        self._ending = asyncio.get_running_loop().create_task(self._bear_witness(sources, message, pair))
+
+    def _finished(self) -> bool:
+        """Whether no stacks are being taken; a fault of our own in that ends the launcher."""
+        if self._ending is not None and self._ending.done():
+            self._ending.result()
+            self._ending = None
+        return self._ending is None
+
+    async def _bear_witness(self, sources: Sequence[Source], message: str, pair: Pair) -> None:
+        self._keep(message, await stack_dumps.gather(sources), pair, {"hang": message})
+
+    def _source(self, rank: Watched, reading: Reading | None) -> Source:
+        return Source(
+            rank=rank.number,
+            leader=rank.pid,
+            pid=reading.pid if reading else 0,
+            signal=reading.signal if reading else 0,
+            file=self.boards.stacks(rank.slot),
+        )
+
+    async def _end(
+        self, verdicts: Sequence[Verdict], sources: Sequence[Source], ranks: Sequence[Watched], pair: Pair
+    ) -> None:
+        """End them, also those that went on: our signal may have broken into a call that does not expect one."""
+        stories = await stack_dumps.gather(sources)
+        elsewhere = {rank.slot for rank in ranks if rank.greeted and rank.pair != pair}  # in another attempt by now
+        for verdict in verdicts:
+            if verdict.slot in elsewhere:
+                self._tell(verdict, stories, pair)
+            elif not self._left(verdict):
+                self._tell(verdict, stories, pair)
+                self._hung(verdict.slot, verdict.message, verdict.cause, kill=verdict.kills)
+
+    def _left(self, verdict: Verdict) -> bool:
+        """Whether its attempt ended meanwhile, and it left."""
+        now = self.boards.read(verdict.slot)
+        return now is not None and now.activity is Activity.PARKED and verdict.activity is not Activity.PARKED
+
+    def _tell(self, verdict: Verdict, stories: Sequence[Story], pair: Pair) -> None:
+        story = next((story for story in stories if story.rank == verdict.rank), None)
+        fields = {"rank": verdict.rank, "kernel": story.kernel if story else "", "at": story.top if story else ()}
+        self._keep(verdict.message, stories, pair, fields)
+
+    def _keep(self, message: str, stories: Sequence[Story], pair: Pair, fields: Mapping[str, object]) -> None:
+        self._count += 1
+        try:
+            path = stack_dumps.keep(self._kept, f"{pair}-{self._count}", message, stories)
+            _log.warning("stacks of all local ranks are kept in %s", path, extra={"fields": fields})
+        except OSError as error:
+            _log.warning("stacks cannot be kept: %s", error, extra={"fields": fields})
+
+
+def _observed(scene: Scene, readings: Mapping[int, Reading]) -> Observed:
+    return Observed(
+        pair=scene.pair,
+        world_size=scene.world_size,
+        sights=tuple(
+            Sight(slot=rank.slot, rank=rank.number, reading=readings[rank.slot])
+            for rank in scene.ranks
+            if rank.slot in readings
+        ),
+        strays=tuple(
+            Stray(slot=rank.slot, rank=rank.number, reading=readings[rank.slot], left_at=left_at, awaited=awaited)
+            for rank, left_at, awaited in scene.strays
+            if rank.slot in readings
+        ),
+        elsewhere=scene.elsewhere,
+        cpu_waits={reading.pid: cpu_wait(reading.pid) for reading in readings.values()},
+    )

@@ -1,0 +1,58 @@
+"""Does the object store answer with this pod's credentials?
+
+Run as `python -m holdfast.launcher.host.object_store_probe URL NAME`.
+The last line of its output is the verdict. Whatever goes wrong is one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from typing import Final
+
+from holdfast.checkpoint.stores.objects.errors import OF_THE_JOB
+from holdfast.checkpoint.stores.objects.store import ObjectStore
+from holdfast.checkpoint.stores.open import open_store
+from holdfast.core.errors import HoldfastError, UnavailableError, UsageError
+from holdfast.launcher.host.preflight import Check, Result
+
+# A trial is made again in any case: that a store stays away is to be told early.
+_ATTEMPTS: Final = 3
+
+
+def rehearse(url: str, name: str) -> Check:
+    """List, write, read back, delete."""
+    try:
+        store = open_store(url, attempts=_ATTEMPTS)
+        if not isinstance(store, ObjectStore):
+            return Check(result=Result.SKIPPED, message=f"{store.url} is a folder")
+        lacks = store.rehearse(name)
+    except HoldfastError as error:
+        words = str(error).removesuffix("; nothing was concluded")
+        return Check(result=Result.FAILED, message=words, of_the_job=of_the_job(error))
+    words = "; ".join([f"{store.url} lists, takes, gives and deletes", *lacks])
+    return Check(result=Result.PASSED, message=words)
+
+
+def of_the_job(error: HoldfastError) -> bool:
+    """Whether another node would fare no better: what the job says is wrong, or the store itself refused it.
+
+    That no credentials are found at all may be the node's: they may be those of its role.
+    """
+    if isinstance(error, UsageError):
+        return True
+    answered = hasattr(error.__cause__, "response") or isinstance(error.__cause__, PermissionError)
+    return isinstance(error, UnavailableError) and error.cause in OF_THE_JOB and answered
+
+
+def main() -> int:
+    """Tell in one line."""
+    logging.basicConfig(level=logging.ERROR, format="%(message)s")
+    check = rehearse(sys.argv[1], sys.argv[2])
+    print(json.dumps({"result": check.result, "message": check.message, "ofTheJob": check.of_the_job}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

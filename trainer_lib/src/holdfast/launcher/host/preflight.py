@@ -1,0 +1,346 @@
+"""Are checkpoint volume and object store fit for training? Tried beside the launcher's start, and told in a file.
+
+The launcher tries them and not the sidecar, as it has the trainer's user, mounts, variables and rights. A volume that
+hangs keeps only its thread here waiting; the sidecar sees that no answer comes, and says so. The store is tried by a
+process of its own, so that its client stays out of the launcher. What was found unfit is tried again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from holdfast.checkpoint.io.durable_files import create_durably, make_folder, move_exclusively, sync_folder
+from holdfast.core.constants import PREFLIGHT_FILE, PROTOCOL_VERSION
+from holdfast.core.environment import Environment, process_environment
+from holdfast.launcher.host.run_dir import write_json
+from holdfast.launcher.process.child import own_program
+
+_log = logging.getLogger("holdfast.launcher.preflight")
+STORAGE: Final = "Storage"
+OBJECT_STORE: Final = "ObjectStore"
+TRIAL_BYTES: Final = 8 << 20
+PIECE_BYTES: Final = 1 << 20
+_RETRY_SECONDS: Final = 20.0
+_UNITS: Final = (("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20))
+
+
+class Result(StrEnum):
+    """How a check stands."""
+
+    RUNNING = "Running"
+    PASSED = "Passed"
+    FAILED = "Failed"
+    SKIPPED = "Skipped"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One check, in words for people."""
+
+    result: Result
+    message: str
+    of_the_job: bool = False
+    """It failed by what the job says, such as wrong credentials: no node is to blame."""
+
+    def document(self, name: str) -> dict[str, Any]:
+        """One of the checks in `preflight.json`."""
+        found = {"name": name, "result": str(self.result), "message": self.message}
+        return {**found, "blame": "Job"} if self.of_the_job else found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What the job asks of the volume."""
+
+    free_bytes: int
+    write_bytes: int
+    """A second."""
+    seconds: float
+    """The longest that the trial may take."""
+
+
+class Volume(Protocol):
+    """What a trial does with a volume."""
+
+    def free_bytes(self) -> int | None:
+        """What a user may still write; None if the volume does not say."""
+        ...
+
+    def write(self, piece: bytes) -> None:
+        """Append to the trial's file."""
+        ...
+
+    def sync(self) -> None:
+        """Wait until the volume has all of it."""
+        ...
+
+    def use_names(self) -> None:
+        """Do what a checkpoint does with names; an OSError says what the volume cannot do."""
+        ...
+
+    def remove(self) -> None:
+        """Take all that the trial made away."""
+        ...
+
+
+class Folder:
+    """A real one, with a file of the trial's own."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder = folder
+        self._path = folder / f".preflight-{name}"
+        self._fd = -1
+
+    def free_bytes(self) -> int | None:
+        found = os.statvfs(self._folder)
+        return found.f_bavail * found.f_frsize if found.f_blocks else None
+
+    def write(self, piece: bytes) -> None:
+        if self._fd < 0:
+            self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        rest = memoryview(piece)
+        while rest.nbytes:
+            rest = rest[os.write(self._fd, rest) :]
+
+    def sync(self) -> None:
+        os.fsync(self._fd)
+
+    def use_names(self) -> None:
+        before, after = self._path.with_name(f"{self._path.name}.tmp"), self._path.with_name(f"{self._path.name}.d")
+        steps: dict[str, Callable[[], object]] = {
+            "make a folder": lambda: make_folder(before),
+            "write a file": lambda: create_durably(before / "new", b""),
+            "give a file a name that nobody else has": lambda: move_exclusively(before / "new", before / "claim"),
+            "fsync a folder": lambda: sync_folder(before),
+            "rename a folder": lambda: before.rename(after),
+        }
+        self._clear(before, after)  # of a trial that was killed
+        try:
+            for what, do in steps.items():
+                with _naming(what):
+                    do()
+        finally:
+            self._clear(before, after)
+
+    @staticmethod
+    def _clear(*folders: Path) -> None:
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def remove(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            self._path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """An error says what could not be done."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, f"it cannot {what}: {os.strerror(error.errno or 0)}") from error
+
+
+def try_volume(volume: Volume, needs: Needs, monotonic: Callable[[], float]) -> Check:
+    """Look for room, write and sync a little, then use names as checkpoints do."""
+    try:
+        free = volume.free_bytes()
+        if free is not None and free < needs.free_bytes:
+            return _failed(
+                f"{_size(free)} are free on the checkpoint volume, {_size(needs.free_bytes)} are asked for: free"
+                " some, or lower preflight.storage.minFree"
+            )
+        try:
+            return _timed(volume, needs, monotonic, free)
+        finally:
+            volume.remove()
+    except OSError as error:
+        return _failed(f"the checkpoint volume cannot be written: {_why(error)}")
+
+
+def _timed(volume: Volume, needs: Needs, monotonic: Callable[[], float], free: int | None) -> Check:
+    piece, begun = os.urandom(PIECE_BYTES), monotonic()
+    for written in range(0, TRIAL_BYTES, PIECE_BYTES):
+        if monotonic() - begun > needs.seconds:
+            told = f"the checkpoint volume took {_size(written)} in {needs.seconds:.0f} s, and was given up"
+            return _failed(told)
+        volume.write(piece)
+    volume.sync()
+    pace = TRIAL_BYTES / max(monotonic() - begun, 1e-3)
+    volume.use_names()
+    if pace < needs.write_bytes:
+        return _failed(
+            f"the checkpoint volume takes {_size(pace)} a second, {_size(needs.write_bytes)} are asked for"
+            " (preflight.storage.minWritePerSecond)"
+        )
+    room = "" if free is None else f"{_size(free)} are free, "
+    return Check(result=Result.PASSED, message=f"{room}{_size(pace)} a second are written")
+
+
+def _failed(message: str) -> Check:
+    return Check(result=Result.FAILED, message=message)
+
+
+def _why(error: OSError) -> str:
+    mend = {errno.EACCES: "; give the trainer's user the right to write there", errno.ENOSPC: "; free some"}
+    return f"{error.strerror}{mend.get(error.errno or 0, '')}"
+
+
+def _size(count: float) -> str:
+    """As people write it."""
+    for suffix, unit in _UNITS:
+        if count >= unit:
+            return f"{count / unit:.1f}".removesuffix(".0") + suffix
+    return f"{count / 1024:.0f}Ki"
+
+
+def try_store(command: Sequence[str], seconds: float) -> Check:
+    """Ask a process of its own (`object_probe`) whether the store answers."""
+    environ = {**process_environment(), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    try:
+        ended = subprocess.run(
+            command,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=seconds,
+            start_new_session=True,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return _failed(f"the object store has not answered within {seconds:.0f} s")
+    except OSError as error:
+        return _failed(f"the object store cannot be tried: {error.strerror}")
+    return _told_by(ended)
+
+
+def _told_by(ended: subprocess.CompletedProcess[bytes]) -> Check:
+    """Its last line. The exit code says nothing: as PID 1 the launcher may have reaped it already."""
+    try:
+        told = json.loads(ended.stdout.decode().splitlines()[-1])
+        result = Result(told["result"])
+        return Check(result=result, message=str(told["message"]), of_the_job=bool(told["ofTheJob"]))
+    except (ValueError, LookupError, TypeError):
+        said = (ended.stderr.decode(errors="replace").splitlines() or ["it said nothing"])[-1]
+        return _failed(f"the object store cannot be tried: {said}")
+
+
+class Board:
+    """`preflight.json`: how all trials stand. Any thread may tell."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / PREFLIGHT_FILE
+        self._lock = threading.Lock()
+        self._checks: dict[str, Check] = {}
+
+    def tell(self, name: str, check: Check) -> bool:
+        """Write it, if it is news; whether it stands there."""
+        with self._lock:
+            if check == self._checks.get(name):
+                return True
+            level = logging.WARNING if check.result is Result.FAILED else logging.INFO
+            _log.log(level, "preflight: %s: %s: %s", name, check.result, check.message)
+            checks = {**self._checks, name: check}
+            try:
+                write_json(self._path, document(checks))
+            except OSError as error:
+                _log.error("cannot write %s: %s; the operator waits for it in vain", self._path, error.strerror)
+                return False
+            self._checks = checks
+            return True
+
+
+def document(checks: Mapping[str, Check]) -> dict[str, Any]:
+    """`preflight.json`."""
+    return {"version": PROTOCOL_VERSION, "checks": [check.document(name) for name, check in checks.items()]}
+
+
+class Trial:
+    """Tries until all is well, and tells what it found."""
+
+    def __init__(
+        self,
+        board: Board,
+        name: str,
+        attempt: Callable[[], Check],
+        *,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._board, self._name, self._attempt = board, name, attempt
+        self._sleep = sleep
+
+    def begin(self, words: str) -> None:
+        """Say that it runs, then run on a thread of its own."""
+        self._board.tell(self._name, Check(result=Result.RUNNING, message=words))
+        threading.Thread(target=self.run, name=f"preflight-{self._name}", daemon=True).start()
+
+    def run(self) -> None:
+        """Until it is fit, and that is written: the worker waits for it."""
+        while True:
+            check = self._tried()
+            if self._board.tell(self._name, check) and check.result is not Result.FAILED:
+                return
+            self._sleep(_RETRY_SECONDS)
+
+    def _tried(self) -> Check:
+        try:
+            return self._attempt()
+        except Exception as error:  # noqa: BLE001 — the worker waits for a result
+            _log.exception("preflight: %s: the check itself failed", self._name)
+            return _failed(f"the check itself failed: {error!r}")
+
+
+def start(environment: Environment, object_url: str) -> None:
+    """Begin what the job asks for."""
+    if environment.run_dir is None:
+        return
+    needs = _needs(environment)
+    if needs is None and not environment.preflight_object:
+        return
+    environment.run_dir.mkdir(parents=True, exist_ok=True)
+    board = Board(environment.run_dir)
+    if needs is not None:
+        _start_volume(board, environment, needs)
+    if environment.preflight_object:
+        _start_store(board, environment, object_url)
+
+
+def _needs(environment: Environment) -> Needs | None:
+    free, pace = environment.preflight_free_bytes, environment.preflight_write_bytes
+    if free is None or pace is None:
+        return None
+    return Needs(free_bytes=free, write_bytes=pace, seconds=environment.preflight_seconds)
+
+
+def _start_volume(board: Board, environment: Environment, needs: Needs) -> None:
+    if environment.checkpoint_dir is None:
+        board.tell(STORAGE, Check(result=Result.SKIPPED, message="there is no checkpoint volume"))
+        return
+    volume = Folder(environment.checkpoint_dir, environment.pod_name or environment.pod_uid)
+    Trial(board, STORAGE, lambda: try_volume(volume, needs, time.monotonic)).begin("the checkpoint volume is tried")
+
+
+def _start_store(board: Board, environment: Environment, url: str) -> None:
+    if not url:
+        board.tell(OBJECT_STORE, Check(result=Result.SKIPPED, message="there is no object store"))
+        return
+    name = environment.pod_name or environment.pod_uid
+    command = own_program("holdfast.launcher.host.object_store_probe", url, name)
+    attempt = partial(try_store, command, environment.preflight_seconds)
+    Trial(board, OBJECT_STORE, attempt).begin("the object store is tried")

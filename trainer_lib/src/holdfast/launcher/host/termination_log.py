@@ -1,0 +1,104 @@
+"""What the container leaves behind in `/dev/termination-log`: why it ended. Never a secret, at most 4 KiB."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.constants import MAX_TEXT, PROTOCOL_VERSION, ExitCode
+from holdfast.core.log_format import is_own_info
+
+_log = logging.getLogger("holdfast.launcher.termination")
+_MAX_BYTES = 4000  # the kubelet cuts at 4096
+_MAX_LINES = 12
+# Of its C++ part, some of them as the process ends, after what it ends for.
+_TORCHS_WARNING = re.compile(r"(?:\[rank\d+\]:)?\[[IW]\d{4} [\d:.]+ [\w.]+:\d+\]")
+_MAX_LINE = 300
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
+_HEADER = "Traceback (most recent call last):"
+_FRAME = re.compile(r'\s+File "[^"]+", line \d+')
+_SECRET = re.compile(
+    r"(?i)((?:token|secret|password|passwd|api[_-]?key|authorization|credential|x-amz-signature)\w*[\"']?\s*[=:]\s*)"
+    r"(?:[\"']?(?:bearer|basic|token)\s+)?\S+"
+)
+_BARE = re.compile(r"(?i:\bbearer)\s+[\w.~+/=-]+|\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b")
+_URL_USER = re.compile(r"(://)[^/\s@]+@")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How and why a launcher ends."""
+
+    code: int
+    cause: str = ""
+    reason: str = ""
+    message: str = ""
+    traceback: tuple[str, ...] = ()
+    final: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Wire form of `termination.json`."""
+        return {
+            "version": PROTOCOL_VERSION,
+            "code": self.code,
+            "cause": self.cause,
+            "reason": self.reason,
+            "message": redact(self.message)[:_MAX_LINE],
+            "traceback": [redact(line)[:_MAX_LINE] for line in self.traceback[-_MAX_LINES:]],
+            "final": self.final,
+        }
+
+    def to_status(self) -> dict[str, Any]:
+        """Wire form of the status's `exit`."""
+        body = self.to_json()
+        return {key: body[key] for key in ("code", "cause", "reason", "message", "final")}
+
+
+def redact(text: str) -> str:
+    """Take out what looks like a credential: the termination log is visible to whoever may see the pod."""
+    return _URL_USER.sub(r"\1***@", _SECRET.sub(r"\1***", _BARE.sub("***", text)))
+
+
+def last_lines(lines: Sequence[str]) -> tuple[str, ...]:
+    """The last lines that say something, each of a length that other launchers can be told."""
+    telling = [line for line in lines if line.strip() and not is_own_info(line) and not _TORCHS_WARNING.match(line)]
+    return tuple(line.rstrip()[:MAX_TEXT] for line in telling)[-_MAX_LINES:]
+
+
+def error_lines(lines: Sequence[str]) -> tuple[str, ...]:
+    """Return the last traceback, up to and with its exception; the last lines if there is no traceback.
+
+    A framework may print its own advice after the traceback, which is not why the process ended.
+    """
+    bare = [_RANK_PREFIX.sub("", line) for line in lines]
+    frame = max((place for place, line in enumerate(bare) if _FRAME.match(line)), default=len(bare))
+    for place in range(frame, len(bare)):
+        if bare[place][:1].strip():
+            return last_lines(lines[: place + 1])
+    return last_lines(lines)
+
+
+def last_words(ending: Ending) -> str:
+    """Return what a person reads last: why the job has failed; nothing if it has not."""
+    if not ending.final or ending.code == ExitCode.COMPLETE:
+        return ""
+    lines = [redact(line) for line in ending.traceback[-_MAX_LINES:] if not line.endswith(_HEADER)]
+    return "\n".join([*lines, f"holdfast: the job has failed: {redact(ending.message)}", ""])
+
+
+def write(path: Path, ending: Ending) -> None:
+    """Write the termination log where there is one: the kubelet made the file, elsewhere there is none."""
+    if not path.exists():
+        return
+    body = ending.to_json()
+    while len(data := json.dumps(body).encode()) > _MAX_BYTES and body["traceback"]:
+        body["traceback"] = body["traceback"][1:]
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        _log.warning("cannot write %s: %s", path, error.strerror)

@@ -1,0 +1,660 @@
+"""The shell around the core: what happens becomes events, what the core decides is done. One event loop.
+
+Nothing here decides who may train; `core.step` does. This module owns the moving parts and their order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.checkpoint.tiers.uploader import UploadSettings
+from holdfast.core.attempt import Pair
+from holdfast.core.constants import (
+    AGENT_SOCKET_FILE,
+    CONTROL_PORT,
+    OBJECT_TIER,
+    PEER_TIER,
+    SHARED_TIER,
+    STORE_PORT,
+    TIMELINE_FILE,
+    Cause,
+    ExitCode,
+)
+from holdfast.core.errors import DocumentError, StoreError
+from holdfast.core.log_format import LogContext, rfc3339
+from holdfast.launcher.accounting.event_recorder import Chronicle
+from holdfast.launcher.accounting.timeline import Timeline
+from holdfast.launcher.drain.last_checkpoint_plan import Plan, Tier, plan
+from holdfast.launcher.drain.touch_file import Request, TouchFile
+from holdfast.launcher.hang.detector import HangSettings
+from holdfast.launcher.hang.monitor import HangWatch, Scene
+from holdfast.launcher.hang.stall_reports import NOBODY, Elsewhere
+from holdfast.launcher.host import termination_log as termination
+from holdfast.launcher.host.membership_file import MembershipFile
+from holdfast.launcher.host.run_dir import clean
+from holdfast.launcher.host.termination_log import Ending
+from holdfast.launcher.membership import events as e
+from holdfast.launcher.membership import messages, state_machine
+from holdfast.launcher.membership.document import Membership, Rules
+from holdfast.launcher.membership.messages import Failure, Priority
+from holdfast.launcher.membership.state import State
+from holdfast.launcher.network.control_channel import Address, ControlChannel
+from holdfast.launcher.network.tcp_store import StoreHost
+from holdfast.launcher.process import script_imports
+from holdfast.launcher.process.child import Reaper, is_child
+from holdfast.launcher.process.spawn_pool import Pool
+from holdfast.launcher.ranks.event_adapter import LocalRanks
+from holdfast.launcher.ranks.rank_socket import AgentSocket, RankMessage
+from holdfast.launcher.ranks.supervisor import Command, Supervisor
+from holdfast.launcher.status import status_document
+from holdfast.launcher.status.recovered_state import remembered
+from holdfast.launcher.status.status_file import StatusFile
+from holdfast.launcher.tiers.options import MemoryOptions, TierOptions
+from holdfast.launcher.tiers.upload_client import Uploads
+
+if TYPE_CHECKING:
+    from holdfast.launcher.tiers.local_disk_tier import LocalHost
+    from holdfast.launcher.tiers.memory_tier import MemoryHost
+
+_log = logging.getLogger("holdfast.launcher")
+_TICK_SECONDS = 0.1
+_TICKS_ALIVE = 5
+_TICKS_REFILL = 50
+_POLL_SECONDS = 0.05
+_PLAIN_GRACE_SECONDS = 2.0
+_LEAVE_SECONDS = 5.0
+# Who coordinates now, and who would if that one were lost.
+_WARM_STORES = 2
+# Without a world for so long, the script is started to stand by.
+_IDLE_SECONDS = 0.5
+# A deadline that has passed while we still run leaves this much to say goodbye.
+_LEAST_DRAIN_SECONDS = 1.0
+# Nobody presses a launcher whose job is over: so long its last upload may take.
+_UPLOAD_SECONDS = 3600.0
+_UPLOAD_MARGIN_SECONDS = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentConfig:
+    """What a launcher must know before it hears of any membership."""
+
+    run_dir: Path
+    identity: status_document.Identity
+    host: str  # where peers reach this launcher
+    command: Command
+    control_port: int = CONTROL_PORT
+    store_port: int = STORE_PORT
+    grace_seconds: float = 30.0
+    termination_log: Path | None = None
+    membership_from_file: bool = True
+    timeline: Path | None = None  # in the run directory if not given
+    stand_by: bool = True  # start the script before its world is known
+    checkpoint_dir: Path | None = None
+    upload: UploadSettings | None = None
+    memory: MemoryOptions | None = None
+    local: TierOptions | None = None
+
+
+class Agent:
+    """One launcher."""
+
+    def __init__(self, config: AgentConfig, context: LogContext) -> None:
+        argv = config.command.argv
+        self._config = config
+        self._context = context
+        self._me = config.identity.pod_uid
+        self._origin = time.time() - time.monotonic()
+        self._state = remembered(config.run_dir, config.identity)
+        self._queue: deque[e.Event] = deque()
+        self._feeding = False
+        self._key: bytes | None = None
+        self._configured: tuple[object, ...] = ()
+        self._notices: list[dict[str, Any]] = []
+        self._ending: Ending | None = None
+        self._exit: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
+        self._signals = 0
+        self._strangers = 0
+        self._terminated_at: float | None = None
+        self._plan: Plan | None = None  # while this worker leaves because it must
+        self._stands_by = config.stand_by and script_imports.speaks(argv) and not script_imports.reads_place(argv)
+        self._idle_since: float | None = None
+        self.listening = asyncio.Event()
+        self._touch = TouchFile(config.run_dir)
+        timeline = Timeline(config.timeline or config.run_dir / TIMELINE_FILE, self.now)
+        self._chronicle = Chronicle(time.monotonic, timeline)
+        self._uploads = Uploads(config.upload, config.checkpoint_dir, self._uploaded)
+        self._socket = AgentSocket(config.run_dir / AGENT_SOCKET_FILE, self._heard)
+        self._local = LocalRanks(
+            feed=self.feed,
+            now=self.now,
+            place=(config.identity.pod, config.identity.node),
+            touch=self._touch,
+            chronicle=self._chronicle,
+            committed=self._uploads.commit,
+        )
+        self._pool = Pool(argv=argv, warm=config.command.warm)
+        self._supervisor = Supervisor(
+            command=config.command, run_dir=config.run_dir, me=self._me, listener=self._local, spawner=self._pool
+        )
+        self._local.supervisor = self._supervisor
+        self._memory = _memory_host(config)
+        if self._memory is not None:
+            self._local.memory = self._memory.describe
+        self._disk = _local_host(config)
+        if self._disk is not None:
+            self._local.disk = self._disk.describe
+        self._hangs = HangWatch(config.run_dir, self._local.hung, self._hang_found)
+        self._control = ControlChannel(me=self._me, listener=self)
+        self._store = StoreHost(self._store_lost, on_broken=self.fault)
+        self._status = StatusFile(config.run_dir, self._document)
+        self._membership = MembershipFile(config.run_dir, self.see_membership)
+        self._reaper = Reaper(is_child)
+
+    def now(self) -> float:
+        """The core's clock: Unix time that never jumps."""
+        return self._origin + time.monotonic()
+
+    @property
+    def state(self) -> State:
+        """What the core knows."""
+        return self._state
+
+    @property
+    def control_port(self) -> int:
+        """Where the control channel listens."""
+        return self._control.port
+
+    # Life
+
+    async def run(self) -> Ending:
+        """Live until the core says how to leave."""
+        tasks = [asyncio.create_task(self._guard(work)) for work in await self._start()]
+        try:
+            ending = await self._exit
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await self._leave(ending)
+        return ending
+
+    async def _start(self) -> list[Coroutine[Any, Any, None]]:
+        clean(self._config.run_dir)
+        asyncio.get_running_loop().set_exception_handler(self._callback_failed)
+        self._install_signals()
+        if self._memory is not None:
+            self._memory.start()
+        if self._disk is not None:
+            self._disk.start()
+        self._supervisor.repair_compile_cache()  # a launcher before this one may have been killed with its ranks
+        await self._socket.start()
+        port = await self._control.start(self._config.host or None, self._config.control_port)
+        _log.info("launcher started", extra={"fields": {"control": port, "pid": os.getpid()}})
+        self._chronicle.begin(pod=self._config.identity.pod, job=self._context.fields.get("job"))
+        if self._stands_by:
+            self._local.await_standbys()
+        self.feed(e.Ready())
+        self.listening.set()
+        work = [self._tick(), self._watch_touch_file()]
+        return [*work, self._membership.watch()] if self._config.membership_from_file else work
+
+    async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
+        """A fault of our own ends the launcher with 70: half a launcher is worse than none."""
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001  (logged, and the end of this launcher)
+            _log.exception("the launcher cannot go on")
+            self.fault(f"{type(error).__name__}: {error}")
+
+    def _callback_failed(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        _log.error("the launcher cannot go on: %s", context.get("message"), exc_info=error)
+        self.fault(f"{type(error).__name__}: {error}" if error else str(context.get("message")))
+
+    def fault(self, message: str) -> None:
+        """Leave with 70."""
+        self._finish(
+            Ending(
+                code=ExitCode.LAUNCHER_FAULT,
+                cause=str(Cause.INFRASTRUCTURE),
+                reason="LauncherFault",
+                message=message,
+            )
+        )
+
+    async def _tick(self) -> None:
+        ticks = 0
+        while True:
+            self.feed(e.Tick())
+            self._reaper.reap()
+            self._stand_by()
+            self._look_for_hangs()
+            if (ticks := ticks + 1) % _TICKS_ALIVE == 0:
+                self._status.alive()
+            if ticks % _TICKS_REFILL == 0 and self._trains(self._state):
+                self._pool.refill()  # for what has died meanwhile
+            await asyncio.sleep(_TICK_SECONDS)
+
+    def _look_for_hangs(self) -> None:
+        """Of the ranks of the present world, and of those that left an earlier one."""
+        pair = self._supervisor.pair or Pair(0, 0)
+        now = time.monotonic()
+        trains = [rank for rank in self._supervisor.ranks if rank.greeted and rank.alive and not rank.parked]
+        ranks = [rank for rank in trains if not rank.ends(now)]
+        strays = self._supervisor.strays
+        size = next((rank.place.world_size for rank in (*trains, *strays) if rank.place), 0)
+        self._hangs.keep_boards(self._supervisor.slots)
+        scene = Scene(
+            pair=pair,
+            world_size=size,
+            ranks=ranks,
+            strays=[(rank, rank.left_at or 0.0, not rank.parked) for rank in strays],
+            elsewhere=self._elsewhere(pair),
+        )
+        stalls = self._hangs.look(scene)
+        if stalls is not None and stalls != self._state.stalls:
+            self.feed(e.Stalled(stalls=stalls))
+
+    def _hang_found(self, pair: Pair, message: str) -> None:
+        self.feed(e.HangFound(pair=pair, message=message))
+
+    def _elsewhere(self, pair: Pair) -> Elsewhere:
+        """What the other launchers of the present attempt say of their ranks."""
+        world = self._state.world
+        if world is None or world.pair != pair:
+            return NOBODY
+        others = world.uids - {self._me}
+        hellos = [peer.hello for uid in others if (peer := self._state.peers.get(uid)) and peer.hello]
+        return Elsewhere(
+            stalls=tuple(stall for hello in hellos for stall in hello.stalls if stall.pair == pair),
+            unheard=not all(self._control.heard_lately(uid) for uid in others),
+        )
+
+    async def _leave(self, ending: Ending) -> None:
+        """End the ranks, say why, close everything. What peers must still hear is sent first."""
+        self._ending = ending
+        self._chronicle.close(ending.code, ending.reason)
+        self._local.give_up_answers()
+        if self._config.termination_log is not None:
+            termination.write(self._config.termination_log, ending)
+        self._status.flush()
+        fields = {"code": ending.code, "reason": ending.reason}
+        _log.info("launcher leaves: %s", ending.message or ending.reason, extra={"fields": fields})
+        self._pool.close()
+        await self._supervisor.close(self._grace(0.0))
+        await self._control.close()
+        await self._socket.close()
+        self._store.close()
+        await self._uploads.finish(self._upload_seconds, self._status.alive)
+        if self._memory is not None:
+            self._memory.close(complete=ending.code == ExitCode.COMPLETE)
+        if self._disk is not None:
+            self._disk.close(complete=ending.code == ExitCode.COMPLETE)
+        self._status.flush()
+
+    def _upload_seconds(self) -> float:
+        """What is left for the last upload: of the pod's grace period once that runs; nothing if it would be late."""
+        if self._plan is not None and OBJECT_TIER not in self._plan.tiers:
+            return 0.0
+        if self._terminated_at is None:
+            return _UPLOAD_SECONDS
+        return self._terminated_at + self._config.grace_seconds - _UPLOAD_MARGIN_SECONDS - self.now()
+
+    def _uploaded(self, name: CommitName) -> None:
+        """It is newer there than what was there before."""
+        self._local.progress.checkpoints[OBJECT_TIER] = {"step": name.step, **name.pair.to_json(), "time": self.now()}
+        self._status.changed()
+
+    def _finish(self, ending: Ending) -> None:
+        if not self._exit.done():
+            self._exit.set_result(ending)
+
+    # Signals
+
+    def _install_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._terminated)
+        loop.add_signal_handler(signal.SIGINT, self._interrupted)
+        loop.add_signal_handler(signal.SIGUSR1, self._checkpoint_signal)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # as PID 1 it waited for this (`__main__`)
+        if os.getpid() == 1:
+            loop.add_signal_handler(signal.SIGCHLD, self._reaper.reap)
+
+    def _terminated(self) -> None:
+        self._terminated_at = self._terminated_at or self.now()
+        if self._ending is not None:
+            return  # what is left is the last upload, which now has to hurry
+        until = self.now() + max(_LEAST_DRAIN_SECONDS, self._config.grace_seconds - _LEAVE_SECONDS)
+        _log.info("SIGTERM: this worker leaves after an agreed commit")
+        self.feed(e.DrainAsked(id="sigterm", reason="SIGTERM", until=until))
+
+    def _interrupted(self) -> None:
+        _log.info("SIGINT: stopping")
+        self._finish(Ending(code=128 + signal.SIGINT, reason="Interrupted", message="stopped by SIGINT"))
+
+    def _checkpoint_signal(self) -> None:
+        self._signals += 1
+        self.feed(e.CheckpointAsked(id=f"sigusr1-{self._signals}", reason="SIGUSR1"))
+
+    # What happens
+
+    def feed(self, event: e.Event) -> None:
+        """Let the core see an event and do what it decides, in order also when one leads to the next."""
+        self._queue.append(event)
+        if self._feeding:
+            return
+        self._feeding = True
+        try:
+            while self._queue:
+                self._step(self._queue.popleft())
+        finally:
+            self._feeding = False
+
+    def _step(self, event: e.Event) -> None:
+        before = self._state
+        decision = state_machine.step(before, event, self.now())
+        self._state = decision.state
+        self._follow(before)
+        self._chronicle.follow(before, self._state)
+        for action in decision.actions:
+            self._do(action)
+        if _transition(before, self._state):
+            self._status.soon()
+        elif before is not self._state:
+            self._status.changed()
+
+    def _follow(self, before: State) -> None:
+        """Connect to whom the new state knows; label the log."""
+        after = self._state
+        if after.world is not before.world:
+            pair = after.world.pair if after.world else None
+            self._context.update(generation=pair.generation if pair else None, attempt=pair.attempt if pair else None)
+        if after.membership is not before.membership or after.accepted_world is not before.accepted_world:
+            self._connect()
+        if self._trains(after) and not self._trains(before):
+            self._make_ready()
+        if after.drain is not None and after.drain != before.drain and after.drain.cause is not None:
+            self._hurry(after.drain.until)
+
+    def _near(self) -> bool:
+        """Whether the last commit is to lie on another node's memory, due there or not."""
+        return self._plan is not None and PEER_TIER in self._plan.tiers
+
+    def _hurry(self, until: float) -> None:
+        """Choose where the last commit of this worker goes."""
+        step = self._local.progress.step_seconds or 0.0
+        self._plan = made = plan(self._tiers(), until - self.now(), wait=step, going=self._going())
+        chosen = " and ".join(made.tiers)
+        if SHARED_TIER not in made.tiers:
+            chosen += f" (and then to {SHARED_TIER}, though late)"
+        if made.certain:
+            _log.info("the last commit goes to %s: %s", chosen, made.reason)
+        else:
+            _log.warning("the last commit may come too late, and is tried to %s: %s", chosen, made.reason)
+
+    def _tiers(self) -> list[Tier]:
+        """In the order in which a last commit fills them."""
+        world, speeds = self._state.world, self._local.speeds
+        near = [] if self._memory is None or world is None else self._memory.tiers(speeds, world.members)
+        copies = [self._uploads.speed.tier(OBJECT_TIER, source=SHARED_TIER)] if self._uploads.wanted else []
+        return [*near, speeds[SHARED_TIER].tier(SHARED_TIER), *copies]
+
+    def _going(self) -> frozenset[str]:
+        """The nodes whose memory is lost: this worker's goes with its pod, if not with the whole node."""
+        said = [peer.hello.notice for peer in self._state.peers.values() if peer.hello and peer.hello.notice]
+        return frozenset({self._config.identity.node, *(notice.node for notice in said)})
+
+    def _trains(self, state: State) -> bool:
+        """A script without Holdfast's loop never shows a step."""
+        attempt = state.attempt
+        if attempt is None:
+            return False
+        return attempt.step is not None or (attempt.entered and not self._supervisor.speaks_holdfast)
+
+    def _make_ready(self) -> None:
+        """For the next failure. Not before a world has made its first step: that would cost it time."""
+        self._keep_store_warm()
+        self._pool.refill()
+
+    def _connect(self) -> None:
+        membership = self._state.membership
+        if membership is None or self._key is None:
+            return
+        members = state_machine.contacts(self._state)
+        self._control.configure(
+            key=self._key,
+            peers={uid: Address(host=m.host, port=m.control_port) for uid, m in members.items()},
+            heartbeat=membership.rules.heartbeat,
+            dead_after=membership.rules.dead_after,
+        )
+        if self._state.attempt is None:
+            self._keep_store_warm()
+
+    def _keep_store_warm(self) -> None:
+        """Never while a world forms: importing torch would cost it time."""
+        known = [self._state.membership, self._state.world]
+        first = {member.pod_uid for group in known if group is not None for member in group.members[:_WARM_STORES]}
+        if self._me in first:
+            self._store.warm()
+
+    def _stand_by(self) -> None:
+        """Waiting for a world for longer than a moment: let the script get ready meanwhile."""
+        state = self._state
+        busy = state.attempt is not None or state.ranks is not None
+        if busy or state.membership is None or state.drain is not None or state.leaving is not None:
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = self.now()
+        elif self._stands_by and self.now() >= self._idle_since + _IDLE_SECONDS:
+            self._local.stand_by(state.membership)
+
+    def see_membership(self, document: dict[str, Any]) -> None:
+        """Take a membership document, from the file or from the endpoint's part of this program."""
+        membership = Membership.from_json(document)
+        self._hangs.configure(HangSettings.from_settings(document.get("settings", {})))
+        self._key = _key(document)
+        if self._memory is not None:
+            self._memory.admit(self._key)
+        if self._disk is not None:
+            self._disk.admit(self._key)
+        self.feed(e.MembershipSeen(membership=membership))
+        self._connect()
+
+    def peer_up(self, uid: str) -> None:
+        """The control channel to a peer is open."""
+        _log.info("connected to %s", uid)
+        self.feed(e.PeerUp(pod_uid=uid))
+
+    def peer_down(self, uid: str, how: e.How) -> None:
+        """It is lost."""
+        _log.info("lost %s (%s)", uid, how)
+        self.feed(e.PeerDown(pod_uid=uid, how=how))
+
+    def peer_said(self, uid: str, body: Mapping[str, Any]) -> None:
+        """A peer's message; raises `DocumentError` on one that cannot be read, which closes the channel."""
+        self.feed(e.Received(sender=uid, message=messages.from_json(body)))
+
+    def stranger(self) -> None:
+        """Somebody was turned away before it had proved that it holds the job's key."""
+        self._strangers += 1
+        self._status.changed()
+
+    def _heard(self, message: RankMessage) -> None:
+        self._local.heard(message)
+        self._status.changed()
+
+    def _store_lost(self, pair: Pair, message: str) -> None:
+        attempt = self._state.attempt
+        if attempt is None or attempt.world.pair != pair:
+            self.feed(e.StoreFailed(pair=pair, message=message))
+            return
+        failure = Failure(
+            cause=Cause.INFRASTRUCTURE,
+            reason="StoreLost",
+            message=message,
+            priority=Priority.KILLED,
+            at=self.now(),
+            pod=self._config.identity.pod,
+            node=self._config.identity.node,
+        )
+        self.feed(e.RankFailed(pair=pair, failure=failure))
+
+    async def _watch_touch_file(self) -> None:
+        while True:
+            request = self._touch.take()
+            if request is not None:
+                self._requested(request)
+            await asyncio.sleep(_POLL_SECONDS)
+
+    def _requested(self, request: Request) -> None:
+        fields = {"id": request.id, "drain": request.drain, "source": request.source}
+        _log.info("checkpoint asked for: %s", request.reason, extra={"fields": fields})
+        if request.document:
+            self._notices.append(_notice(request, self.now()))
+        self._local.expect_answer(request.id)
+        if request.drain:
+            node = self._config.identity.node if request.node_goes else ""
+            until = self._until(request)
+            self.feed(e.DrainAsked(id=request.id, reason=request.reason, until=until, node=node))
+        else:
+            self.feed(e.CheckpointAsked(id=request.id, reason=request.reason))
+
+    def _until(self, request: Request) -> float | None:
+        """The earlier of the request's deadline and the job's own for a checkpoint; None: only the latter."""
+        ends_at, membership = request.ends_at(), self._state.membership
+        if ends_at is None:
+            return None
+        rules = membership.rules if membership else Rules()
+        return min(max(ends_at, self.now() + _LEAST_DRAIN_SECONDS), self.now() + rules.checkpoint_deadline)
+
+    # What the core decides
+
+    def _do(self, action: e.Action) -> None:
+        match action:
+            case e.Send(to=to, message=message):
+                self._control.send(to, messages.to_json(message))
+            case e.OpenStore(pair=pair, beside=beside):
+                self._open_store(pair, beside)
+            case e.StartRanks(world=world, master=master, trained=trained):
+                self._start_ranks(world, master, trained)
+            case e.StopRanks(pair=pair, reason=reason, grace=grace):
+                self._local.stop(pair, reason, self._grace(grace))
+            case e.QuiesceRanks(pair=pair, id=wish, reason=reason, commit=commit):
+                self._local.quiesce(pair, wish, reason, commit=commit, near=commit and self._near())
+            case e.RequestCheckpoint(pair=pair, id=wish, reason=reason):
+                self._local.checkpoint(pair, wish, reason)
+            case e.KeepStacks(pair=pair, message=message):
+                self._hangs.witness(pair, self._supervisor.ranks, message)
+            case e.Note(phase=phase, message=text):
+                _log.info("%s", text, extra={"fields": {"phase": phase}})
+            case e.Exit():
+                self._finish(_ending(action))
+
+    def _open_store(self, pair: Pair, beside: Pair | None) -> None:
+        try:
+            master = self._store.open(pair, self._config.host, beside=beside)
+        except StoreError as error:
+            self.feed(e.StoreFailed(pair=pair, message=str(error)))
+            return
+        self.feed(e.StoreOpened(pair=pair, master=master))
+
+    def _start_ranks(self, world: messages.World, master: messages.Master, trained: Pair | None) -> None:
+        if self._state.membership is not None:
+            self._local.start(world, master, self._state.membership, trained)
+
+    def _grace(self, wanted: float) -> float:
+        """A script without Holdfast's loop may have a SIGTERM handler of its own; the loop needs no warning."""
+        if self._supervisor.speaks_holdfast:
+            return wanted
+        drain = self._state.drain
+        return max(wanted, _PLAIN_GRACE_SECONDS if drain is None else drain.until - self.now())
+
+    def _document(self) -> dict[str, Any]:
+        return status_document.status(
+            identity=self._config.identity,
+            state=self._state,
+            ranks=self._supervisor.ranks,
+            progress=self._local.progress,
+            control_port=self._control.port,
+            store_port=self._config.store_port,
+            notices=self._notices,
+            ending=self._ending,
+            accounting=self._chronicle.document(),
+            warm_processes=self._pool.ready,
+            uploads=self._uploads.counts.to_json() if self._uploads.wanted else None,
+            refused_peers=self._strangers
+            + (0 if self._memory is None else self._memory.strangers)
+            + (0 if self._disk is None else self._disk.strangers),
+        )
+
+
+def _memory_host(config: AgentConfig) -> MemoryHost | None:
+    if config.memory is None:
+        return None
+    from holdfast.launcher.tiers import memory_tier  # most launchers have none, and need not load it
+
+    return memory_tier.MemoryHost(config.memory, identity=config.identity, host=config.host)
+
+
+def _local_host(config: AgentConfig) -> LocalHost | None:
+    if config.local is None:
+        return None
+    from holdfast.launcher.tiers import local_disk_tier
+
+    return local_disk_tier.LocalHost(config.local, identity=config.identity, host=config.host)
+
+
+def _transition(before: State, after: State) -> bool:
+    """What the sidecar must see at once: anything but progress, heartbeats and patience."""
+    names = (
+        "phase",
+        "ready",
+        "accepted",
+        "started",
+        "incidents",
+        "foreign",
+        "complete",
+    )
+    return after.world is not before.world or any(getattr(before, n) != getattr(after, n) for n in names)
+
+
+def _key(document: Mapping[str, Any]) -> bytes:
+    try:
+        key = bytes.fromhex(document["jobKey"])
+    except (KeyError, TypeError, ValueError):
+        raise DocumentError("membership.json has no valid jobKey (hex)") from None
+    if len(key) < 16:
+        raise DocumentError("membership.json has a jobKey of fewer than 16 bytes")
+    return key
+
+
+def _notice(request: Request, moment: float) -> dict[str, Any]:
+    return {
+        "id": request.id,
+        "reason": request.reason,
+        "source": request.source,
+        "action": "drain" if request.drain else "checkpoint",
+        "deadline": request.deadline,
+        "observedAt": request.requested_at or rfc3339(moment),
+    }
+
+
+def _ending(action: e.Exit) -> Ending:
+    return Ending(
+        code=action.code,
+        cause=str(action.cause or ""),
+        reason=action.reason,
+        message=action.message,
+        traceback=action.traceback,
+        final=action.final,
+    )

@@ -1,0 +1,367 @@
+"""`holdfast run`: puts the launcher together for where it runs, under the operator or without one."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import os
+import secrets
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from holdfast.core.constants import (
+    CONTROL_PORT,
+    DEFAULT_LOCAL_INTERVAL,
+    ENV_CHECKPOINT_DIR,
+    ENV_JOB_KEY_FILE,
+    ENV_LOCAL_TIER,
+    ENV_MEMORY_TIER,
+    ENV_OBJECT_URL,
+    STORE_PORT,
+    Cause,
+    ExitCode,
+)
+from holdfast.core.environment import Environment
+from holdfast.core.errors import UsageError
+from holdfast.core.log_format import LogContext, configure
+from holdfast.launcher import command_check
+from holdfast.launcher.host import gpus, preflight, termination_log
+from holdfast.launcher.host.termination_log import Ending
+from holdfast.launcher.launcher import Agent, AgentConfig
+from holdfast.launcher.ranks.supervisor import Command, resolve_command
+from holdfast.launcher.rendezvous import connection as rendezvous
+from holdfast.launcher.rendezvous import endpoint, folder_lock
+from holdfast.launcher.rendezvous.roster import Joined, Record, Roster, Terms
+from holdfast.launcher.status.status_document import Identity
+from holdfast.launcher.tiers.options import MemoryOptions, TierOptions
+
+if TYPE_CHECKING:
+    from holdfast.checkpoint.tiers.uploader import UploadSettings
+    from holdfast.cli.main import RunOptions
+
+_log = logging.getLogger("holdfast.launcher")
+_LOOPBACK_SECRET = b"this host only"
+_MEMORY_DIR = "/dev/shm"  # noqa: S108  (the folder made there is this launcher's own)
+_JOIN_SECONDS = 600.0
+_LOST_ENDPOINT_SECONDS = 3.0
+
+
+async def launch(options: RunOptions, environment: Environment) -> int:
+    """Be a launcher until the job is over or this worker must leave; returns the exit code."""
+    context = LogContext()
+    logger = configure(context, background=True)
+    try:
+        ending = await _run(options, environment, context)
+    except UsageError as error:
+        # Not final: it may hold for this pod only, such as a script on a volume that its node did not mount.
+        refused = Ending(code=ExitCode.USAGE, cause=Cause.APPLICATION, reason="Usage", message=str(error))
+        termination_log.write(environment.termination_log, refused)
+        raise
+    finally:
+        for handler in logger.handlers:
+            handler.close()
+    sys.stderr.write(termination_log.last_words(ending))  # after the log, so that nothing follows it
+    return ending.code
+
+
+async def _run(options: RunOptions, environment: Environment, context: LogContext) -> Ending:
+    command_check.check(resolve_command(options.command), nested=options.nested_launcher)
+    if environment.under_operator:
+        return await _under_operator(options, environment, context)
+    return await _alone(options, environment, context)
+
+
+def _command(options: RunOptions, environment: Environment, *, processes: int) -> Command:
+    url = environment.object_url or options.object_url
+    return Command(
+        argv=resolve_command(options.command),
+        processes=processes,
+        # Ranks restore from the copies where the folder has lost its commits.
+        environ={**os.environ, **({ENV_OBJECT_URL: url} if url else {})},
+        prefix_output=options.prefix_output,
+        warm=options.warm_processes,
+    )
+
+
+async def _under_operator(options: RunOptions, environment: Environment, context: LogContext) -> Ending:
+    """The membership comes from the file that the sidecar keeps."""
+    pod = environment.pod_name or environment.pod_uid
+    context.update(pod=pod, job=environment.job_name)
+    preflight.start(environment, environment.object_url or options.object_url)
+    if options.endpoint is not None or options.max_nodes > 1:
+        _log.warning("under the operator --nnodes and --rdzv-endpoint do nothing: the resource says who trains")
+    config = AgentConfig(
+        run_dir=environment.run_dir or Path(),
+        identity=Identity(pod_uid=environment.pod_uid, pod=pod, node=environment.node_name, gpus=gpus.visible()),
+        host=environment.pod_ip,
+        command=_command(options, environment, processes=options.processes),
+        control_port=CONTROL_PORT if environment.control_port is None else environment.control_port,
+        store_port=STORE_PORT,
+        grace_seconds=environment.grace_seconds,
+        termination_log=environment.termination_log,
+        timeline=options.timeline,
+        checkpoint_dir=environment.checkpoint_dir,
+        upload=_upload(options, environment),
+        memory=_memory(options, environment),
+        local=_local(options, environment),
+    )
+    return await Agent(config, context).run()
+
+
+def _upload(options: RunOptions, environment: Environment) -> UploadSettings | None:
+    """What the operator says goes before the command line, which is the same for every job of an image."""
+    from holdfast.checkpoint.policy.retention import Rules
+    from holdfast.checkpoint.tiers.uploader import UploadSettings
+
+    url = environment.object_url or options.object_url
+    if not url:
+        return None
+    if environment.checkpoint_dir is None:
+        raise UsageError(
+            f"holdfast run: {url} gets copies of the commits in a folder, and there is none: set {ENV_CHECKPOINT_DIR}"
+        )
+    return UploadSettings(
+        url=url,
+        interval_seconds=environment.object_interval_seconds,
+        keep_last=environment.object_keep or options.checkpoint_keep,
+        rules=Rules.parse(environment.object_retention or options.checkpoint_retention),
+        bytes_per_second=environment.object_bytes_per_second,
+        in_flight=environment.object_in_flight,
+    )
+
+
+async def _alone(options: RunOptions, environment: Environment, context: LogContext) -> Ending:
+    """No operator: the launcher that owns the endpoint plays its part, the others join it."""
+    made = environment.run_dir is None
+    run_dir = environment.run_dir or _temporary_dir()
+    let_go: Callable[[], None] | None = None
+    try:
+        place = await _find_place(options, environment)
+        name = f"{socket.gethostname()}-{os.getpid()}"
+        if environment.checkpoint_dir is not None and place.elsewhere is None:
+            let_go = await folder_lock.hold(environment.checkpoint_dir, f"the run of {name}")
+        context.update(pod=name)
+        config = AgentConfig(
+            run_dir=run_dir,
+            identity=Identity(pod_uid=f"{name}-{secrets.token_hex(4)}", pod=name, node=socket.gethostname()),
+            host=place.host,
+            command=_command(options, environment, processes=options.processes or 1),
+            control_port=environment.control_port or 0,
+            grace_seconds=environment.grace_seconds,
+            termination_log=environment.termination_log,
+            membership_from_file=False,
+            timeline=options.timeline,
+            checkpoint_dir=environment.checkpoint_dir,
+            upload=_upload(options, environment),
+            memory=_memory(options, environment),
+            local=_local(options, environment),
+        )
+        return await _Standalone(config, context, place, _terms(options, environment)).run()
+    finally:
+        if let_go is not None:
+            let_go()
+        if made:
+            shutil.rmtree(run_dir, ignore_errors=True)
+
+
+def _memory(options: RunOptions, environment: Environment) -> MemoryOptions | None:
+    """The command line wins over the environment, which the operator fills."""
+    given = options.memory_tier or environment.memory_tier
+    if not given:
+        return None
+    try:
+        parsed = MemoryOptions.parse(given)
+    except ValueError as error:
+        raise UsageError(f"{ENV_MEMORY_TIER}: {error}") from error
+    interval = options.memory_interval or environment.memory_interval or 1
+    copies = options.peer_interval or environment.peer_interval
+    if copies is not None and copies % interval:
+        raise UsageError(
+            f"--peer-interval {copies} is not a multiple of --memory-interval {interval}: only what is committed in "
+            "memory is copied; use a multiple"
+        )
+    return replace(
+        parsed,
+        interval=interval,
+        peer_interval=copies,
+        per_second=environment.peer_bytes,
+        in_flight=environment.peer_in_flight,
+    )
+
+
+def _local(options: RunOptions, environment: Environment) -> TierOptions | None:
+    given = options.local_tier or environment.local_tier
+    if not given:
+        return None
+    try:
+        parsed = TierOptions.parse(given)
+    except ValueError as error:
+        raise UsageError(f"{ENV_LOCAL_TIER}: {error}") from error
+    interval = options.local_interval or environment.local_interval or DEFAULT_LOCAL_INTERVAL
+    per_second, in_flight = environment.local_bytes, environment.local_in_flight
+    return replace(parsed, interval=interval, per_second=per_second, in_flight=in_flight)
+
+
+def _temporary_dir() -> Path:
+    """In memory, as in a pod, unless somebody names a place: what ranks write there must not wait for a disk."""
+    named = tempfile.gettempdir() != "/tmp"  # noqa: S108  (compared, not used)
+    memory = not named and os.access(_MEMORY_DIR, os.W_OK | os.X_OK)
+    return Path(tempfile.mkdtemp(prefix="holdfast-", dir=_MEMORY_DIR if memory else None))
+
+
+def _terms(options: RunOptions, environment: Environment) -> Terms:
+    return Terms(
+        min_nodes=options.min_nodes,
+        max_nodes=options.max_nodes,
+        processes=options.processes or 1,
+        max_restarts=options.max_restarts,
+        run_id=options.run_id or f"run-{secrets.token_hex(4)}",
+        named=bool(options.run_id),
+        checkpoint_interval=options.checkpoint_interval or environment.checkpoint_interval or "50",
+        checkpoint_keep=options.checkpoint_keep,
+        checkpoint_full_every=options.checkpoint_full_every,
+        checkpoint_delta_threshold=options.checkpoint_delta_threshold,
+        checkpoint_retention=options.checkpoint_retention,
+        resume=options.resume,
+        hang_timeout=options.hang_timeout,
+        replica_step=options.replica_step,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """Where this launcher stands: its address, the endpoint if there is one, and whether it owns it."""
+
+    host: str
+    secret: bytes
+    endpoint: tuple[str, int] | None = None
+    listener: socket.socket | None = None
+
+    @property
+    def elsewhere(self) -> tuple[str, int] | None:
+        """Where another launcher plays the operator's part; None: this one does."""
+        return self.endpoint if self.listener is None else None
+
+
+async def _find_place(options: RunOptions, environment: Environment) -> _Place:
+    if options.endpoint is None:
+        return _Place(host="127.0.0.1", secret=secrets.token_bytes(32))
+    host, port = options.endpoint
+    addresses = await endpoint.resolve(host, port, patience=_JOIN_SECONDS)
+    address = endpoint.choose(addresses)
+    secret = _secret(environment, host, address)
+    if options.max_nodes > 1:
+        for text in endpoint.remarks(host, addresses):
+            _log.warning("%s", text)
+    try:
+        bound = await asyncio.to_thread(endpoint.bind, address, port)
+        own = await asyncio.to_thread(_address_towards, address, port)
+    except OSError as error:
+        raise UsageError(f"holdfast run: --rdzv-endpoint {host}:{port} cannot be used: {error}") from error
+    if bound.elsewhere:
+        text = "--rdzv-endpoint %s is %s, which is not an address of this host: another host's launcher must own it"
+        _log.info(text + " (nobody owns the address of a Service)", host, address)
+    return _Place(host=own, secret=secret, endpoint=options.endpoint, listener=bound.listener)
+
+
+def _address_towards(host: str, port: int) -> str:
+    """The address of ours by which whoever reaches the endpoint reaches us."""
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)  # sends nothing: it only picks the route
+        return str(probe.getsockname()[0])
+
+
+def _secret(environment: Environment, host: str, address: str) -> bytes:
+    if environment.job_key_file is None:
+        if not ipaddress.ip_address(address).is_loopback:
+            raise UsageError(
+                f"holdfast run: --rdzv-endpoint {host} is reached over a network, so the launchers need a common"
+                f" key: put the same random bytes into a file on each host and name it in {ENV_JOB_KEY_FILE}"
+            )
+        return _LOOPBACK_SECRET
+    try:
+        secret = environment.job_key_file.read_bytes().strip()
+    except OSError as error:
+        raise UsageError(f"{ENV_JOB_KEY_FILE} cannot be read: {error}") from error
+    if len(secret) < 16:
+        raise UsageError(f"{ENV_JOB_KEY_FILE} holds fewer than 16 bytes: make it with 'openssl rand -hex 32'")
+    return secret
+
+
+class _Standalone:
+    """A launcher, and beside it either the endpoint's part or the membership of one."""
+
+    def __init__(self, config: AgentConfig, context: LogContext, place: _Place, terms: Terms) -> None:
+        self._place = place
+        self._config = config
+        self._terms = terms
+        self._agent = Agent(config, context)
+
+    async def run(self) -> Ending:
+        """Run both until the launcher leaves."""
+        agent = asyncio.create_task(self._agent.run())
+        beside = asyncio.create_task(self._beside())
+        await asyncio.wait([agent, beside], return_when=asyncio.FIRST_COMPLETED)
+        if not agent.done():
+            await self._endpoint_lost(agent, beside)
+        beside.cancel()
+        await asyncio.gather(beside, return_exceptions=True)
+        return await agent
+
+    async def _endpoint_lost(self, agent: asyncio.Task[Ending], beside: asyncio.Task[None]) -> None:
+        """The endpoint says goodbye before its last message is worked on: wait a little for that."""
+        error = beside.exception()
+        await asyncio.wait([agent], timeout=0.0 if error else _LOST_ENDPOINT_SECONDS)
+        if not agent.done():
+            self._agent.fault(str(error) if error else "the launcher at --rdzv-endpoint is lost, and the run with it")
+
+    async def _beside(self) -> None:
+        await self._agent.listening.wait()
+        identity = self._config.identity
+        own = Joined.of(
+            uid=identity.pod_uid,
+            name=identity.pod,
+            host=self._config.host,
+            control=self._agent.control_port,
+            store=self._config.store_port,
+            node=identity.node,
+        )
+        if self._place.elsewhere is None:
+            await self._be_endpoint(own)
+        else:
+            await self._be_member(own, *self._place.elsewhere)
+
+    async def _be_endpoint(self, own: Joined) -> None:
+        served = rendezvous.Endpoint(
+            roster=Roster(terms=self._terms, publication=secrets.token_hex(4)),
+            secret=self._place.secret,
+            accept=self._agent.see_membership,
+            record=self._record,
+            stranger=self._agent.stranger,
+            now=self._agent.now,
+        )
+        await served.serve(self._place.listener, own)
+
+    async def _be_member(self, own: Joined, host: str, port: int) -> None:
+        connection = await rendezvous.dial(host, port, me=own.uid, secret=self._place.secret, patience=_JOIN_SECONDS)
+        await rendezvous.join(
+            connection,
+            own=own,
+            asked=self._terms.asked(),
+            secret=self._place.secret,
+            accept=self._agent.see_membership,
+        )
+
+    def _record(self) -> Record:
+        """What this launcher knows; what the others found they have told it."""
+        state = self._agent.state
+        over = tuple(incident.pair for incident in state.incidents if incident.resumed is not None)
+        return Record(started=state.started, acknowledged=over, foreign=state.foreign)

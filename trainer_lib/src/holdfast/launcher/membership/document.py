@@ -1,0 +1,214 @@
+"""What the operator publishes, as the launcher reads it. Pure; wire form: `tests/contract/membership.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.core.attempt import Claim, Json, Pair, check_version
+from holdfast.core.constants import Cause
+from holdfast.core.errors import DocumentError
+from holdfast.launcher.membership.restart_rules import Restart
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Member:
+    """A worker's place in a generation and where its launcher listens. Ordered by index."""
+
+    index: int
+    pod_uid: str
+    pod: str = ""
+    host: str = ""
+    control_port: int = 0
+    store_port: int = 0
+    node: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Wire form."""
+        return {
+            "index": self.index,
+            "pod": self.pod,
+            "podUID": self.pod_uid,
+            "ip": self.host,
+            "ports": {"store": self.store_port, "control": self.control_port},
+            "node": self.node,
+        }
+
+    @classmethod
+    def from_json(cls, value: Json) -> Member:
+        """Read the wire form."""
+        ports = value["ports"]
+        return cls(
+            index=int(value["index"]),
+            pod_uid=str(value["podUID"]),
+            pod=str(value["pod"]),
+            host=str(value["ip"]),
+            control_port=int(ports["control"]),
+            store_port=int(ports["store"]),
+            node=str(value["node"]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Previous:
+    """An earlier generation that may still hold a world; with `through`, a run of numbers never published."""
+
+    generation: int
+    publication: str
+    members: frozenset[str]
+    through: int | None = None
+
+    @classmethod
+    def from_json(cls, value: Json) -> Previous:
+        """Read the wire form."""
+        return cls(
+            generation=int(value["generation"]),
+            publication=str(value["publication"]),
+            members=frozenset(str(uid) for uid in value["members"]),
+            through=None if value.get("through") is None else int(value["through"]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """How many incidents of one cause a window of time may hold before the job fails."""
+
+    cause: Cause
+    max_restarts: int
+    window: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """The effective settings by which launchers form worlds. Seconds throughout."""
+
+    replicas: int = 1
+    min_replicas: int = 1
+    replica_step: int = 1
+    may_shrink: bool = True
+    processes_per_worker: int = 1
+    heartbeat: float = 0.25
+    dead_after: float = 1.0
+    first_attempt_wait: float = 30.0
+    shrink_after: float = 0.0
+    startup_deadline: float = 300.0
+    checkpoint_deadline: float = 25.0
+    budgets: tuple[Budget, ...] = ()
+    restart: Restart = field(default_factory=Restart)
+    backoff_initial: float = 1.0
+    backoff_max: float = 60.0
+    settle: float = 0.3
+    accept_deadline: float = 5.0
+    resend: float = 1.0
+    never_accepted_wait: float = 30.0
+
+    @classmethod
+    def from_settings(cls, settings: Json) -> Rules:
+        """Read `membership.settings`; the last four have no setting and stay at their defaults."""
+        backoff, checkpoint = settings["backoff"], settings["checkpoint"]
+        return cls(
+            replicas=int(settings["replicas"]),
+            min_replicas=int(settings["minReplicas"]),
+            replica_step=int(settings["replicaStep"]),
+            may_shrink=settings["onFailure"] == "Shrink",
+            processes_per_worker=int(settings["processesPerWorker"]),
+            heartbeat=float(settings["heartbeatSeconds"]),
+            dead_after=float(settings["deadAfterSeconds"]),
+            first_attempt_wait=float(settings["firstAttemptWaitSeconds"]),
+            shrink_after=float(settings.get("shrinkAfterSeconds", 0.0)),
+            startup_deadline=float(settings["startupDeadlineSeconds"]),
+            checkpoint_deadline=float(checkpoint["deadlineSeconds"]),
+            budgets=tuple(_budget(value) for value in settings["budgets"]),
+            restart=Restart.from_settings(settings),
+            backoff_initial=float(backoff["initialSeconds"]),
+            backoff_max=float(backoff["maxSeconds"]),
+        )
+
+
+def _budget(value: Json) -> Budget:
+    return Budget(
+        cause=Cause(value["cause"]),
+        max_restarts=int(value["maxRestarts"]),
+        window=float(value["windowSeconds"]),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Directive:
+    """The operator asks for a checkpoint."""
+
+    id: str
+    reason: str
+    deadline: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Membership:
+    """One revision of the operator's document. `document` is the whole of it, less the job key."""
+
+    revision: int
+    generation: int
+    publication: str
+    members: tuple[Member, ...]
+    active: Pair | None = None
+    previous: tuple[Previous, ...] = ()
+    gone: frozenset[str] = frozenset()
+    claims: tuple[Claim, ...] = ()
+    acknowledged: frozenset[Pair] = frozenset()
+    restarts: Mapping[Cause, int] = field(default_factory=dict)
+    checkpoint: Directive | None = None
+    drain: frozenset[str] = frozenset()
+    job_uid: str = ""
+    rules: Rules = Rules()
+    document: Json = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def uids(self) -> frozenset[str]:
+        """The pods of this generation."""
+        return frozenset(member.pod_uid for member in self.members)
+
+    @property
+    def newness(self) -> tuple[int, int]:
+        """The order of documents: a restored operator may count revisions anew, never generations."""
+        return (self.generation, self.revision)
+
+    def member(self, pod_uid: str) -> Member | None:
+        """The member that this pod is, or None."""
+        return next((member for member in self.members if member.pod_uid == pod_uid), None)
+
+    @classmethod
+    def from_json(cls, value: Json) -> Membership:
+        """Read `membership.json`; raises `DocumentError` that names what is wrong."""
+        check_version(value, "membership.json")
+        try:
+            return _read(value)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DocumentError(f"membership.json cannot be read: {error!r}") from error
+
+
+def _read(value: Json) -> Membership:
+    directives = value["directives"]
+    return Membership(
+        revision=int(value["revision"]),
+        generation=int(value["generation"]),
+        publication=str(value["publication"]),
+        members=tuple(sorted(Member.from_json(member) for member in value["members"])),
+        active=Pair.maybe(value["active"]),
+        previous=tuple(Previous.from_json(previous) for previous in value["previous"]),
+        gone=frozenset(str(uid) for uid in value["gone"]),
+        claims=tuple(Claim.from_json(claim) for claim in value["claims"]),
+        acknowledged=frozenset(Pair.from_json(pair) for pair in value["acknowledged"]),
+        restarts={Cause(cause): int(count) for cause, count in value["restarts"].items()},
+        checkpoint=_directive(directives["checkpoint"]),
+        drain=frozenset(str(uid) for uid in directives["drain"]),
+        job_uid=str(value["job"]["uid"]),
+        rules=Rules.from_settings(value["settings"]),
+        document={key: part for key, part in value.items() if key != "jobKey"},
+    )
+
+
+def _directive(value: Json | None) -> Directive | None:
+    if value is None:
+        return None
+    return Directive(id=str(value["id"]), reason=str(value.get("reason", "")), deadline=value.get("deadline"))

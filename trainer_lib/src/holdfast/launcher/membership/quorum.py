@@ -1,0 +1,118 @@
+"""Who may train: rules (a), (b) and (c) of `docs/reference/protocol.md`, as functions of what is known. Pure.
+
+Invariant: of two worlds that could both commit steps that will be read, at most one starts. (b) makes two worlds
+of one generation share a member, who leaves the lower one when it accepts the higher; (c) leaves no earlier
+generation, from the last one known to have been active, enough members to form a world behind our back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from holdfast.core.attempt import Pair
+from holdfast.launcher.membership.document import Member, Membership, Rules
+from holdfast.launcher.membership.held_shards import Held, left_out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weakened:
+    """Rules to leave out, for the tests which show that each is needed. Production leaves out none."""
+
+    majority: bool = False
+    older_generations: bool = False
+
+
+NOTHING = Weakened()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a world may be, and why not. `fence`: the pods whose end must be proved first."""
+
+    ok: bool
+    reason: str = ""
+    fence: frozenset[str] = frozenset()
+
+
+OK = Verdict(True)
+
+
+def may_be(
+    membership: Membership, world: frozenset[str], started: Pair | None, weakened: Weakened = NOTHING
+) -> Verdict:
+    """Rules (b) and (c) for a world in the membership's generation; `started` is the highest pair known to have."""
+    size = right_size(membership, world, weakened)
+    if not size.ok:
+        return size
+    return OK if weakened.older_generations else no_older_world(membership, world, started)
+
+
+def right_size(membership: Membership, world: frozenset[str], weakened: Weakened = NOTHING) -> Verdict:
+    """Rule (b): a strict majority, at least `minReplicas`, in steps of `replicaStep`, all unless it may shrink."""
+    rules, members = membership.rules, membership.uids
+    if not world <= members:
+        return Verdict(False, f"{_names(world - members)} not in generation {membership.generation}")
+    if 2 * len(world) <= len(members) and not weakened.majority:
+        return Verdict(
+            False, f"{len(world)} of {len(members)} workers is no majority of generation {membership.generation}"
+        )
+    if len(world) < rules.min_replicas:
+        return Verdict(False, f"{len(world)} workers are fewer than minReplicas {rules.min_replicas}")
+    if len(world) % rules.replica_step:
+        return Verdict(False, f"{len(world)} workers are no multiple of replicaStep {rules.replica_step}")
+    if world != members and not rules.may_shrink:
+        return Verdict(False, f"{_names(members - world)} missing, and the job may not shrink")
+    return OK
+
+
+def no_older_world(membership: Membership, world: frozenset[str], started: Pair | None) -> Verdict:
+    """Rule (c): of each generation since the last active one, at most half is neither here nor proved gone."""
+    gap = missing_generation(membership, started)
+    if gap is not None:
+        return Verdict(False, f"the membership does not list generation {gap}, which may still hold a world")
+    first = first_to_fence(membership, started)
+    for previous in membership.previous:
+        left = previous.members - world - membership.gone
+        if previous.generation >= first and 2 * len(left) > len(previous.members):
+            return Verdict(
+                False,
+                f"{_names(left)} of generation {previous.generation} may still train; it goes on when they report,"
+                " or are proved gone (delete the Node object, or taint it with"
+                " node.kubernetes.io/out-of-service:NoExecute, once the machine is off)",
+                frozenset(left),
+            )
+    return OK
+
+
+def first_to_fence(membership: Membership, started: Pair | None) -> int:
+    """The earliest generation that may still hold a world."""
+    known = [pair.generation for pair in (membership.active, started) if pair is not None]
+    return max(known, default=1)
+
+
+def missing_generation(membership: Membership, started: Pair | None) -> int | None:
+    """The first generation that `previous` should list and does not."""
+    needed = first_to_fence(membership, started)
+    for entry in sorted(membership.previous, key=lambda entry: entry.generation):
+        last = entry.generation if entry.through is None else entry.through
+        if entry.generation <= needed <= last:
+            needed = last + 1
+    return needed if needed < membership.generation else None
+
+
+def largest_world(
+    rules: Rules, candidates: Iterable[Member], held: Mapping[str, Held] | None = None
+) -> tuple[Member, ...]:
+    """As many of the candidates as `replicaStep` allows, the lowest indexes first; of a sharded model with each shard
+    that they hold, if all of them can be had."""
+    ordered = sorted(candidates)
+    room = len(ordered) - len(ordered) % rules.replica_step
+    out = left_out([member.pod_uid for member in ordered], room, held) if held else None
+    if not room or out is None:
+        return tuple(ordered[:room])
+    return tuple(member for member in ordered if member.pod_uid not in out)
+
+
+def _names(uids: Iterable[str]) -> str:
+    return ", ".join(sorted(uids)) or "nobody"

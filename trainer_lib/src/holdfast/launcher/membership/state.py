@@ -1,0 +1,150 @@
+"""What one launcher knows and has promised. Pure and frozen; `core.step` makes the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from holdfast.core.attempt import Claim, Pair
+from holdfast.core.constants import Cause, Phase
+from holdfast.launcher.hang.stall_reports import Stall
+from holdfast.launcher.membership.document import Membership
+from holdfast.launcher.membership.events import Exit, How
+from holdfast.launcher.membership.held_shards import Held
+from holdfast.launcher.membership.messages import Failure, Hello, Incident, Master, World
+from holdfast.launcher.membership.oom_incidents import Exhaustion
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """What is known of another launcher."""
+
+    up: bool
+    since: float
+    how: How | None = None
+    hello: Hello | None = None
+    met: bool = False
+    shared_at: float = 0.0
+    muted_until: float = 0.0
+    refusals: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quiesce:
+    """The attempt ends after an agreed commit, for this reason."""
+
+    id: str
+    reason: str
+    until: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """The started attempt that this launcher is in. It is left by accepting a higher pair, or by its end."""
+
+    world: World
+    master: Master
+    since: float
+    entered: bool = False
+    step: int | None = None
+    restored: int | None = None
+    origin: str = ""
+    failures: tuple[Failure, ...] = ()
+    failed_at: float | None = None
+    quiesce: Quiesce | None = None
+    quiesced_at: float | None = None
+    done: bool = False
+    started_sent: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pending:
+    """A proposal on its way to being accepted: first the agreed commit, then the old ranks end."""
+
+    world: World
+    incident: Incident | None
+    promised: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """This launcher's own proposal, until it has started or given way."""
+
+    world: World
+    incident: Incident | None
+    since: float
+    sent: float
+    accepted: frozenset[str] = frozenset()
+    master: Master | None = None
+    until: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drain:
+    """This launcher leaves."""
+
+    id: str
+    reason: str
+    until: float
+    cause: Cause | None
+    node: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """One launcher. What may never fall: `accepted`, `started`, `trained`, and the newness of `membership`."""
+
+    me: str
+    ready: bool = False
+    prepared: bool = True
+    membership: Membership | None = None
+    seen_at: float = 0.0
+    conflict: int | None = None
+    accepted: Pair | None = None
+    accepted_world: World | None = None
+    started: Pair | None = None
+    trained: Pair | None = None  # the highest attempt that had ranks here
+    peers: Mapping[str, Peer] = field(default_factory=dict)
+    attempt: Attempt | None = None
+    ranks: Pair | None = None
+    stalls: tuple[Stall, ...] = ()
+    held: Held | None = None
+    saving: bool = False
+    stopping: bool = False
+    pending: Pending | None = None
+    proposal: Proposal | None = None
+    refused: Pair | None = None
+    retry_at: float = 0.0
+    idle_since: float | None = None
+    last: Pair | None = None
+    last_world: World | None = None
+    ended_at: float | None = None  # since when it is the last one
+    failed: Pair | None = None
+    failure: Failure | None = None
+    incidents: tuple[Incident, ...] = ()
+    history: tuple[tuple[Pair, Cause, float], ...] = ()
+    counted: frozenset[Pair] = frozenset()
+    exhausted: Exhaustion | None = None
+    fruitless: int = 0
+    not_before: float = 0.0
+    foreign: tuple[Claim, ...] = ()
+    drain: Drain | None = None
+    postponed: Drain | None = None  # a notice whose attempt another one's failure ended: it is heeded in the next
+    requests: frozenset[str] = frozenset()
+    waiting_requests: tuple[tuple[str, str], ...] = ()
+    confirmed: Pair | None = None
+    confirmations: frozenset[str] = frozenset()
+    confirm_sent: float = 0.0
+    complete: Pair | None = None
+    leaving: Exit | None = None
+    leave_at: float | None = None
+    exit: Exit | None = None
+    hello: Hello | None = None
+    hello_at: float = 0.0
+    phase: Phase = Phase.STARTING
+    message: str = "the control channel is not open yet"
+
+    @property
+    def world(self) -> World | None:
+        """The world that runs here now."""
+        return None if self.attempt is None else self.attempt.world

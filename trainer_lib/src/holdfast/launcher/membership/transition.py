@@ -1,0 +1,149 @@
+"""One step under way: the state as it becomes, and the actions so far. Pure; the only mutable thing in the core."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from holdfast.core.attempt import Pair, highest
+from holdfast.core.constants import Cause
+from holdfast.launcher.membership.document import Member, Membership, Rules
+from holdfast.launcher.membership.events import Action, Send, StopRanks
+from holdfast.launcher.membership.held_shards import Held
+from holdfast.launcher.membership.messages import Failure, Hello, Message, Priority, Refuse
+from holdfast.launcher.membership.quorum import NOTHING, Weakened
+from holdfast.launcher.membership.state import Attempt, Peer, State
+
+DRAINED = "Drained"
+
+
+class Turn:
+    """What the rules work on."""
+
+    def __init__(self, state: State, now: float, weakened: Weakened = NOTHING) -> None:
+        self.state = state
+        self.now = now
+        self.weakened = weakened
+        self.actions: list[Action] = []
+
+    def set(self, **changes: Any) -> None:
+        """Change the state."""
+        self.state = replace(self.state, **changes)
+
+    def set_attempt(self, **changes: Any) -> None:
+        """Change the attempt, if there is one."""
+        if self.state.attempt is not None:
+            self.set(attempt=replace(self.state.attempt, **changes))
+
+    def set_peer(self, uid: str, peer: Peer) -> None:
+        """Change what is known of a peer."""
+        self.set(peers={**self.state.peers, uid: peer})
+
+    def do(self, action: Action) -> None:
+        """Ask the shell."""
+        self.actions.append(action)
+
+    def send(self, to: str, message: Message) -> None:
+        """Say something to a peer, if it can hear."""
+        if to != self.state.me and self.up(to):
+            self.do(Send(to=to, message=message))
+
+    def broadcast(self, message: Message) -> None:
+        """Say something to all who can hear."""
+        for uid in sorted(self.state.peers):
+            self.send(uid, message)
+
+    def refuse(self, to: str, pair: Pair, reason: str) -> None:
+        """Decline a proposal."""
+        self.send(to, Refuse(pair=pair, reason=reason, highest=self.state.accepted))
+
+    def stop_ranks(self, reason: str) -> None:
+        """Let the local ranks leave their attempt, once."""
+        if self.state.ranks is not None and not self.state.stopping:
+            self.set(stopping=True)
+            self.do(StopRanks(pair=self.state.ranks, reason=reason))
+
+    # What is known
+
+    @property
+    def membership(self) -> Membership | None:
+        """The newest membership."""
+        return self.state.membership
+
+    @property
+    def rules(self) -> Rules:
+        """The job's settings, or their defaults before the first membership."""
+        return self.state.membership.rules if self.state.membership else Rules()
+
+    @property
+    def attempt(self) -> Attempt | None:
+        """The attempt that this launcher is in."""
+        return self.state.attempt
+
+    def up(self, uid: str) -> bool:
+        """Whether the channel to a pod's launcher is open."""
+        peer = self.state.peers.get(uid)
+        return uid == self.state.me or (peer is not None and peer.up)
+
+    def hello(self, uid: str) -> Hello | None:
+        """What a live peer said last."""
+        peer = self.state.peers.get(uid)
+        return peer.hello if peer is not None and peer.up else None
+
+    def held(self, uid: str) -> Held | None:
+        """Which shards of a sharded model a member has in memory, as far as is known."""
+        hello = self.hello(uid)
+        return self.state.held if uid == self.state.me else (None if hello is None else hello.held)
+
+    def usable(self, uid: str) -> bool:
+        """Whether a member may be in the next world, as far as is known: it lives, is ready, stays, and answers."""
+        if uid == self.state.me:
+            return self.state.ready and self.state.drain is None
+        peer, hello = self.state.peers.get(uid), self.hello(uid)
+        if peer is None or hello is None or peer.muted_until > self.now:
+            return False
+        return hello.ready and (not hello.draining or self.stays(uid))
+
+    def stays(self, uid: str) -> bool:
+        """Whether a draining member of the attempt that a failure of somebody else ended is in the next one too."""
+        hello, last, failure = self.hello(uid), self.state.last_world, self.state.failure
+        if hello is None or not hello.stays or last is None or failure is None or self.state.attempt is not None:
+            return False
+        ended = self.state.failed == last.pair and uid in last.uids and failure.reason != DRAINED
+        return ended and bool(failure.pod) and failure.pod != last.member(uid).pod
+
+    def on_its_way_out(self, uid: str) -> bool:
+        """Whether a member is lost or leaves."""
+        hello = self.hello(uid)
+        return uid != self.state.me and (hello is None or hello.draining)
+
+    def usable_members(self) -> tuple[Member, ...]:
+        """The members of the newest generation who may be in the next world, in order of index."""
+        return tuple(m for m in self.membership.members if self.usable(m.pod_uid)) if self.membership else ()
+
+    def started(self) -> Pair | None:
+        """The highest pair known to have started, by the operator, here, or at a live peer."""
+        peers = [hello.started for uid in self.state.peers if (hello := self.hello(uid))]
+        operator = self.membership.active if self.membership else None
+        return highest(self.state.started, operator, *peers)
+
+    def fail(self, failure: Failure) -> None:
+        """Add a failure to the attempt."""
+        attempt = self.state.attempt
+        if attempt is None or failure in attempt.failures:
+            return
+        failed_at = self.now if attempt.failed_at is None else attempt.failed_at
+        self.set_attempt(failures=(*attempt.failures, failure), failed_at=failed_at)
+
+
+def lost(member: Member, how: str, now: float) -> Failure:
+    """A member of the attempt is lost."""
+    return Failure(
+        cause=Cause.INFRASTRUCTURE,
+        reason="MemberLost",
+        message=f"the launcher of {member.pod or member.pod_uid} is lost ({how})",
+        priority=Priority.MEMBER_LOST,
+        at=now,
+        pod=member.pod,
+        node=member.node,
+    )

@@ -1,0 +1,168 @@
+"""How two launchers meet: JSON lines over TCP, begun by a mutual challenge on the job's key.
+
+    dialer   → {version, podUID, to, nonce}
+    acceptor → {nonce, mac}      mac over role, both names and both nonces: it holds the key
+    dialer   → {mac}             so does the dialer
+
+The key itself never travels, and a recorded exchange is worth nothing: each side brings a nonce of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.core.attempt import check_version
+from holdfast.core.constants import MAX_LINE_BYTES
+from holdfast.core.errors import AuthenticationError, ControlError
+
+HANDSHAKE_SECONDS = 3.0
+LIMIT = MAX_LINE_BYTES
+
+
+class NoGreetingError(ControlError):
+    """The other side connected and closed the connection, and sent nothing: not a word that could be refused."""
+
+
+class HungUpError(ControlError):
+    """The other side closed the connection during the greeting."""
+
+
+class NoAnswerError(TimeoutError):
+    """The other side took the connection, and did not answer the greeting in time."""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """An authenticated connection to `peer`."""
+
+    peer: str
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    def send(self, body: Mapping[str, Any]) -> None:
+        """Queue one message."""
+        self.writer.write(encode(body))
+
+    async def receive(self) -> dict[str, Any] | None:
+        """The next message; None at the end of the stream."""
+        return await read_line(self.reader)
+
+    def abort(self) -> None:
+        """Close at once, whatever is still queued."""
+        self.writer.transport.abort()
+
+
+def encode(body: Mapping[str, Any]) -> bytes:
+    """One message as a line."""
+    return json.dumps(body, separators=(",", ":")).encode() + b"\n"
+
+
+async def read_line(reader: asyncio.StreamReader) -> dict[str, Any] | None:
+    """One message as an object; None at the end of the stream. Raises `ControlError` on anything else."""
+    try:
+        line = await reader.readline()
+    except (ConnectionError, TimeoutError):
+        return None
+    except ValueError as error:  # a line beyond the limit
+        raise ControlError(f"not a line of JSON: {error}") from error
+    return _decode(line)
+
+
+def _decode(line: bytes) -> dict[str, Any] | None:
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        body = json.loads(line)
+    except (ValueError, RecursionError) as error:  # also one that is nested beyond reason
+        raise ControlError(f"not a line of JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise ControlError("a message must be a JSON object")
+    return body
+
+
+async def _first_line(reader: asyncio.StreamReader) -> dict[str, Any] | None:
+    """Return the first message of a connection; raise NoGreetingError if it ends before its first byte."""
+    try:
+        line = await reader.readline()
+    except ConnectionError as error:
+        raise NoGreetingError(f"the connection was closed before the greeting: {error}") from error
+    except ValueError as error:
+        raise ControlError(f"not a line of JSON: {error}") from error
+    if not line:
+        raise NoGreetingError("the connection was closed before the greeting")
+    return _decode(line)
+
+
+async def dial(host: str, port: int, *, me: str, peer: str, key: bytes, timeout: float) -> Connection:
+    """Connect and prove ourselves; raises `OSError`, `TimeoutError` or `ControlError`."""
+    async with asyncio.timeout(timeout):
+        reader, writer = await asyncio.open_connection(host, port, limit=LIMIT)
+    try:
+        async with asyncio.timeout(HANDSHAKE_SECONDS):
+            mine = secrets.token_hex(16)
+            writer.write(encode({"version": 1, "podUID": me, "to": peer, "nonce": mine}))
+            theirs = await _expect(reader, "nonce", "mac")
+            talk = (me, peer, mine, theirs["nonce"])
+            _check(theirs["mac"], _mac(key, "accept", *talk), peer)
+            writer.write(encode({"mac": _mac(key, "dial", *talk)}))
+    except TimeoutError as error:
+        writer.transport.abort()
+        raise NoAnswerError(f"no answer to the greeting within {HANDSHAKE_SECONDS:.0f} s") from error
+    except BaseException:
+        writer.transport.abort()
+        raise
+    return Connection(peer, reader, writer)
+
+
+def peer_host(writer: asyncio.StreamWriter) -> str:
+    """Return the address of the other side."""
+    return str((writer.get_extra_info("peername") or ("?",))[0])
+
+
+async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, me: str, key: bytes) -> Connection:
+    """The acceptor's side of `dial`; raises `TimeoutError`, `ControlError` or, of these, `NoGreetingError`."""
+    async with asyncio.timeout(HANDSHAKE_SECONDS):
+        first = _greeting(await _first_line(reader), "podUID", "to", "nonce")
+        check_version(first, "the greeting of a launcher")
+        peer, mine = first["podUID"], secrets.token_hex(16)
+        if first["to"] != me:
+            raise ControlError(f"{peer} looks for {first['to']}, this is {me}")
+        talk = (peer, me, first["nonce"], mine)
+        writer.write(encode({"nonce": mine, "mac": _mac(key, "accept", *talk)}))
+        proof = await _expect(reader, "mac")
+        _check(proof["mac"], _mac(key, "dial", *talk), peer)
+    return Connection(peer, reader, writer)
+
+
+async def _expect(reader: asyncio.StreamReader, *names: str) -> dict[str, Any]:
+    return _greeting(await read_line(reader), *names)
+
+
+def _greeting(body: dict[str, Any] | None, *names: str) -> dict[str, Any]:
+    if body is None:
+        raise HungUpError("the other side closed the connection during the greeting")
+    for name in names:
+        value = body.get(name)
+        # ASCII: what the proofs are computed over must be encodable, which a lone surrogate is not.
+        if not isinstance(value, str) or not 0 < len(value) <= 256 or not value.isascii():
+            raise ControlError(f"the greeting lacks a valid {name!r}")
+    return body
+
+
+def _mac(key: bytes, role: str, *talk: str) -> str:
+    text = "\n".join(("holdfast-control-1", role, *talk))
+    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+
+
+def _check(given: str, expected: str, peer: str) -> None:
+    if not hmac.compare_digest(given.encode(), expected.encode()):
+        raise AuthenticationError(
+            f"{peer} does not hold this job's key; if it belongs to the job, both must get the same key"
+        )

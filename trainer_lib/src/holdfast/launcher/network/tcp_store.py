@@ -1,0 +1,123 @@
+"""The stores behind MASTER_ADDR and MASTER_PORT: a fresh one for each attempt, served on this pod.
+
+It runs in a child of the launcher that outlives every rank process: torch stays out of the launcher itself, which
+must answer heartbeats while half a gigabyte of libraries loads. The port listens at once, so ranks may connect
+while the child still imports torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import socket
+from collections.abc import Callable
+
+from holdfast.core.attempt import Pair
+from holdfast.core.errors import StoreError
+from holdfast.launcher.membership.messages import Master
+from holdfast.launcher.process.child import ChildProcess, ProcessExit, own_program
+
+_log = logging.getLogger("holdfast.launcher.store")
+_BACKLOG = 4096
+# A process that ends so often before it has served a store will not serve the next one either.
+_MAX_FAILURES = 3
+
+
+class StoreHost:
+    """Opens stores in its child; `on_lost` is told the pair whose store died or could not be served.
+
+    `on_broken` is called if the child ends several times in a row and has not served a store in between.
+    """
+
+    def __init__(
+        self, on_lost: Callable[[Pair, str], None], *, on_broken: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self._on_lost = on_lost
+        self._on_broken = on_broken
+        self._failures = 0
+        self._child: ChildProcess | None = None
+        self._line: socket.socket | None = None
+        self._pairs: tuple[Pair, ...] = ()
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id."""
+        return None if self._child is None else self._child.pid
+
+    def warm(self) -> socket.socket:
+        """Start the child now, so that it has imported torch by the time a store is wanted."""
+        if self._line is not None:
+            return self._line
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        argv = own_program("holdfast.launcher.network.tcp_store_server", str(theirs.fileno()))
+        with theirs:
+            self._child = ChildProcess(
+                argv=argv, environ=_environ(), on_exit=self._ended, pass_fds=(theirs.fileno(),)
+            )
+        self._line = ours
+        asyncio.get_running_loop().add_reader(ours, self._heard, ours)
+        return ours
+
+    def open(self, pair: Pair, host: str, *, beside: Pair | None = None) -> Master:
+        """Listen on a free port of `host` and hand the socket to the child.
+
+        Other stores close, but not that of `beside`: its ranks still train and commit.
+        """
+        try:
+            line = self.warm()
+            with socket.create_server((host, 0), family=_family(host), backlog=_BACKLOG) as listener:
+                port = int(listener.getsockname()[1])
+                order = {"pair": str(pair), "host": host, "port": port, "beside": str(beside)}
+                socket.send_fds(line, [json.dumps(order).encode() + b"\n"], [listener.fileno()])
+        except OSError as error:
+            raise StoreError(f"cannot open a store on {host}: {error.strerror}") from error
+        self._pairs = (*(kept for kept in self._pairs if kept == beside), pair)
+        return Master(host=host, port=port)
+
+    def close(self) -> None:
+        """End the child and with it every store."""
+        self._pairs = ()
+        if self._child is not None:
+            self._child.kill()
+
+    def _heard(self, line: socket.socket) -> None:
+        data = b""
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            data = line.recv(65536)
+        if not data:
+            asyncio.get_running_loop().remove_reader(line)
+        for answer in data.splitlines():
+            self._problem(json.loads(answer))
+
+    def _problem(self, answer: dict[str, object]) -> None:
+        self._failures = 0
+        for pair in self._pairs:
+            if answer.get("pair") == str(pair) and answer.get("error"):
+                self._on_lost(pair, str(answer["error"]))
+
+    def _ended(self, ended: ProcessExit) -> None:
+        if self._line is not None:
+            asyncio.get_running_loop().remove_reader(self._line)
+            self._line.close()
+        self._child = self._line = None
+        pairs, self._pairs = self._pairs, ()
+        tail = ended.stderr_tail[-1] if ended.stderr_tail else ""
+        what = f"the store's process ended with {ended.exit_code} {tail}".rstrip()
+        self._failures += 1
+        if self._failures >= _MAX_FAILURES and pairs:
+            self._on_broken(f"{what}, {self._failures} times in a row: no attempt can start on this host")
+        for pair in pairs:
+            self._on_lost(pair, what)
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _environ() -> dict[str, str]:
+    """The store needs no thread pool and no GPU."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

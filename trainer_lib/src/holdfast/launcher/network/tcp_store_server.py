@@ -1,0 +1,59 @@
+"""The child of the launcher that serves the rendezvous stores.
+
+It is run as `python -m holdfast.launcher.network.tcp_store_server FD`.
+It gets listening sockets over FD, one for each attempt, keeps a store on the newest and on the one that the order
+says is still in use, and ends with its launcher.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from datetime import timedelta
+from typing import Any
+
+_TIMEOUT = timedelta(seconds=300)
+
+
+def main() -> int:
+    """Serve until the launcher closes its end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C on a terminal is the launcher's to handle
+    line = socket.socket(fileno=int(sys.argv[1]))
+    import torch.distributed  # noqa: F401  (before the first order, while nobody waits)
+
+    stores: dict[str, object] = {}
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(line, 65536, 16)
+        if not data:
+            return 0
+        for text, descriptor in zip(data.splitlines(), descriptors, strict=True):
+            order = json.loads(text)
+            stores = {pair: store for pair, store in stores.items() if pair == order["beside"]}  # closes the others
+            stores[order["pair"]] = _open(line, order, descriptor)
+
+
+def _open(line: socket.socket, order: dict[str, Any], descriptor: int) -> object:
+    from torch._C._distributed_c10d import TCPStore
+
+    try:
+        store = TCPStore(
+            order["host"],
+            order["port"],
+            is_master=True,
+            timeout=_TIMEOUT,
+            wait_for_workers=False,
+            master_listen_fd=descriptor,
+        )
+    except RuntimeError as error:
+        os.close(descriptor)
+        line.sendall(json.dumps({"pair": order["pair"], "error": str(error)}).encode() + b"\n")
+        return None
+    line.sendall(json.dumps({"pair": order["pair"]}).encode() + b"\n")
+    return store
+
+
+if __name__ == "__main__":
+    sys.exit(main())

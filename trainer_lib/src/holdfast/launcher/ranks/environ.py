@@ -1,0 +1,188 @@
+"""What a rank process finds in its environment: what torchrun sets, and where its launcher listens. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast.checkpoint.io.memcpy import BLOCK_BYTES
+from holdfast.core import constants as c
+from holdfast.core.constants import Cause
+from holdfast.launcher.membership.document import Membership
+from holdfast.launcher.membership.messages import Master, World
+
+_OF_A_PLACE: Final = frozenset(
+    {
+        *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME"),
+        *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+        *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT"),
+        *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_ERROR_FILE"),
+        *(c.ENV_GENERATION, c.ENV_ATTEMPT, c.ENV_PUBLICATION),
+    }
+)
+_TUNABLES: Final = "GLIBC_TUNABLES"
+_PAST_THE_CACHE: Final = "glibc.cpu.x86_non_temporal_threshold"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPlace:
+    """One rank of a world, as its launcher counts it."""
+
+    local_rank: int
+    local_world_size: int
+    group_rank: int
+    group_world_size: int
+
+    @property
+    def rank(self) -> int:
+        """The global rank: by order of workers."""
+        return self.group_rank * self.local_world_size + self.local_rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks the world has."""
+        return self.group_world_size * self.local_world_size
+
+
+def places(world: World, me: str, processes: int) -> list[RankPlace]:
+    """This launcher's ranks in a world."""
+    return [
+        RankPlace(
+            local_rank=local,
+            local_world_size=processes,
+            group_rank=world.position(me),
+            group_world_size=len(world.members),
+        )
+        for local in range(processes)
+    ]
+
+
+def rank_environ(
+    base: Mapping[str, str],
+    *,
+    place: RankPlace,
+    world: World,
+    master: Master,
+    membership: Membership,
+    run_dir: Path,
+    error_file: Path,
+    slot: int,
+) -> dict[str, str]:
+    """The environment of one rank process; what the user set and torchrun would keep is kept."""
+    environ = {**base, **torchrun_variables(place, world, master, membership, error_file)}
+    _defaults(environ, place.local_world_size)
+    environ.update(_own(membership, run_dir, slot))
+    environ.update(
+        {
+            c.ENV_GENERATION: str(world.pair.generation),
+            c.ENV_ATTEMPT: str(world.pair.attempt),
+            c.ENV_PUBLICATION: world.publication,
+        }
+    )
+    return environ
+
+
+def standby_environ(
+    base: Mapping[str, str], membership: Membership, run_dir: Path, *, slot: int, processes: int
+) -> dict[str, str]:
+    """The environment of a process whose world is not known yet: nothing of a place is in it."""
+    environ = {name: value for name, value in base.items() if name not in _OF_A_PLACE}
+    _defaults(environ, processes)
+    environ.update(_own(membership, run_dir, slot))
+    environ[c.ENV_STANDBY] = "1"
+    return environ
+
+
+def world_message(
+    place: RankPlace, world: World, master: Master, membership: Membership, error_file: Path
+) -> dict[str, Any]:
+    """The place of a process that lives already, as the agent socket says it."""
+    return {
+        "type": "world",
+        **world.pair.to_json(),
+        "publication": world.publication,
+        "rank": place.rank,
+        "localRank": place.local_rank,
+        "worldSize": place.world_size,
+        "localWorldSize": place.local_world_size,
+        "groupRank": place.group_rank,
+        "groupWorldSize": place.group_world_size,
+        "masterHost": master.host,
+        "masterPort": master.port,
+        "jobUID": membership.job_uid,
+        "runID": _run_id(membership),
+        "torchrun": torchrun_variables(place, world, master, membership, error_file),
+    }
+
+
+def tunables(base: Mapping[str, str]) -> dict[str, str]:
+    """What has the C library copy past the cache what a save copies; it is read as a process starts.
+
+    A cache line that is written whole is otherwise read first: a third of what the memory has to move. What the user
+    says of it goes; other C libraries and processors do not know the name.
+    """
+    said = [one for one in base.get(_TUNABLES, "").split(":") if one]
+    if any(one.startswith(f"{_PAST_THE_CACHE}=") for one in said):
+        return {}
+    return {_TUNABLES: ":".join([*said, f"{_PAST_THE_CACHE}={BLOCK_BYTES:#x}"])}
+
+
+def _defaults(environ: dict[str, str], processes: int) -> None:
+    environ.update(tunables(environ))
+    if processes > 1:
+        environ.setdefault("OMP_NUM_THREADS", "1")
+    environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    environ.setdefault("PYTHONUNBUFFERED", "1")
+
+
+def torchrun_variables(
+    place: RankPlace, world: World, master: Master, membership: Membership, error_file: Path
+) -> dict[str, str]:
+    """What torchrun sets for one rank."""
+    return {
+        "RANK": str(place.rank),
+        "LOCAL_RANK": str(place.local_rank),
+        "WORLD_SIZE": str(place.world_size),
+        "LOCAL_WORLD_SIZE": str(place.local_world_size),
+        "GROUP_RANK": str(place.group_rank),
+        "GROUP_WORLD_SIZE": str(place.group_world_size),
+        "ROLE_RANK": str(place.rank),
+        "ROLE_WORLD_SIZE": str(place.world_size),
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": master.host,
+        "MASTER_PORT": str(master.port),
+        "TORCHELASTIC_RUN_ID": _run_id(membership),
+        "TORCHELASTIC_RESTART_COUNT": str(world.pair.attempt - 1),
+        "TORCHELASTIC_MAX_RESTARTS": str(_max_restarts(membership)),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_ERROR_FILE": str(error_file),
+    }
+
+
+def _own(membership: Membership, run_dir: Path, slot: int) -> dict[str, str]:
+    checkpoint = membership.document.get("settings", {}).get("checkpoint", {})
+    values = {
+        c.ENV_AGENT_SOCKET: str(run_dir / c.AGENT_SOCKET_FILE),
+        c.ENV_SLOT: str(slot),
+        c.ENV_JOB_UID: membership.job_uid,
+        c.ENV_RUN_ID: _run_id(membership),
+        c.ENV_CHECKPOINT_INTERVAL: str(checkpoint.get("interval", "")),
+        c.ENV_CHECKPOINT_KEEP: str(checkpoint.get("keepLast", "")),
+        c.ENV_CHECKPOINT_FULL_EVERY: str(checkpoint.get("fullEvery", "")),
+        c.ENV_CHECKPOINT_DELTA_THRESHOLD: str(checkpoint.get("deltaThreshold", "")),
+        c.ENV_CHECKPOINT_RETENTION: str(checkpoint.get("retention", "")),
+        c.ENV_CHECKPOINT_BANDWIDTH: str(checkpoint.get("bytesPerSecond", "")),
+        c.ENV_CHECKPOINT_IN_FLIGHT: str(checkpoint.get("maxInFlight", "")),
+        c.ENV_RESUME: str(checkpoint.get("resume", "")),
+    }
+    return {name: value for name, value in values.items() if value}
+
+
+def _run_id(membership: Membership) -> str:
+    return str(membership.document.get("job", {}).get("runId") or membership.job_uid)
+
+
+def _max_restarts(membership: Membership) -> int:
+    return next((b.max_restarts for b in membership.rules.budgets if b.cause is Cause.APPLICATION), 0)

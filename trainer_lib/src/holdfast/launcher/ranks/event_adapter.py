@@ -1,0 +1,465 @@
+"""The local ranks as the core sees them: what they say and how they end becomes events, its wishes reach them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.checkpoint.format.file_names import CommitName
+from holdfast.core.attempt import Claim, Pair
+from holdfast.core.constants import MEMORY_TIER, PEER_TIER, SHARED_TIER, SURVIVOR, Cause, RankPhase
+from holdfast.core.errors import DocumentError
+from holdfast.launcher.accounting.checkpoint_counters import Tallies
+from holdfast.launcher.accounting.event_recorder import Chronicle
+from holdfast.launcher.drain.last_checkpoint_plan import Speed
+from holdfast.launcher.drain.touch_file import TouchFile
+from holdfast.launcher.membership.document import Membership
+from holdfast.launcher.membership.events import (
+    Entered,
+    Event,
+    ForeignClaims,
+    Holds,
+    LocalDone,
+    Prepared,
+    Quiesced,
+    RankFailed,
+    RanksEnded,
+    Saves,
+    StepMade,
+)
+from holdfast.launcher.membership.held_shards import Held
+from holdfast.launcher.membership.messages import Failure, Master, Priority, World
+from holdfast.launcher.ranks import exit_cause
+from holdfast.launcher.ranks.exit_cause import Place, RankEnd
+from holdfast.launcher.ranks.rank_process import Rank
+from holdfast.launcher.ranks.rank_socket import RankMessage
+from holdfast.launcher.ranks.supervisor import Supervisor
+
+_log = logging.getLogger("holdfast.launcher.local")
+# A script that has not said hello by then is one without Holdfast's loop: it gets signals instead of messages.
+_PLAIN_AFTER_SECONDS = 20.0
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """What the ranks told of their training, for the status."""
+
+    committed_step: int | None = None
+    committed_at: float | None = None
+    loss: float | None = None
+    throughput: float | None = None
+    step_seconds: float | None = None
+    gradient_norm: float | None = None
+    checkpoints: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tallies: Tallies = field(default_factory=Tallies)
+    claims: dict[Pair, Claim] = field(default_factory=dict)
+    quarantined: list[dict[str, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """A `checkpoint` or `quiesce` for the ranks of an attempt, also for those that say hello later."""
+
+    type: str
+    pair: Pair
+    id: str
+    reason: str
+    commit: bool = True
+    near: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Wire form."""
+        commit = {"commit": self.commit, "near": self.near} if self.type == "quiesce" else {}
+        return {"type": self.type, "id": self.id, "reason": self.reason, **commit}
+
+
+class LocalRanks:
+    """Between the supervisor and the agent socket on one side, the core on the other."""
+
+    def __init__(
+        self,
+        *,
+        feed: Callable[[Event], None],
+        now: Callable[[], float],
+        place: tuple[str, str],
+        touch: TouchFile,
+        chronicle: Chronicle,
+        committed: Callable[[CommitName], None] = lambda _: None,
+    ) -> None:
+        self._feed = feed
+        self._now = now
+        self._pod, self._node = place
+        self._touch = touch
+        self._chronicle = chronicle
+        self._committed = committed
+        self._restored: int | None = None  # from where the attempt goes on, once a rank has said it
+        self._origin = ""
+        self._untold: int | None = None  # a step of the attempt that the core has not heard of
+        self._reported: set[int] = set()  # slots whose failure in this attempt was told
+        self._quiesced = False
+        self._stopping = False
+        self._prepared = True
+        self._held: Held | None = None  # as the core was told
+        self._saving = False  # the same
+        self._may_stand_by = True
+        self._wishes: list[Wish] = []
+        self._unanswered: dict[str, float] = {}
+        self._timers: list[asyncio.TimerHandle] = []
+        self._membership: Membership | None = None
+        self._trained: Pair | None = None
+        self.memory: Callable[[], dict[str, Any] | None] = lambda: None
+        self.disk: Callable[[], dict[str, Any] | None] = lambda: None
+        self.progress = Progress()
+        self.speeds = {tier: Speed() for tier in (MEMORY_TIER, PEER_TIER, SHARED_TIER)}
+        self.supervisor: Supervisor
+
+    # What the core wants
+
+    def start(self, world: World, master: Master, membership: Membership, trained: Pair | None) -> None:
+        """Start this launcher's ranks of a world; `trained` is the highest attempt that had ranks here before."""
+        self._restored, self._origin, self._untold = None, "", None
+        self._reported = set()
+        self._quiesced = self._stopping = False
+        self._may_stand_by = True
+        self._wishes = []
+        self._cancel_timers()
+        self._membership, self._trained = membership, trained
+        self.supervisor.start(world, master, membership)
+        if not self.supervisor.speaks_holdfast:
+            wait = min(_PLAIN_AFTER_SECONDS, membership.rules.startup_deadline / 2)
+            self._later(wait, lambda: self._enter_plain(world.pair))
+        self.tell_prepared()
+
+    def await_standbys(self) -> None:
+        """Processes will stand by: until they do, this launcher is not prepared."""
+        self._prepared = False
+        self._feed(Prepared(prepared=False))
+
+    def stand_by(self, membership: Membership) -> None:
+        """Nobody forms a world soon: let processes get ready for the next one."""
+        if self._may_stand_by:
+            self.supervisor.stand_by(membership)
+        self.tell_prepared()
+
+    def tell_prepared(self) -> None:
+        """Tell the core whether this launcher's ranks could enter a world at once."""
+        prepared = all(rank.ready for rank in self.supervisor.standbys)
+        if prepared is not self._prepared:
+            self._prepared = prepared
+            self._feed(Prepared(prepared=prepared))
+
+    def stop(self, pair: Pair, reason: str, grace: float) -> None:
+        """Let no local rank vote up to this pair any more."""
+        self._stopping = True
+        self.supervisor.stop(pair, reason, grace)
+
+    def hung(self, slot: int, message: str, cause: Cause = Cause.INFRASTRUCTURE, *, kill: bool = True) -> None:
+        """A process keeps others waiting, says who watches it: it is killed if that is its own doing, and its
+        attempt ends. One that is in no attempt is only gone: the next world has another for it."""
+        rank = self.supervisor.rank(slot)
+        if rank is None or not rank.alive:
+            return
+        if rank.parked:
+            _log.warning("%s", message)
+            self.supervisor.dismiss(rank)
+            return
+        if kill:
+            self.supervisor.kill(rank)  # at once: its end takes a while, and the next attempt waits for it
+        self._fail(rank, exit_cause.hung(rank.number, message, self._place(), cause=cause, step=rank.step))
+
+    def quiesce(self, pair: Pair, wish_id: str, reason: str, *, commit: bool, near: bool = False) -> None:
+        """Ask for an agreed end of the attempt; a script without the loop is asked to end (SIGTERM). `near`: with a
+        commit in memory and on other nodes, due there or not."""
+        self._wish(Wish(type="quiesce", pair=pair, id=wish_id, reason=reason, commit=commit, near=near))
+        if not self.supervisor.speaks_holdfast and self.supervisor.ranks:
+            age = asyncio.get_running_loop().time() - self.supervisor.ranks[0].started_at
+            self._later(max(0.0, _PLAIN_AFTER_SECONDS - age), lambda: self._terminate_plain(pair))
+        self._check_quiesced(pair)
+
+    def checkpoint(self, pair: Pair, wish_id: str, reason: str) -> None:
+        """Ask for an agreed commit."""
+        self._wish(Wish(type="checkpoint", pair=pair, id=wish_id, reason=reason))
+
+    def expect_answer(self, request_id: str) -> None:
+        """A touch-file asked: whoever wrote it waits for an acknowledgement."""
+        self._unanswered[request_id] = self._now()
+
+    def give_up_answers(self) -> None:
+        """Say of every request that is still open that no commit answers it."""
+        for request_id in list(self._unanswered):
+            self._answer([request_id], {"step": self.progress.committed_step or 0, "result": "Failed"})
+
+    # What the ranks say
+
+    def heard(self, message: RankMessage) -> None:
+        """A message of a rank process; what is not of the present attempt is dropped."""
+        try:
+            self._chronicle.heard(message.connection.pid, message.type, message.body)
+            rank = self.supervisor.hear(message)
+            if rank is not None:
+                self._react(rank, message)
+        except (KeyError, TypeError, ValueError, DocumentError) as error:
+            _log.warning("%s cannot be read: %r", message, error)
+
+    def _react(self, rank: Rank, message: RankMessage) -> None:
+        if message.type in ("standby", "ready"):
+            self.tell_prepared()
+        elif message.pair is not None and message.pair == rank.pair:  # a `left` may have moved it on by now
+            self._react_in(message.pair, rank, message)
+            self._tell_saving()
+
+    def _react_in(self, pair: Pair, rank: Rank, message: RankMessage) -> None:
+        body = message.body
+        match message.type:
+            case "hello":
+                self._greet(rank)
+            case "restored":
+                self._restored, self._origin = int(body["step"]), _origin(body)
+                self.progress.tallies.restored(pair, body)
+                self.progress.quarantined = [_set_aside(bad, body) for bad in body["quarantined"]]
+                self._tell_step(pair)
+                self._tell_held()
+            case "claim":
+                claim = Claim.from_json(body["claim"])
+                self.progress.claims[claim.pair] = claim
+            case "foreignClaims":
+                self._feed(ForeignClaims(pair=pair, claims=tuple(map(Claim.from_json, body["claims"]))))
+            case "step":
+                self._stepped(pair, body)
+            case "checkpoint":
+                self._saved(pair, body)
+                if rank.number == 0 and (body["tier"], body["result"]) == (SHARED_TIER, "Committed"):
+                    self._committed(CommitName(step=int(body["step"]), pair=pair))
+            case "peerLost":
+                text = str(body["message"])
+                self._fail(rank, exit_cause.peer_lost(rank.number, text, self._place(), step=rank.step))
+            case "exception":
+                self._fail(
+                    rank,
+                    exit_cause.raised(rank.number, rank.exception, rank.traceback, self._place(), step=rank.step),
+                )
+            case "left":
+                self._left(rank)
+            case "quiesced" | "done":
+                self._check_quiesced(pair)
+            case _:
+                pass
+
+    def _durable(self, membership: Membership) -> int:
+        """The step of the newest checkpoint on the volume, as far as the operator knows and ranks here have told."""
+        own = self.progress.checkpoints.get(SHARED_TIER, {}).get("step", 0)
+        return max(int(own), int(membership.document.get("durableStep") or 0))
+
+    def _greet(self, rank: Rank) -> None:
+        membership = self._membership
+        if membership is None or rank.pair is None:
+            return
+        claims = {claim.pair: claim for claim in membership.claims} | self.progress.claims
+        welcome = {
+            "type": "welcome",
+            **rank.pair.to_json(),
+            "claims": [claims[pair].to_json() for pair in sorted(claims)],
+            "settings": membership.document.get("settings", {}),
+            "reached": self._chronicle.accounts.highest,
+            "durable": self._durable(membership),
+            "trained": None if self._trained is None else self._trained.to_json(),
+            "books": self._chronicle.accounts.books.to_json(),
+            "memory": self.memory(),
+            "local": self.disk(),
+        }
+        rank.send(welcome)
+        for wish in self._wishes:
+            if wish.pair == rank.pair:
+                rank.send(wish.to_json())
+        if all(other.greeted for other in self.supervisor.ranks):
+            self._feed(Entered(pair=rank.pair))
+
+    def _stepped(self, pair: Pair, body: Mapping[str, Any]) -> None:
+        step = int(body["step"])
+        seconds = float(body["seconds"])
+        loss = float(body["loss"])
+        norm = body.get("gradNorm")
+        self.progress.loss = loss if math.isfinite(loss) else None
+        self.progress.gradient_norm = None if norm is None else float(norm)
+        if seconds > 0:
+            rate = float(body["samples"]) / seconds
+            self.progress.throughput = _smoothed(self.progress.throughput, rate)
+            self.progress.step_seconds = _smoothed(self.progress.step_seconds, seconds)
+        if step != self.progress.committed_step:
+            self.progress.committed_step, self.progress.committed_at = step, self._now()
+            self._untold = step
+            self._tell_step(pair)
+
+    def _tell_step(self, pair: Pair) -> None:
+        """A step that is applied from a doubt is said before the state that it belongs to."""
+        if self._untold is not None and self._restored is not None:
+            made, self._untold = self._untold, None
+            self._feed(StepMade(pair=pair, step=made, restored=self._restored, origin=self._origin))
+
+    def _tell_held(self) -> None:
+        held = self.supervisor.held
+        if held != self._held:
+            self._held = held
+            self._feed(Holds(held=held))
+
+    def _tell_saving(self) -> None:
+        saving = any(rank.alive and rank.phase == RankPhase.CHECKPOINT for rank in self.supervisor.ranks)
+        if saving != self._saving:
+            self._saving = saving
+            self._feed(Saves(saving=saving))
+
+    def _saved(self, pair: Pair, body: Mapping[str, Any]) -> None:
+        if body["result"] == "Committed":
+            self.progress.checkpoints[str(body["tier"])] = {
+                "step": int(body["step"]),
+                **pair.to_json(),
+                "time": self._now(),
+            }
+            self.progress.tallies.committed(pair, body)
+            self._measure(body)
+        else:
+            self._say_failed(pair, body)
+        self._answer(body["ids"], body)
+
+    def _say_failed(self, pair: Pair, body: Mapping[str, Any]) -> None:
+        """In one line of all ranks."""
+        cause = self.progress.tallies.failed(pair, body, self._now())
+        if cause:
+            fields = {"step": body["step"], "tier": body["tier"], "cause": cause}
+            said = "the commit of step %s on the %s tier failed (%s): %s"
+            _log.error(said, body["step"], body["tier"], cause, body["message"], extra={"fields": fields})
+
+    def _measure(self, body: Mapping[str, Any]) -> None:
+        """What a commit took. One in memory was sent to another node in a part of that time."""
+        nbytes, copying = int(body.get("bytes", 0)), float(body.get("copying", 0.0))
+        if body["tier"] in self.speeds:
+            self.speeds[body["tier"]].took(nbytes, float(body["seconds"]) - copying)
+        self.speeds[PEER_TIER].took(nbytes, copying)
+
+    def _answer(self, ids: Iterable[str], body: Mapping[str, Any]) -> None:
+        for request_id in ids:
+            asked = self._unanswered.pop(request_id, None)
+            if asked is not None:
+                self._touch.acknowledge(
+                    request_id=request_id,
+                    step=int(body["step"]),
+                    tier=str(body.get("tier", "")),
+                    result=str(body["result"]),
+                    seconds=round(self._now() - asked, 3),
+                )
+
+    # How they end
+
+    def rank_ended(self, rank: Rank, end: RankEnd) -> None:
+        """A process ended while it was in an attempt."""
+        pair, failure = rank.pair, exit_cause.judge(end, self._place())
+        if pair is not None and failure is not None and failure.priority is Priority.OOM:
+            self._tell(rank, pair, failure)  # also of an attempt that is over: who ended it may not know why
+            return
+        if pair is None or pair != self.supervisor.pair:
+            return
+        if failure is not None:
+            if rank.slot not in self._reported or failure.priority < Priority.EXCEPTION:
+                self._tell(rank, pair, failure)
+            return
+        self._check_quiesced(pair)
+        if end.ended_well and all(other.ended_well for other in self.supervisor.ranks):
+            self._feed(LocalDone(pair=pair))
+
+    def process_ended(self, pid: int, *, killed: bool) -> None:
+        """A process is gone, whatever it was to us."""
+        self._chronicle.ended(pid, hung=killed)
+        self._tell_held()
+        self._tell_saving()
+
+    def standby_ended(self) -> None:
+        """A process ended before its world was known: the next is started, and judged, when there is a world."""
+        _log.warning("a process that stood by ended; another is started when there is a world for it")
+        self._may_stand_by = False
+        self.tell_prepared()
+
+    def cannot_start(self, pair: Pair, program: str, message: str) -> None:
+        """The command cannot be started."""
+        self._feed(RankFailed(pair=pair, failure=exit_cause.not_started(program, message, self._place())))
+
+    def all_ended(self, pair: Pair) -> None:
+        """No process of this pair or a lower one is left."""
+        self._cancel_timers()
+        self._feed(RanksEnded(pair=pair))
+
+    # Inside
+
+    def _wish(self, wish: Wish) -> None:
+        self._wishes.append(wish)
+        for rank in self.supervisor.ranks:
+            if rank.greeted and rank.pair == wish.pair:
+                rank.send(wish.to_json())
+
+    def _left(self, rank: Rank) -> None:
+        """It leaves by itself: its attempt cannot go on, unless that was agreed."""
+        if not self._stopping and not rank.quiesced:
+            text = "it left the attempt by itself"
+            self._fail(rank, exit_cause.peer_lost(rank.number, text, self._place(), step=rank.step))
+
+    def _fail(self, rank: Rank, failure: Failure) -> None:
+        if rank.slot not in self._reported and rank.pair is not None:
+            self._tell(rank, rank.pair, failure)
+
+    def _tell(self, rank: Rank, pair: Pair, failure: Failure) -> None:
+        self._reported.add(rank.slot)
+        fields = {"cause": failure.cause, "reason": failure.reason, "rank": rank.number}
+        _log.warning("%s", failure.message, extra={"fields": fields})
+        self._feed(RankFailed(pair=pair, failure=failure))
+
+    def _check_quiesced(self, pair: Pair) -> None:
+        """All made their last step. Nobody here may have asked: another launcher's wish reaches all ranks."""
+        ranks = self.supervisor.ranks
+        asked = any(wish.type == "quiesce" and wish.pair == pair for wish in self._wishes)
+        if self._quiesced or self.supervisor.pair != pair or not (asked or any(rank.quiesced for rank in ranks)):
+            return
+        if all(rank.quiesced or rank.done or rank.ended for rank in ranks):
+            self._quiesced = True
+            self._feed(Quiesced(pair=pair))
+
+    def _terminate_plain(self, pair: Pair) -> None:
+        if self.supervisor.pair == pair and not self.supervisor.speaks_holdfast:
+            _log.info("the script has no Holdfast loop; SIGTERM tells it to end")
+            self.supervisor.terminate(self.supervisor.ranks)
+
+    def _enter_plain(self, pair: Pair) -> None:
+        ranks = self.supervisor.ranks
+        if self.supervisor.pair == pair and ranks and not any(rank.greeted for rank in ranks):
+            self._feed(Entered(pair=pair))
+
+    def _later(self, seconds: float, call: Callable[[], None]) -> None:
+        self._timers.append(asyncio.get_running_loop().call_later(seconds, call))
+
+    def _cancel_timers(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+
+    def _place(self) -> Place:
+        return Place(pod=self._pod, node=self._node, at=self._now())
+
+
+def _smoothed(known: float | None, value: float) -> float:
+    return value if known is None else 0.8 * known + 0.2 * value
+
+
+def _origin(body: Mapping[str, Any]) -> str:
+    """Where the state that goes on was, in a word for each tier; nothing for a fresh start."""
+    return SURVIVOR if body.get("source") == "memory" else ", ".join(map(str, body.get("tiers", ())))
+
+
+def _set_aside(bad: Mapping[str, str], body: Mapping[str, Any]) -> dict[str, str]:
+    """A damaged commit, why, and what became of its step."""
+    stores = ", ".join(map(str, body.get("stores", ())))
+    lost = any(gone["path"] == bad["path"] for gone in body.get("lost", ()))
+    since = f"training went on from step {body['step']}{stores and f' of {stores}'}"
+    instead = f"no good copy of it was left, {since}" if lost else "another copy was good"
+    return {"path": str(bad["path"]), "reason": f"{bad['reason']}; {instead}"}

@@ -1,0 +1,227 @@
+"""Why a rank process ended, decided once from what was seen of it. Pure."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+from dataclasses import dataclass
+
+from holdfast.core.constants import EXIT_PEER_LOST, Cause
+from holdfast.launcher.membership.messages import Failure, Priority
+
+# Both must be found. A script has connections of its own, to its data say: only a text that names what carries
+# torch's communication tells of a peer. And what carries it may also complain of the script (shapes that differ).
+_COMMUNICATION = re.compile(r"(?i)\bgloo\b|\bc10d\b|\bTCPStore\b|\bDist(?:Network|Backend|Store)Error\b|\bNCCL")
+_LOST_PEER = re.compile(
+    r"(?i)connection (?:was likely )?(?:closed|reset|refused)|broken pipe|\bgloo\b.*(?:timed? ?out|timeout)|"
+    r"socket timeout|NCCL (?:remote process|communicator was aborted|system) error|NCCL communicator was aborted|"
+    r"NCCL.*remote process exited|store.*(?:closed|broken)"
+)
+# Its end is what is kept of it, which may lack its first line. Other last words are no exception's.
+_TRACEBACK = re.compile(
+    r"(?:\[rank\d+\]: ?)?(?:Traceback\b|\s*File \"[^\"]+\", line \d+|[\w.]+(?:Error|Exception)\b)"
+)
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
+# Of the host or of a GPU. An allocator of torch's raises a RuntimeError.
+_OUT_OF_MEMORY = re.compile(
+    r"(?:[\w.]*\b_?(?:Array)?MemoryError|(?:[\w.]+\.)?OutOfMemoryError)\b|"
+    r"RuntimeError: .*(?:DefaultCPUAllocator: can't allocate memory|std::bad_alloc|CUDA out of memory)"
+)
+# A restart cures none of these. It may cure what the host, a device, a network or a library of others raises.
+_MISTAKES = frozenset(
+    {
+        *("SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError", "NameError"),
+        *("UnboundLocalError", "AttributeError", "TypeError", "ValueError", "KeyError", "IndexError"),
+        *("AssertionError", "NotImplementedError", "ZeroDivisionError", "UsageError"),
+    }
+)
+_FRAME = re.compile(r'\s*File "([^"]+)", line (\d+)')
+_NO_RESOURCES = tuple(os.strerror(number) for number in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE))
+_STOPPED_BY_US = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEnd:
+    """Everything that was seen of a rank process that ended."""
+
+    rank: int
+    pid: int
+    returncode: int  # negative: the signal
+    sent: frozenset[int] = frozenset()
+    oom: bool = False  # the cgroup counted a kill for memory
+    greeted: bool = False  # it runs Holdfast's loop
+    done: bool = False
+    peer_lost: str = ""
+    exception: str = ""  # as it said over the socket or in torch's error file
+    traceback: tuple[str, ...] = ()
+    step: int | None = None
+
+    @property
+    def ended_well(self) -> bool:
+        """It returned normally: after its loop was done, or without ever having had Holdfast's loop."""
+        return self.returncode == 0 and (self.done or not self.greeted)
+
+    @property
+    def ended_by_us(self) -> bool:
+        """This launcher sent the signal that ended it, or asked it to leave and it did."""
+        return bool(self.sent & _STOPPED_BY_US) and (self.returncode >= 0 or -self.returncode in self.sent)
+
+    @property
+    def exit_code(self) -> int:
+        """As a shell would say it."""
+        return 128 - self.returncode if self.returncode < 0 else self.returncode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where it happened."""
+
+    pod: str
+    node: str
+    at: float
+
+
+def judge(end: RankEnd, place: Place) -> Failure | None:
+    """The failure that this end is, or None if it is none."""
+    who = f"rank {end.rank} (pid {end.pid})"
+    if end.oom and end.returncode == -signal.SIGKILL:  # also where we were to end it a moment later
+        return _failure(
+            end, place, Cause.OOM, "OutOfMemory", Priority.OOM, f"{who} was ended by the kernel: out of memory"
+        )
+    if end.ended_by_us or end.ended_well:
+        return None
+    if end.returncode == -signal.SIGKILL:
+        return _failure(
+            end, place, Cause.INFRASTRUCTURE, "RankKilled", Priority.KILLED, f"{who} was ended by SIGKILL"
+        )
+    if end.returncode == 0:
+        text = f"{who} ended with 0 at step {end.step or 0} while others still have steps to make"
+        return _failure(end, place, Cause.APPLICATION, "EndedEarly", Priority.ENDED_EARLY, text)
+    return _died(end, place, who)
+
+
+def _died(end: RankEnd, place: Place, who: str) -> Failure:
+    if end.peer_lost or end.returncode == EXIT_PEER_LOST:
+        return peer_lost(end.rank, end.peer_lost or "it ended by itself", place, step=end.step)
+    last = end.exception or (end.traceback[-1].strip() if end.traceback else "")
+    if end.returncode < 0:
+        name = _signal_name(-end.returncode)
+        text = f"{who} was ended by {name}" + (f": {last}" if last else "")
+        return _failure(end, place, Cause.APPLICATION, "Signal", Priority.EXCEPTION, text)
+    if not end.exception and _COMMUNICATION.search(last) and _LOST_PEER.search(last):
+        return _failure(end, place, Cause.INFRASTRUCTURE, "PeerLost", Priority.PEER_LOST, f"{who}: {last}")
+    if end.exception or any(map(_TRACEBACK.match, end.traceback)):
+        cause, reason = _of_exception(last)
+        return _failure(end, place, cause, reason, Priority.EXCEPTION, last)
+    text = f"{who} ended with {end.returncode}" + (f": {last}" if last else "")
+    return _failure(end, place, Cause.APPLICATION, "ExitCode", Priority.EXCEPTION, text)
+
+
+def peer_lost(rank: int, message: str, place: Place, *, step: int | None) -> Failure:
+    """A collective failed: somebody else's fault, and only the root if nobody tells a better one."""
+    return Failure(
+        cause=Cause.INFRASTRUCTURE,
+        reason="PeerLost",
+        message=f"rank {rank} lost its peers: {message}",
+        priority=Priority.PEER_LOST,
+        at=place.at,
+        pod=place.pod,
+        node=place.node,
+        rank=rank,
+        step=step,
+    )
+
+
+def hung(rank: int, message: str, place: Place, *, cause: Cause, step: int | None) -> Failure:
+    """It keeps the others waiting for ever."""
+    return Failure(
+        cause=cause,
+        reason="Hung",
+        message=message,
+        priority=Priority.KILLED,
+        at=place.at,
+        pod=place.pod,
+        node=place.node,
+        rank=rank,
+        step=step,
+    )
+
+
+def raised(
+    rank: int, exception: str, traceback: tuple[str, ...], place: Place, *, step: int | None = None
+) -> Failure:
+    """The script's own exception, as its loop told before the process ended."""
+    cause, reason = _of_exception(exception)
+    return Failure(
+        cause=cause,
+        reason=reason,
+        message=exception,
+        priority=Priority.EXCEPTION,
+        at=place.at,
+        pod=place.pod,
+        node=place.node,
+        rank=rank,
+        exit_code=1,
+        traceback=traceback,
+        step=step,
+        mistake=_mistake(exception, traceback),
+    )
+
+
+def _of_exception(text: str) -> tuple[Cause, str]:
+    """Return the cause and the reason of an exception, from its type and message."""
+    if _OUT_OF_MEMORY.match(_RANK_PREFIX.sub("", text)):
+        return Cause.OOM, "OutOfMemory"
+    return Cause.APPLICATION, "Exception"
+
+
+def _mistake(exception: str, traceback: tuple[str, ...]) -> str:
+    """Return type and place of an error in the program, which the next attempt makes again; nothing for others."""
+    kind = _RANK_PREFIX.sub("", exception).partition(":")[0].removeprefix("holdfast.core.errors.").strip()
+    frames = [match for line in traceback if (match := _FRAME.match(_RANK_PREFIX.sub("", line)))]
+    return f"{kind} at {frames[-1][1]}:{frames[-1][2]}" if kind in _MISTAKES and frames else ""
+
+
+def not_started(program: str, message: str, place: Place) -> Failure:
+    """The command could not be started at all."""
+    code = 127 if os.strerror(errno.ENOENT) in message else 126
+    exhausted = any(text in message for text in _NO_RESOURCES)
+    return Failure(
+        cause=Cause.INFRASTRUCTURE if exhausted else Cause.APPLICATION,
+        reason="CannotStart",
+        message=message or f"cannot start {program!r}",
+        priority=Priority.EXCEPTION,
+        at=place.at,
+        pod=place.pod,
+        node=place.node,
+        exit_code=code,
+        traceback=(message,),
+    )
+
+
+def _failure(  # noqa: PLR0917  (a table of causes reads best in columns)
+    end: RankEnd, place: Place, cause: Cause, reason: str, priority: Priority, message: str
+) -> Failure:
+    return Failure(
+        cause=cause,
+        reason=reason,
+        message=message,
+        priority=priority,
+        at=place.at,
+        pod=place.pod,
+        node=place.node,
+        rank=end.rank,
+        exit_code=end.exit_code or 1,
+        traceback=end.traceback,
+        step=end.step,
+        mistake=_mistake(message, end.traceback) if reason == "Exception" else "",
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

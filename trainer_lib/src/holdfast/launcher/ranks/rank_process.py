@@ -1,0 +1,195 @@
+"""One rank process as its launcher knows it: its slot, its place, what it said. No I/O but signals and messages.
+
+A process outlives attempts: it *votes* in an attempt from the moment it is placed there until it says `left` for it
+(or a later one) or is reaped, and is *kept* from then on until it is placed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from holdfast.core.attempt import Pair, highest
+from holdfast.core.constants import RankPhase
+from holdfast.launcher.host.termination_log import last_lines
+from holdfast.launcher.membership.held_shards import Held
+from holdfast.launcher.process.child import Child, ProcessExit
+from holdfast.launcher.ranks.environ import RankPlace
+from holdfast.launcher.ranks.rank_socket import Connection, RankMessage
+
+# A loaded host takes seconds to take an interpreter with torch down.
+ENDING_SECONDS = 20.0
+
+
+class Spawner(Protocol):
+    """Starts rank processes."""
+
+    def spawn(self, *, environ: Mapping[str, str], prefix: str, on_exit: Callable[[ProcessExit], None]) -> Child:
+        """Start one; SpawnError if that cannot be done."""
+
+
+@dataclass(kw_only=True)
+class Rank:
+    """One process."""
+
+    slot: int
+    local_rank: int
+    started_at: float
+    process: Child | None = None
+    connection: Connection | None = None
+    # Where it is, or was placed last; a standby has never been anywhere.
+    place: RankPlace | None = None
+    pair: Pair | None = None
+    error_file: Path | None = None
+    left: Pair | None = None
+    left_at: float | None = None  # on the clock of boards; None once it is in a world again
+    ready: bool = False
+    world: Mapping[str, Any] | None = None  # to be told as soon as it can hear
+    forgotten: bool = False
+    step: int = 0
+    # What it said in its present attempt.
+    phase: str = RankPhase.STARTUP
+    greeted: bool = False
+    done: bool = False
+    quiesced: bool = False
+    peer_lost: str = ""
+    exception: str = ""
+    traceback: tuple[str, ...] = ()
+    commits: bool = False  # its last step, since every rank failed
+    ended: bool = False
+    ended_well: bool = False
+    held: Held | None = None
+
+    @property
+    def number(self) -> int:
+        """Its rank in the world."""
+        return -1 if self.place is None else self.place.rank
+
+    @property
+    def pid(self) -> int:
+        """The process id, 0 before the start."""
+        return 0 if self.process is None else self.process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self.process is not None and self.process.alive
+
+    @property
+    def speaks(self) -> bool:
+        """Whether it has Holdfast's loop."""
+        return self.connection is not None
+
+    def ends(self, now: float) -> bool:
+        """Whether it hung up a moment ago: its interpreter comes to its end, and its exit code will say why.
+
+        For so long it keeps nobody waiting in vain; a process that never ends is taken for hung after all.
+        """
+        over_at = None if self.connection is None else self.connection.over_at
+        return over_at is not None and now - over_at < ENDING_SECONDS
+
+    @property
+    def can_leave(self) -> bool:
+        """Whether it can be asked to leave an attempt and stay alive."""
+        return self.connection is not None and self.connection.slot is not None and self.connection.open
+
+    def may_vote(self, pair: Pair) -> bool:
+        """Whether it could still vote in an attempt of this pair or a lower one."""
+        return self.alive and self.pair is not None and self.pair <= pair and not self.parked
+
+    @property
+    def parked(self) -> bool:
+        """Whether it is in no attempt."""
+        return self.pair is None or (self.left is not None and self.left >= self.pair)
+
+    @property
+    def starting(self) -> bool:
+        """Whether it is to stand by, and has not said so yet."""
+        return self.pair is None and not self.speaks
+
+    @property
+    def kept(self) -> bool:
+        """Whether it waits for a place, or soon will."""
+        usable = (self.can_leave or self.starting) and not self.done and not self.exception
+        return self.alive and not self.forgotten and self.parked and usable
+
+    @property
+    def strays(self) -> bool:
+        """Whether it said that it left its attempt, and is not in the next one yet."""
+        awaited = not self.parked and not self.greeted and self.alive and not self.forgotten
+        return self.left_at is not None and (self.kept or awaited)
+
+    def take(self, place: RankPlace, pair: Pair, error_file: Path) -> None:
+        """Begin anew in this attempt."""
+        self.place, self.local_rank, self.pair, self.error_file = place, place.local_rank, pair, error_file
+        self.phase, self.peer_lost, self.exception, self.traceback = RankPhase.STARTUP, "", "", ()
+        self.greeted = self.done = self.quiesced = self.commits = False
+
+    def send(self, message: Mapping[str, Any]) -> bool:
+        """Tell it something; says whether it may be heard."""
+        return self.connection is not None and self.connection.send(message)
+
+    def move(self, world: Mapping[str, Any]) -> None:
+        """Tell it its world, now or as soon as it can hear."""
+        self.world = None if self.send(world) else world
+
+    def hear(self, message: RankMessage) -> bool:
+        """Take in what it said; says whether that is of its present attempt."""
+        match message.type:
+            case "hello":
+                self.connection, self.left_at = message.connection, None
+            case "standby":
+                self.connection = message.connection
+                if self.world is not None:
+                    self.move(self.world)
+            case "ready":
+                self.ready = True
+            case "left":
+                self.left = highest(self.left, Pair.from_json(message.body))
+        if self.pair is None or message.pair != self.pair:
+            return False
+        self._note(message)
+        return True
+
+    def _note(self, message: RankMessage) -> None:
+        body = message.body
+        match message.type:
+            case "hello":
+                self.greeted = True
+            case "phase":
+                self.phase, self.step = str(body["phase"]), int(body["step"])
+            case "step":
+                self.phase, self.step = RankPhase.STEP, int(body["step"])
+            case "restored":
+                self.step = int(body["step"])
+                self.held = self._held(body.get("shard"))
+            case "quiesced":
+                self.quiesced = True
+            case "peerLost":
+                self.peer_lost = str(body["message"])
+            case "exception":
+                self.exception = f"{body['name']}: {body['message']}"
+                self.traceback = last_lines([str(line) for line in body["traceback"]])
+            case "lastCommit":
+                self.commits = True
+            case "done":
+                self.done, self.phase, self.step = True, RankPhase.DONE, int(body["step"])
+            case _:
+                pass
+
+    def _held(self, shard: Mapping[str, Any] | None) -> Held | None:
+        if shard is None or self.pair is None:
+            return None
+        return Held(pair=self.pair, count=int(shard["count"]), shards=frozenset({int(shard["index"])}))
+
+    def to_status(self) -> dict[str, Any]:
+        """Wire form in `status.json`."""
+        return {
+            "rank": self.number,
+            "localRank": self.local_rank,
+            "pid": self.pid,
+            "phase": str(self.phase),
+            "step": self.step,
+        }

@@ -1,0 +1,137 @@
+"""The Unix socket between the launcher and its own rank processes: JSON objects, one a line.
+
+A connection belongs to one process for its life. Each `hello` moves it into another attempt, and what follows is of
+that attempt: every message is handed on with the pair of its connection, and what is old is for its owner to drop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.attempt import Pair
+from holdfast.core.constants import MAX_LINE_BYTES
+from holdfast.core.errors import DocumentError, UsageError
+
+_MAX_PATH_BYTES = 107
+_GREETINGS = frozenset({"hello", "standby"})
+_log = logging.getLogger("holdfast.launcher.agent_socket")
+
+
+class Connection:
+    """One rank process at the other end, and who it said it is."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self.slot: int | None = None  # None: a release that cannot be kept between attempts
+        self.pid = 0
+        self.pair: Pair | None = None
+        self.rank: int | None = None
+        self.over = asyncio.Event()  # everything that it said has been heard
+        self.over_at: float | None = None
+
+    @property
+    def open(self) -> bool:
+        """Whether it can still be told something."""
+        return not self.over.is_set() and not self._writer.is_closing()
+
+    def send(self, message: Mapping[str, Any]) -> bool:
+        """Tell it; says whether it may be heard."""
+        if not self.open:
+            return False
+        self._writer.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+        return True
+
+    def greet(self, body: Mapping[str, Any]) -> None:
+        """Take in a `standby`, or a `hello` to an attempt."""
+        slot = body.get("slot")
+        self.slot, self.pid = None if slot is None else int(slot), int(body["pid"])
+        if body["type"] == "hello":
+            self.pair, self.rank = Pair.from_json(body), int(body["rank"])
+
+    def close(self) -> None:
+        """Hang up."""
+        self._writer.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankMessage:
+    """One message of a rank process, tagged with the attempt in which its connection is."""
+
+    connection: Connection
+    pair: Pair | None
+    type: str
+    body: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        who = self.connection.slot if self.connection.rank is None else f"of rank {self.connection.rank}"
+        return f"{self.type} from the process {who}"
+
+
+class AgentSocket:
+    """Serves `agent.sock`."""
+
+    def __init__(self, path: Path, on_message: Callable[[RankMessage], None]) -> None:
+        self._path = path
+        self._on_message = on_message
+        self._connections: set[Connection] = set()
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Listen; a socket that an earlier launcher left behind is replaced."""
+        if len(str(self._path).encode()) > _MAX_PATH_BYTES:
+            raise UsageError(f"{self._path} is too long for a Unix socket: set HOLDFAST_RUN_DIR to a shorter path")
+        self._path.unlink(missing_ok=True)
+        self._server = await asyncio.start_unix_server(self._serve, path=self._path, limit=MAX_LINE_BYTES)
+
+    async def close(self) -> None:
+        """Stop listening and end every connection."""
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._connections):
+            connection.close()
+        self._path.unlink(missing_ok=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = Connection(writer)
+        self._connections.add(connection)
+        try:
+            body = await _read(reader)
+            if body is None or body.get("type") not in _GREETINGS:
+                return
+            while body is not None:
+                self._take(connection, body)
+                body = await _read(reader)
+        except (ValueError, KeyError, TypeError, RecursionError, DocumentError) as error:
+            _log.warning("a rank process sent what this launcher cannot read: %r; its connection is closed", error)
+        finally:
+            self._connections.discard(connection)
+            connection.over_at = time.monotonic()
+            connection.over.set()
+            connection.close()
+
+    def _take(self, connection: Connection, body: Mapping[str, Any]) -> None:
+        kind = str(body["type"])
+        if kind in _GREETINGS:
+            connection.greet(body)
+        self._on_message(RankMessage(connection=connection, pair=connection.pair, type=kind, body=body))
+
+
+async def _read(reader: asyncio.StreamReader) -> Mapping[str, Any] | None:
+    """One message, or None at the end of the stream."""
+    line = b""
+    with contextlib.suppress(ConnectionError):
+        line = await reader.readline()
+    if not line.endswith(b"\n"):
+        return None
+    body = json.loads(line)
+    if not isinstance(body, dict):
+        raise TypeError("a message is a JSON object")
+    return body

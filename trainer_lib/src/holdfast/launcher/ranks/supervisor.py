@@ -1,0 +1,432 @@
+"""The local rank processes: start them, hear them, take them from world to world, stop them, say how they ended.
+
+Invariant: `all_ended(pair)` is said only when no process of ours can vote in an attempt up to that pair: each was
+reaped, or said `left` for it and waits in memory (it is *kept*). Whoever does not say so in time is killed. A kept
+process takes its place in the next world again; places that nobody keeps get new processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from holdfast.core.attempt import Pair
+from holdfast.core.constants import MAX_TEXT
+from holdfast.core.errors import DocumentError, SpawnError
+from holdfast.launcher.hang.cpu_starvation import cpu_wait
+from holdfast.launcher.host.run_dir import read_json
+from holdfast.launcher.host.termination_log import error_lines, last_lines
+from holdfast.launcher.membership.document import Membership
+from holdfast.launcher.membership.held_shards import Held, together
+from holdfast.launcher.membership.messages import Master, World
+from holdfast.launcher.process import compile_cache
+from holdfast.launcher.process.child import Child, ChildProcess, ProcessExit
+from holdfast.launcher.ranks.environ import RankPlace, places, rank_environ, standby_environ, world_message
+from holdfast.launcher.ranks.exit_cause import RankEnd
+from holdfast.launcher.ranks.oom_counter import OomCounter
+from holdfast.launcher.ranks.rank_process import Rank, Spawner
+from holdfast.launcher.ranks.rank_socket import RankMessage
+
+_log = logging.getLogger("holdfast.launcher.supervisor")
+# Who was asked to leave an attempt and has not said `left` by then hangs, and is killed.
+# Who is known to hang is killed at once (`hang.py`). On a host without a free core an answer of the others may take
+# long, and with the last of them the state in memory would be killed: this is for who hangs beside another failure.
+FENCE_SECONDS = 2.0
+# So many times longer at the most, on a host that is short of CPUs.
+_PATIENCE = 10.0
+_LOOK_SECONDS = 0.1
+# What a process wrote to its socket before it ended must be read before its end is judged.
+_LAST_WORDS_SECONDS = 0.02
+
+
+class RankListener(Protocol):
+    """Who hears of the ranks."""
+
+    def rank_ended(self, rank: Rank, end: RankEnd) -> None:
+        """A process ended while it was in an attempt, for whatever reason."""
+
+    def process_ended(self, pid: int, *, killed: bool) -> None:
+        """A process is gone, whatever it was to us; `killed`: by us."""
+
+    def standby_ended(self) -> None:
+        """A process ended that had no world yet."""
+
+    def cannot_start(self, pair: Pair, program: str, message: str) -> None:
+        """The command cannot be started."""
+
+    def all_ended(self, pair: Pair) -> None:
+        """Nothing here can vote in this pair or a lower one any more, after `stop` asked for it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """What every rank runs, and under which conditions."""
+
+    argv: tuple[str, ...]
+    processes: int
+    environ: Mapping[str, str] = field(repr=False)
+    prefix_output: bool = False
+    warm: int | None = None  # processes that stand by for a rank; None: not even a zygote
+
+
+class FreshInterpreter:
+    """Starts the command as it is."""
+
+    def __init__(self, command: Command) -> None:
+        self._argv = command.argv
+
+    def spawn(self, *, environ: Mapping[str, str], prefix: str, on_exit: Callable[[ProcessExit], None]) -> Child:
+        """Start one."""
+        return ChildProcess(argv=self._argv, environ=environ, prefix=prefix, on_exit=on_exit)
+
+
+class Supervisor:
+    """Owns the rank processes."""
+
+    def __init__(
+        self, *, command: Command, run_dir: Path, me: str, listener: RankListener, spawner: Spawner | None = None
+    ) -> None:
+        self._command = command
+        self._run_dir = run_dir
+        self._me = me
+        self._listener = listener
+        self._spawner = spawner or FreshInterpreter(command)
+        self._oom = OomCounter()
+        self._slots = itertools.count()
+        self._ranks: dict[int, Rank] = {}
+        self._world: tuple[World, Master, Membership] | None = None
+        self._stopping: list[Pair] = []
+        self._tasks: set[asyncio.Task[object]] = set()
+        self.pair: Pair | None = None
+        self.speaks_holdfast = False  # sticky: this script has the loop
+
+    @property
+    def ranks(self) -> Sequence[Rank]:
+        """The ranks of the current attempt, by their place."""
+        here = [rank for rank in self._ranks.values() if rank.pair is not None and rank.pair == self.pair]
+        return sorted((rank for rank in here if not rank.forgotten), key=lambda rank: rank.local_rank)
+
+    @property
+    def strays(self) -> Sequence[Rank]:
+        """Processes between two worlds."""
+        return [rank for rank in self._ranks.values() if rank.strays]
+
+    @property
+    def standbys(self) -> Sequence[Rank]:
+        """Processes that wait for their first world."""
+        return [rank for rank in self._ranks.values() if rank.pair is None and rank.alive and not rank.forgotten]
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """Processes that are not reaped yet."""
+        return frozenset(rank.pid for rank in self._ranks.values() if rank.alive)
+
+    @property
+    def slots(self) -> frozenset[int]:
+        """Of the processes that are not reaped yet."""
+        return frozenset(slot for slot, rank in self._ranks.items() if rank.alive)
+
+    @property
+    def held(self) -> Held | None:
+        """Which shards of a sharded model its processes have in memory, also between two worlds."""
+        alive = [rank for rank in self._ranks.values() if rank.alive and not rank.forgotten]
+        return together(rank.held for rank in alive if rank.held is not None)
+
+    def rank(self, slot: int) -> Rank | None:
+        """The process of a slot, if it is still ours."""
+        rank = self._ranks.get(slot)
+        return None if rank is None or rank.forgotten else rank
+
+    # Worlds
+
+    def start(self, world: World, master: Master, membership: Membership) -> None:
+        """Fill this launcher's places in a world: first with who was kept, then with new processes."""
+        self.pair = world.pair
+        self._world = (world, master, membership)
+        errors = self._fresh_error_dir(world.pair)
+        self._ranks = {slot: rank for slot, rank in self._ranks.items() if rank.alive or not rank.ended}
+        kept = {rank.local_rank: rank for rank in self._ranks.values() if rank.kept}
+        here = places(world, self._me, self._processes(membership))
+        for place in here:  # at once: starting a process takes longer
+            rank = kept.get(place.local_rank)
+            if rank is not None:
+                rank.take(place, world.pair, errors / f"rank-{place.rank}.json")
+                rank.move(world_message(place, world, master, membership, errors / f"rank-{place.rank}.json"))
+        for rank in self._ranks.values():
+            if rank.parked:
+                self._forget(rank)
+        for place in here:
+            error_file = errors / f"rank-{place.rank}.json"
+            if place.local_rank not in kept and not self._start(place, error_file):
+                return
+
+    def stand_by(self, membership: Membership) -> None:
+        """Start processes for the places that nobody keeps, before their world is known."""
+        held = {rank.local_rank for rank in self._ranks.values() if rank.kept}
+        processes = self._processes(membership)
+        for local_rank in sorted(set(range(processes)) - held):
+            rank = self._new(local_rank)
+            environ = standby_environ(
+                self._command.environ, membership, self._run_dir, slot=rank.slot, processes=processes
+            )
+            try:
+                self._launch(rank, environ, f"[{local_rank}] ")
+            except SpawnError as error:  # said again, and reported, when a world needs the process
+                _log.warning("%s", error)
+                self._listener.standby_ended()
+                return
+
+    def _processes(self, membership: Membership) -> int:
+        return self._command.processes or membership.rules.processes_per_worker
+
+    def _start(self, place: RankPlace, error_file: Path) -> bool:
+        """A new process for a place in the present world."""
+        if self._world is None:
+            raise AssertionError("there is no world to start a rank for")
+        world, master, membership = self._world
+        rank = self._new(place.local_rank)
+        rank.take(place, world.pair, error_file)
+        environ = rank_environ(
+            self._command.environ,
+            place=place,
+            world=world,
+            master=master,
+            membership=membership,
+            run_dir=self._run_dir,
+            error_file=error_file,
+            slot=rank.slot,
+        )
+        try:
+            self._launch(rank, environ, f"[{place.rank}] ")
+        except SpawnError as error:
+            self._listener.cannot_start(world.pair, self._command.argv[0], str(error))
+            return False
+        return True
+
+    def _new(self, local_rank: int) -> Rank:
+        return Rank(slot=next(self._slots), local_rank=local_rank, started_at=asyncio.get_running_loop().time())
+
+    def _launch(self, rank: Rank, environ: Mapping[str, str], prefix: str) -> None:
+        rank.process = self._spawner.spawn(
+            environ=environ,
+            prefix=prefix if self._command.prefix_output else "",
+            on_exit=lambda ended: self._do(self._hear_out(rank, ended)),
+        )
+        self._ranks[rank.slot] = rank
+        self._do(self._watch(rank.process))
+
+    def _fresh_error_dir(self, pair: Pair) -> Path:
+        root = self._run_dir / "errors"
+        shutil.rmtree(root, ignore_errors=True)
+        folder = root / str(pair)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    # What they say
+
+    def hear(self, message: RankMessage) -> Rank | None:
+        """Note what a rank said; None if it is not of the present attempt."""
+        rank = self._find(message)
+        if rank is None:
+            return None
+        present = rank.hear(message)
+        self.speaks_holdfast = True
+        if message.type == "left":
+            if rank.left_at is None:
+                rank.left_at = time.monotonic()
+            if message.body["keep"] is not True:
+                self._forget(rank)
+            self._settle()
+        return rank if present or message.type in ("standby", "ready") else None
+
+    def _find(self, message: RankMessage) -> Rank | None:
+        slot = message.connection.slot
+        if slot is not None:
+            return self.rank(slot)
+        number, pair = message.connection.rank, message.pair
+        return next((rank for rank in self.ranks if rank.number == number and rank.pair == pair), None)
+
+    # Stopping
+
+    def terminate(self, ranks: Sequence[Rank]) -> None:
+        """Ask processes to end by themselves (SIGTERM)."""
+        for rank in ranks:
+            if rank.process is not None:
+                rank.process.send(signal.SIGTERM)
+
+    def kill(self, rank: Rank) -> None:
+        """End a process now; what its end means is judged as of any other."""
+        if rank.process is not None:
+            rank.process.kill()
+
+    def dismiss(self, rank: Rank) -> None:
+        """End a process that is in no attempt: it gets no place any more."""
+        self._forget(rank)
+
+    def stop(self, pair: Pair, reason: str, grace: float) -> None:
+        """Let no process vote up to this pair any more; `all_ended` follows. Scripts without the loop end, after
+        `grace` since SIGTERM."""
+        self._stopping.append(pair)
+        for rank in [rank for rank in self._ranks.values() if rank.may_vote(pair)]:
+            if rank.can_leave:
+                rank.send({"type": "leave", **pair.to_json(), "reason": reason[:MAX_TEXT]})
+                self._later(FENCE_SECONDS, rank, pair, patience=_PATIENCE)
+            elif grace > 0 and not rank.speaks:
+                self.terminate([rank])
+                self._later(grace, rank, pair)
+            else:
+                self.kill(rank)
+        self._settle()
+
+    async def close(self, grace: float) -> None:
+        """End every process; scripts without the loop get SIGTERM first."""
+        alive = [rank for rank in self._ranks.values() if rank.alive]
+        gone = asyncio.gather(*(rank.process.reaped.wait() for rank in alive if rank.process is not None))
+        if grace > 0 and alive and not self.speaks_holdfast:
+            self.terminate(alive)
+            await asyncio.wait([gone], timeout=grace)
+        for rank in alive:
+            self.kill(rank)
+        await gone
+
+    def _later(self, seconds: float, rank: Rank, pair: Pair, *, patience: float = 1.0) -> None:
+        """Kill a rank that may vote after that time.
+
+        A host that stands still, or has no CPU for the rank, makes all ranks late, and the state in memory would go
+        with the last of them: such time does not count, up to `patience` times as many seconds.
+        """
+        self._do(self._fence(seconds, rank, pair, patience))
+
+    async def _fence(self, seconds: float, rank: Rank, pair: Pair, patience: float) -> None:
+        loop, left, waited = asyncio.get_running_loop(), seconds, cpu_wait(rank.pid)
+        last = loop.time() + seconds * patience
+        while left > 0 and loop.time() < last and rank.may_vote(pair):
+            await asyncio.sleep(_LOOK_SECONDS)  # it may take longer, and counts as that much
+            before, waited = waited, cpu_wait(rank.pid)
+            left -= max(0.0, _LOOK_SECONDS - (waited - before))
+        if rank.commits and self._world is not None:
+            last = loop.time() + self._world[2].rules.checkpoint_deadline
+            while rank.may_vote(pair) and loop.time() < last:
+                await asyncio.sleep(_LOOK_SECONDS)
+        if rank.may_vote(pair):
+            if rank.speaks:
+                _log.warning("rank %d did not leave %s in time and is killed", rank.number, rank.pair)
+            self.kill(rank)
+
+    def _settle(self) -> None:
+        """Say `all_ended` of every pair in which nobody can vote any more."""
+        for pair in list(self._stopping):
+            if not any(rank.may_vote(pair) for rank in self._ranks.values()):
+                self._stopping.remove(pair)
+                self._listener.all_ended(pair)
+
+    def _forget(self, rank: Rank) -> None:
+        """It is of no more use: its end is nobody's concern."""
+        rank.forgotten = True
+        self.kill(rank)
+
+    def repair_compile_cache(self) -> None:
+        """Remove, on a thread, what a killed compiler left in the cache that ranks share."""
+        self._do(asyncio.to_thread(compile_cache.repair, compile_cache.folder(self._command.environ)))
+
+    # How they end
+
+    async def _watch(self, process: Child) -> None:
+        await process.reaped.wait()
+        self._settle()
+
+    async def _hear_out(self, rank: Rank, ended: ProcessExit) -> None:
+        """Judge an end when everything that the process said has been heard."""
+        if rank.connection is not None:
+            try:
+                await asyncio.wait_for(rank.connection.over.wait(), _LAST_WORDS_SECONDS)
+            except TimeoutError:
+                _log.debug("something holds the connection of rank %d open", rank.number)
+        elif ended.returncode != -signal.SIGKILL:  # it may have said hello a moment ago
+            await asyncio.sleep(_LAST_WORDS_SECONDS)
+        self._ended(rank, ended)
+
+    def _ended(self, rank: Rank, ended: ProcessExit) -> None:
+        rank.ended = True
+        if ended.returncode == -signal.SIGKILL:
+            self.repair_compile_cache()
+        self._listener.process_ended(ended.pid, killed=signal.SIGKILL in ended.sent)
+        if rank.forgotten or rank.parked:
+            del self._ranks[rank.slot]
+            if rank.pair is None and not rank.forgotten:
+                self._listener.standby_ended()
+            return
+        if rank.world is not None and not ended.sent and self._start_again(rank):
+            return
+        end = self._describe(rank, ended)
+        rank.ended_well = end.ended_well
+        self._listener.rank_ended(rank, end)
+
+    def _start_again(self, rank: Rank) -> bool:
+        """It was to stand by, and ended before it heard of its world: perhaps it must know that from the start."""
+        if rank.pair != self.pair or rank.place is None or rank.error_file is None:
+            return False
+        del self._ranks[rank.slot]
+        self._start(rank.place, rank.error_file)
+        return True
+
+    def _describe(self, rank: Rank, ended: ProcessExit) -> RankEnd:
+        exception, traceback = rank.exception, rank.traceback
+        if not exception and ended.returncode != 0 and rank.error_file is not None:
+            exception, traceback = _recorded(rank.error_file)
+        return RankEnd(
+            rank=rank.number,
+            pid=ended.pid,
+            returncode=ended.returncode,
+            sent=ended.sent,
+            oom=ended.returncode == -signal.SIGKILL and self._oom.grew(),
+            greeted=rank.speaks,
+            done=rank.done,
+            peer_lost=rank.peer_lost,
+            exception=exception,
+            traceback=traceback or error_lines(ended.stderr_tail),
+            step=rank.step if rank.speaks else None,
+        )
+
+    def _do(self, work: Coroutine[Any, Any, object]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[object]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            context = {"message": "a rank process could not be followed", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
+
+
+def _recorded(error_file: Path) -> tuple[str, tuple[str, ...]]:
+    """What torch's `@record` left: the exception and the last lines of its traceback."""
+    if not error_file.exists():
+        return "", ()
+    try:
+        message = read_json(error_file)["message"]
+        if isinstance(message, str):
+            return message[:MAX_TEXT], ()
+        stack = str(message.get("extraInfo", {}).get("py_callstack", ""))
+        return str(message.get("message", ""))[:MAX_TEXT], last_lines(stack.splitlines())
+    except (DocumentError, KeyError, AttributeError) as error:
+        _log.warning("a rank's error file cannot be read: %s", error)
+        return "", ()
+
+
+def resolve_command(words: Sequence[str]) -> tuple[str, ...]:
+    """What to run: as given; a Python file by itself is run by this interpreter, as torchrun does."""
+    if words and words[0].endswith(".py"):
+        return (sys.executable, "-u", *words)
+    return tuple(words)

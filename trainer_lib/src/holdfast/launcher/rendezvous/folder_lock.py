@@ -1,0 +1,74 @@
+"""One run at a time in a folder of checkpoints, where no operator sees to that.
+
+A second run would begin above the first one's claims, as it does above those of a run that is over, and what the
+first one commits from then on would be read by nobody and deleted. A lock ends with its holder, whatever ends that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast.checkpoint.format.file_names import RUN_LOCK
+from holdfast.checkpoint.io.durable_files import make_folder
+from holdfast.core.constants import ENV_CHECKPOINT_DIR
+from holdfast.core.errors import UsageError
+
+_log = logging.getLogger("holdfast.launcher")
+PATIENCE_SECONDS = 15.0  # a run that was told to end may be in its last commit
+_POLL_SECONDS = 0.2
+_MOST_TOLD = 200
+
+
+async def hold(folder: Path, me: str, *, patience: float = PATIENCE_SECONDS) -> Callable[[], None]:
+    """Keep other runs out of `folder` until this process ends, or what is returned is called.
+
+    `me` is what another run says of this one. UsageError if one has the folder for longer than `patience` (seconds).
+    A folder in which no lock can be had (read-only, another user's, a file system without locks) is left as it is.
+    """
+    try:
+        make_folder(folder)
+        lock = os.open(folder / RUN_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        _log.warning("%s cannot be locked against other runs: %s", folder, error)
+        return _nothing
+    try:
+        await _take(lock, folder, patience)
+    except UsageError:
+        os.close(lock)
+        raise
+    except OSError as error:
+        _log.warning("%s cannot be locked against other runs: %s", folder, error)
+    else:
+        with contextlib.suppress(OSError):  # a full disk: the lock holds all the same, only its holder is not named
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, me.encode(errors="replace")[:_MOST_TOLD], 0)
+    return lambda: os.close(lock)
+
+
+def _nothing() -> None:
+    """There is no lock to let go of."""
+
+
+async def _take(lock: int, folder: Path, patience: float) -> None:
+    loop = asyncio.get_running_loop()
+    deadline, told = loop.time() + patience, False
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            other = os.pread(lock, _MOST_TOLD, 0).decode(errors="replace") or "another run"
+        if loop.time() >= deadline:
+            raise UsageError(
+                f"holdfast run: {other} has its checkpoints in {folder}: stop it, or give this run a folder of its"
+                f" own ({ENV_CHECKPOINT_DIR})"
+            )
+        if not told:
+            _log.warning("%s has its checkpoints in %s: waiting %.0f s for its end", other, folder, patience)
+        told = True
+        await asyncio.sleep(_POLL_SECONDS)

@@ -1,0 +1,238 @@
+"""Without an operator: the launcher at the rendezvous endpoint plays its part.
+
+It collects members, publishes generations and keeps the record of them; its loss ends the run, which is also what
+proves a member gone: a member that lost the endpoint ends itself. One launcher by itself is a roster of one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from holdfast.core.attempt import Claim, Pair
+from holdfast.core.constants import PROTOCOL_VERSION
+
+# A member ends itself this long after it lost the endpoint; the endpoint counts it as gone some time later.
+LEASE_SECONDS = 10.0
+GONE_SECONDS = 20.0
+LAST_CALL_SECONDS = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What the command line asks for."""
+
+    min_nodes: int = 1
+    max_nodes: int = 1
+    processes: int = 1
+    max_restarts: int = 3
+    run_id: str
+    named: bool = False  # --rdzv-id was given
+    checkpoint_interval: str = "50"
+    checkpoint_keep: int = 3
+    checkpoint_full_every: int = 1
+    checkpoint_delta_threshold: float = 0.0
+    checkpoint_retention: str = ""
+    resume: str = "Always"
+    hang_timeout: str = "Auto"
+    replica_step: int = 1
+    last_call: float = LAST_CALL_SECONDS
+    backoff_seconds: float = 1.0
+
+    def settings(self) -> dict[str, Any]:
+        """As a membership carries them."""
+        return {
+            "minReplicas": self.min_nodes,
+            "replicaStep": self.replica_step,
+            "onFailure": "Shrink" if self.min_nodes < self.max_nodes else "Wait",
+            "replicas": self.max_nodes,
+            "processesPerWorker": self.processes,
+            "heartbeatSeconds": 0.25,
+            "deadAfterSeconds": 1.0,
+            "firstAttemptWaitSeconds": 30.0,
+            "startupDeadlineSeconds": 300.0,
+            "hangDetection": {"stepTimeout": self.hang_timeout, "startupTimeoutSeconds": 1200.0},
+            "checkpoint": {
+                "interval": self.checkpoint_interval,
+                "keepLast": self.checkpoint_keep,
+                **({"fullEvery": self.checkpoint_full_every} if self.checkpoint_full_every > 1 else {}),
+                **({"deltaThreshold": self.checkpoint_delta_threshold} if self.checkpoint_delta_threshold else {}),
+                **({"retention": self.checkpoint_retention} if self.checkpoint_retention else {}),
+                "resume": self.resume,
+                "deadlineSeconds": 25.0,
+            },
+            "budgets": [
+                {"cause": cause, "maxRestarts": self.max_restarts, "windowSeconds": 21600.0}
+                for cause in ("Application", "OOM")
+            ],
+            "backoff": {"initialSeconds": self.backoff_seconds, "maxSeconds": 60.0},
+        }
+
+    def asked(self) -> dict[str, str]:
+        """By option, what must be the same on every host of a run."""
+        low, high = self.min_nodes, self.max_nodes
+        nodes = f"{low}" if low == high else f"{low}:{high}"
+        name = {"--rdzv-id": self.run_id} if self.named else {}
+        return {"--nproc-per-node": str(self.processes), "--nnodes": nodes, **name}
+
+    def refusal(self, asked: Mapping[str, Any]) -> str | None:
+        """Why a launcher that was asked for this cannot join, or None: ranks are counted alike on every host."""
+        own = {**self.asked(), "--rdzv-id": self.run_id}
+        for option, value in asked.items():
+            if option in own and value != own[option]:
+                return f"{option} is {value} here and {own[option]} at --rdzv-endpoint: give the same on every host"
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joined:
+    """A launcher that reported, in the form that a membership lists (less its index)."""
+
+    uid: str
+    entry: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, *, uid: str, name: str, host: str, control: int, store: int, node: str) -> Joined:
+        """From its parts."""
+        entry = {"pod": name, "podUID": uid, "ip": host, "ports": {"store": store, "control": control}, "node": node}
+        return cls(uid=uid, entry=entry)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """A generation as it was published; with `through`, a run of numbers that never were."""
+
+    generation: int
+    publication: str
+    members: tuple[Joined, ...]
+    through: int | None = None
+
+    @property
+    def uids(self) -> frozenset[str]:
+        """Its pods."""
+        return frozenset(member.uid for member in self.members)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What an operator would have recorded of the launchers' reports."""
+
+    started: Pair | None = None
+    acknowledged: tuple[Pair, ...] = ()
+    foreign: tuple[Claim, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roster:
+    """Who is there, and what was published. Pure: each change makes the next one."""
+
+    terms: Terms
+    publication: str  # of this run; a generation's is made of it
+    present: tuple[Joined, ...] = ()
+    last_join: float = 0.0
+    lost: Mapping[str, float] = field(default_factory=dict)
+    published: tuple[Published, ...] = ()
+    claims: frozenset[Claim] = frozenset()  # of others, found on the checkpoint folder
+
+    def joined(self, member: Joined, now: float) -> Roster:
+        """A launcher reported."""
+        others = tuple(known for known in self.present if known.uid != member.uid)
+        lost = {uid: since for uid, since in self.lost.items() if uid != member.uid}
+        return replace(self, present=(*others, member), last_join=now, lost=lost)
+
+    def left(self, uid: str, now: float) -> Roster:
+        """A launcher's connection to the endpoint ended."""
+        present = tuple(known for known in self.present if known.uid != uid)
+        return replace(self, present=present, lost={**self.lost, uid: now})
+
+    def found(self, claims: Iterable[Claim]) -> Roster:
+        """A rank found claims of others: known from now on, and left behind by the next generation."""
+        return replace(self, claims=self.claims | frozenset(claims))
+
+    @property
+    def generation(self) -> int:
+        """The last one published, 0 before the first."""
+        return self.published[-1].generation if self.published else 0
+
+    def publish(self, now: float) -> Roster:
+        """Publish the next generation if it is time for one."""
+        members = self._next_members(now)
+        if members is None:
+            return self
+        generation = max(self.generation, self._highest_claimed()) + 1
+        skipped = _skipped(self.generation + 1, generation - 1)
+        publication = f"p{generation}-{self.publication}"
+        new = Published(generation=generation, publication=publication, members=members)
+        return replace(self, published=(*self.published, *skipped, new))
+
+    def _highest_claimed(self) -> int:
+        return max((claim.pair.generation for claim in self.claims), default=0)
+
+    def _next_members(self, now: float) -> tuple[Joined, ...] | None:
+        here = self.present[: self.terms.max_nodes]
+        if len(here) < self.terms.min_nodes:
+            return None
+        if not self.published:
+            full = len(here) == self.terms.max_nodes
+            return here if full or now - self.last_join >= self.terms.last_call else None
+        last = self.published[-1]
+        kept = tuple(member for member in last.members if member in here)
+        new = tuple(member for member in here if member.uid not in last.uids or member not in last.members)
+        if self._highest_claimed() >= last.generation:
+            return (*kept, *new)
+        shrunk_alone = 2 * len(kept) > len(last.members)
+        if not new and (len(kept) == len(last.members) or shrunk_alone):
+            return None
+        return (*kept, *new)
+
+    def gone(self, now: float) -> list[str]:
+        """Members whose end is certain: they lost the endpoint for longer than their lease."""
+        return sorted(uid for uid, since in self.lost.items() if now - since > GONE_SECONDS)
+
+    def document(self, record: Record, *, now: float, revision: int) -> dict[str, Any]:
+        """The membership of the last generation published."""
+        last, started = self.published[-1], record.started
+        first = started.generation if started else 1
+        return {
+            "version": PROTOCOL_VERSION,
+            "job": {
+                "namespace": "",
+                "name": self.terms.run_id,
+                "uid": self.terms.run_id,
+                "runId": self.terms.run_id,
+            },
+            "revision": revision,
+            "generation": last.generation,
+            "publication": last.publication,
+            "active": None if started is None else started.to_json(),
+            "previous": [_previous(old) for old in self.published[:-1] if old.generation >= first],
+            "gone": self.gone(now),
+            "members": [{"index": index, **member.entry} for index, member in enumerate(last.members)],
+            "claims": [claim.to_json() for claim in sorted(self.claims)],
+            "acknowledged": [pair.to_json() for pair in record.acknowledged],
+            "restarts": {},
+            "directives": {"checkpoint": None, "drain": []},
+            "settings": self.terms.settings(),
+        }
+
+
+def _skipped(first: int, last: int) -> tuple[Published, ...]:
+    return () if last < first else (Published(generation=first, publication="", members=(), through=last),)
+
+
+def _previous(old: Published) -> dict[str, Any]:
+    entry = {"generation": old.generation, "publication": old.publication, "members": sorted(old.uids)}
+    return entry if old.through is None else {**entry, "through": old.through}
+
+
+def job_key(secret: bytes, run_id: str) -> bytes:
+    """The key of a run: what the launchers of it prove to each other."""
+    return hmac.new(secret, f"holdfast-run\n{run_id}".encode(), hashlib.sha256).digest()
+
+
+def rendezvous_key(secret: bytes) -> bytes:
+    """The key by which a launcher proves itself to the endpoint, before it knows the run."""
+    return hmac.new(secret, b"holdfast-rendezvous", hashlib.sha256).digest()

@@ -1,0 +1,61 @@
+"""What a launcher that is started again in its pod knows of its earlier life: the status that it left."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.attempt import Pair, check_version
+from holdfast.core.constants import STATUS_FILE, Cause
+from holdfast.core.errors import DocumentError
+from holdfast.launcher.host.run_dir import read_json
+from holdfast.launcher.membership.messages import Failure, Incident, Priority, Remedy
+from holdfast.launcher.membership.state import State
+from holdfast.launcher.status.status_document import Identity
+
+_log = logging.getLogger("holdfast.launcher.memory")
+
+
+def remembered(run_dir: Path, identity: Identity) -> State:
+    """The state to begin with: what was promised never falls, and a life that ended without a word is an incident."""
+    fresh = State(me=identity.pod_uid)
+    path = run_dir / STATUS_FILE
+    if not path.exists():
+        return fresh
+    try:
+        before = read_json(path)
+        check_version(before, STATUS_FILE)
+        if before.get("podUID") != identity.pod_uid:
+            return fresh
+        incident = _unexplained(before, identity, path.stat().st_mtime)
+        started = Pair.maybe(before.get("started"))
+        return State(
+            me=identity.pod_uid,
+            accepted=Pair.maybe(before.get("accepted")),
+            started=started,
+            trained=started,
+            incidents=() if incident is None else (incident,),
+        )
+    except (DocumentError, OSError) as error:
+        _log.warning("the status of an earlier launcher is not used: %s", error)
+        return fresh
+
+
+def _unexplained(before: dict[str, Any], identity: Identity, last_sign: float) -> Incident | None:
+    """The end of an attempt of which the earlier launcher could tell nothing any more."""
+    world = before.get("world")
+    if world is None or before.get("exit") is not None:
+        return None
+    step = before.get("committedStep")
+    failure = Failure(
+        cause=Cause.INFRASTRUCTURE,
+        reason="LauncherEnded",
+        message=f"the launcher of {identity.pod} ended without a word",
+        priority=Priority.MEMBER_LOST,
+        at=last_sign,
+        pod=identity.pod,
+        node=identity.node,
+        step=step if isinstance(step, int) else None,
+    )
+    return Incident(pair=Pair.from_json(world), failure=failure, action=Remedy.WAIT, detected=last_sign)

@@ -1,0 +1,69 @@
+"""Emits `status.json`: only what changed, at most about five times a second, and a moment after a transition.
+
+Between changes the file is touched, so that who reads it can tell a quiet launcher from a dead one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.constants import STATUS_FILE
+from holdfast.launcher.host.run_dir import write_json
+
+_log = logging.getLogger("holdfast.launcher.status_file")
+_INTERVAL_SECONDS = 0.2
+# A failure is answered first, and written down then.
+_MOMENT_SECONDS = 0.01
+
+
+class StatusFile:
+    """Writes the document that `build` makes, whenever it differs from the last one written."""
+
+    def __init__(self, run_dir: Path, build: Callable[[], dict[str, Any]]) -> None:
+        self._path = run_dir / STATUS_FILE
+        self._build = build
+        self._written: dict[str, Any] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._soon: asyncio.TimerHandle | None = None
+        self._failed = False
+
+    def changed(self) -> None:
+        """Something changed that may wait for the next beat."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_INTERVAL_SECONDS, self.flush)
+
+    def soon(self) -> None:
+        """Something changed that must be seen."""
+        if self._soon is None:
+            self._soon = asyncio.get_running_loop().call_later(_MOMENT_SECONDS, self.flush)
+
+    def alive(self) -> None:
+        """Say that this launcher lives, without a change: the file's time is the sign of life."""
+        with contextlib.suppress(OSError):
+            os.utime(self._path)
+
+    def flush(self) -> None:
+        """Write now, if there is something new."""
+        for timer in (self._timer, self._soon):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._soon = None
+        document = self._build()
+        if document == self._written:
+            return
+        try:
+            write_json(self._path, document)
+        except OSError as error:
+            if not self._failed:
+                _log.error(
+                    "cannot write %s: %s; the operator sees nothing of this worker", self._path, error.strerror
+                )
+            self._failed = True
+            return
+        self._written, self._failed = document, False

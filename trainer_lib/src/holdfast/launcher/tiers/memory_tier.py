@@ -1,0 +1,73 @@
+"""The memory tier as the launcher owns it: a folder of slots that outlives its ranks, and who serves it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from holdfast.checkpoint.stores.memory.peer_client import Neighbour, successor
+from holdfast.checkpoint.stores.memory.peer_server import PeerServer
+from holdfast.checkpoint.stores.memory.slots import remove
+from holdfast.checkpoint.tiers.memory_tier import MemorySettings
+from holdfast.core.constants import MEMORY_TIER, PEER_TIER
+from holdfast.launcher.drain.last_checkpoint_plan import Speed, Tier
+from holdfast.launcher.membership.document import Member
+from holdfast.launcher.status.status_document import Identity
+from holdfast.launcher.tiers.options import MemoryOptions
+from holdfast.launcher.tiers.tier_host import TierHost
+
+
+class MemoryHost(TierHost):
+    """Owns a folder of the memory volume."""
+
+    name = "memory"
+    place = "a memory volume"
+
+    def __init__(self, options: MemoryOptions, *, identity: Identity, host: str) -> None:
+        super().__init__(options.root, identity=identity, host=host)
+        self._options = options
+
+    def describe(self) -> dict[str, Any] | None:
+        """What a rank must know, for its welcome."""
+        served = self._served()
+        if served is None:
+            return None
+        me, key = served
+        options = self._options
+        return MemorySettings(
+            folder=self._folder,
+            limit=options.limit,
+            interval=options.interval,
+            peer_interval=options.peer_interval,
+            per_second=options.per_second,
+            in_flight=options.in_flight,
+            me=me,
+            key=key,
+        ).to_json()
+
+    def tiers(self, speeds: Mapping[str, Speed], members: Iterable[Member]) -> list[Tier]:
+        """Where a last commit of this world would lie: in memory here, and if copies are made, on the next node."""
+        options, node = self._options, self._identity.node
+        memory = speeds[MEMORY_TIER].tier(MEMORY_TIER, node=node, due=options.interval == 1)
+        there = self._copies_go_to(members)
+        if there is None:
+            return [memory]
+        due = options.peer_interval == 1
+        return [memory, speeds[PEER_TIER].tier(PEER_TIER, MEMORY_TIER, node=there.node, due=due)]
+
+    def _copies_go_to(self, members: Iterable[Member]) -> Neighbour | None:
+        """As each of its ranks chooses."""
+        if self._options.peer_interval is None:
+            return None
+        node, pod = self._identity.node, self._identity.pod_uid
+        others = [one for one in members if one.pod_uid != pod]
+        world = [Neighbour(node=one.node, pod=one.pod_uid, host="", port=0) for one in others]
+        return successor(world, Neighbour(node=node, pod=pod, host="", port=0))
+
+    def _serve(self, folder: Path, host: str | None) -> PeerServer:
+        return PeerServer(folder, host=host, limit=self._options.limit)
+
+    def _forget(self, folder: Path) -> None:
+        for path in folder.glob("*.slot-*"):
+            remove(path)

@@ -1,0 +1,182 @@
+"""Commits on their way to the object store, as the launcher sees it: told to a child of its own, never waited for.
+
+The child is not a rank: nothing that it does holds up training, and it outlives the ranks. When the launcher leaves,
+the newest commit gets what is left of the pod's grace period.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import socket
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from holdfast.checkpoint.format.failure_causes import FailureCause
+from holdfast.checkpoint.format.file_names import CommitName, parse_commit
+from holdfast.checkpoint.tiers.uploader import UploadSettings
+from holdfast.core.errors import SpawnError
+from holdfast.launcher.drain.last_checkpoint_plan import Speed
+from holdfast.launcher.process.child import ChildProcess, ProcessExit, own_program
+
+_log = logging.getLogger("holdfast.launcher.uploads")
+_MOST_RESTARTS = 5
+_LOOK_SECONDS = 0.5
+
+
+@dataclass(kw_only=True)
+class UploadCounts:
+    """What was uploaded by this launcher."""
+
+    commits: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
+    failures: Counter[str] = field(default_factory=Counter)
+
+    def to_json(self) -> dict[str, Any]:
+        """As the status has it."""
+        return {
+            "commits": self.commits,
+            "bytes": self.nbytes,
+            "seconds": round(self.seconds, 3),
+            "failures": dict(self.failures),
+        }
+
+
+class Uploads:
+    """The child that uploads, started with the first commit. Without settings nothing happens."""
+
+    def __init__(
+        self, settings: UploadSettings | None, folder: Path | None, arrived: Callable[[CommitName], None]
+    ) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._arrived = arrived
+        self._child: ChildProcess | None = None
+        self._line: socket.socket | None = None
+        self._rest = b""
+        self._newest: CommitName | None = None
+        self._done: CommitName | None = None
+        self._troubled = ""
+        self._ends = 0
+        self.counts = UploadCounts()
+        self.speed = Speed()
+
+    @property
+    def wanted(self) -> bool:
+        """Whether commits are uploaded at all."""
+        return self._settings is not None and self._folder is not None
+
+    def commit(self, name: CommitName) -> None:
+        """A commit is durable on the shared tier."""
+        if self.wanted and name != self._newest and (self._child is not None or self._ends < _MOST_RESTARTS):
+            self._newest = name
+            self._say(name)
+
+    async def finish(self, left: Callable[[], float], alive: Callable[[], None] = lambda: None) -> None:
+        """Let the newest commit arrive for as long as seconds are left; then there is no child any more.
+
+        `alive` is called meanwhile, so that nobody takes the launcher for dead.
+        """
+        child, line = self._child, self._line
+        if child is None or line is None:
+            return
+        with contextlib.suppress(OSError):
+            line.shutdown(socket.SHUT_WR)
+        if self._newest != self._done:
+            _log.info("waits up to %.0f s for the upload of %s", left(), self._newest)
+        while not child.reaped.is_set() and left() > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(child.reaped.wait(), min(_LOOK_SECONDS, left()))
+            alive()
+        self._hear(line)
+        if self._newest != self._done:
+            _log.warning("%s is not in %s: it lies on the shared tier only", self._newest, self._url)
+        self._ends = _MOST_RESTARTS
+        child.kill()
+
+    @property
+    def _url(self) -> str:
+        return "" if self._settings is None else self._settings.url
+
+    def _say(self, name: CommitName) -> None:
+        try:
+            line = self._line or self._start()
+            line.sendall(f"{name}\n".encode())
+        except (OSError, SpawnError) as error:
+            self._failed(FailureCause.PROCESS, f"the process that uploads cannot be told of {name}: {error}")
+
+    def _start(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        argv = own_program("holdfast.launcher.tiers.upload_worker", str(theirs.fileno()))
+        with theirs:
+            child = ChildProcess(argv=argv, environ=_environ(), on_exit=self._ended, pass_fds=(theirs.fileno(),))
+        order = {"settings": self._settings.to_json() if self._settings else {}, "folder": str(self._folder)}
+        ours.sendall(json.dumps(order).encode() + b"\n")
+        ours.setblocking(False)
+        self._child, self._line, self._rest = child, ours, b""
+        asyncio.get_running_loop().add_reader(ours, self._hear, ours)
+        return ours
+
+    def _hear(self, line: socket.socket) -> None:
+        data = b""
+        with contextlib.suppress(BlockingIOError, ConnectionError, ValueError, OSError):
+            data = line.recv(1 << 16)
+        if not data:
+            with contextlib.suppress(ValueError, OSError):
+                asyncio.get_running_loop().remove_reader(line)
+        *answers, self._rest = (self._rest + data).split(b"\n")
+        for answer in answers:
+            self._answered(json.loads(answer))
+
+    def _answered(self, answer: Mapping[str, Any]) -> None:
+        name = parse_commit(str(answer["name"]))
+        if answer["cause"]:
+            self._failed(str(answer["cause"]), f"{name} could not be uploaded: {answer['message']}")
+        elif answer["gone"]:
+            _log.info("%s was deleted before it was uploaded whole; the next commit makes up for it", name)
+        elif name is not None:
+            self._count(name, int(answer["bytes"]), float(answer["seconds"]))
+        if answer["untidy"]:
+            _log.warning("%s: old commits could not be deleted: %s", self._url, answer["untidy"])
+
+    def _count(self, name: CommitName, nbytes: int, seconds: float) -> None:
+        self.counts.commits += 1
+        self.counts.nbytes += nbytes
+        self.counts.seconds += seconds
+        self.speed.took(nbytes, seconds)
+        fields = {"step": name.step, "bytes": nbytes, "seconds": seconds}
+        _log.info("%s is in %s%s", name, self._url, " again" if self._troubled else "", extra={"fields": fields})
+        self._done, self._troubled, self._ends = name, "", 0
+        self._arrived(name)
+
+    def _failed(self, cause: str, message: str) -> None:
+        """Each is counted; of the same trouble in a row one line is enough."""
+        self.counts.failures[cause] += 1
+        if cause != self._troubled:
+            _log.error("%s; the newest commit is tried next, and training goes on", message)
+        self._troubled = cause
+
+    def _ended(self, ended: ProcessExit) -> None:
+        if self._line is not None:
+            self._hear(self._line)
+            with contextlib.suppress(ValueError, OSError):
+                asyncio.get_running_loop().remove_reader(self._line)
+            self._line.close()
+        self._child = self._line = None
+        if ended.returncode == 0 or self._ends >= _MOST_RESTARTS:
+            return
+        self._ends += 1
+        said = ended.stderr_tail[-1] if ended.stderr_tail else f"exit code {ended.exit_code}"
+        self._failed(FailureCause.PROCESS, f"the process that uploads ended: {said}")
+
+
+def _environ() -> dict[str, str]:
+    """It needs no thread pool and no GPU."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

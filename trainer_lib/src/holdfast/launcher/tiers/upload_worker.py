@@ -1,0 +1,157 @@
+"""The child of the launcher that uploads commits: `python -m holdfast.launcher.tiers.upload_worker FD`.
+
+It gets one line of settings and then the name of each commit over FD, and tells there how each upload went. When the
+launcher closes its side, it uploads the newest commit and ends. It shares nothing with the ranks but the folder, in
+which it says what it uploads.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+from holdfast.checkpoint.folder.upload_marker import held
+from holdfast.checkpoint.format.file_names import CommitName, parse_commit
+from holdfast.checkpoint.io.rate_limit import Pace
+from holdfast.checkpoint.stores.open import open_store
+from holdfast.checkpoint.tiers.uploader import (
+    End,
+    Outcome,
+    Queue,
+    Upload,
+    Uploader,
+    UploadSettings,
+    Wait,
+    decide,
+    source_at,
+)
+from holdfast.core.errors import HoldfastError
+
+# A last upload that fails is tried again so often; the launcher ends us when its grace period is over.
+_LAST_TRIES = 5
+
+_log = logging.getLogger("holdfast.launcher.upload_host")
+
+
+class Host:
+    """The queue, filled by a thread that listens and emptied by the one that uploads."""
+
+    def __init__(self, line: IO[str], answers: socket.socket, uploader: Uploader) -> None:
+        self._line = line
+        self._answers = answers
+        self._uploader = uploader
+        self._queue = Queue()
+        self._changed = threading.Condition()
+
+    def listen(self) -> None:
+        """Until the launcher closes its side."""
+        for text in self._line:
+            name = parse_commit(text.strip())
+            if name is not None and self._may_be_there(name):
+                self._become(replace(self._queue, newest=name, failures=0, retry_at=0.0))
+        self._become(replace(self._queue, closing=True, failures=0, retry_at=0.0))
+
+    def listen_to_the_end(self) -> None:
+        """As a thread: a defect ends the process, which the launcher starts again. Nobody would upload otherwise."""
+        try:
+            self.listen()
+        except BaseException:  # noqa: BLE001 — ends the process
+            _log.exception("the uploader's thread that listens to the launcher failed")
+            os._exit(1)
+
+    def _may_be_there(self, name: CommitName) -> bool:
+        """A commit that was asked for without a step since is an older attempt's: it has come here already.
+
+        Where the folder cannot be read now, the upload looks again, and says so.
+        """
+        try:
+            return name in self._uploader.source.commits()
+        except OSError:
+            return True
+
+    def work(self) -> None:
+        """Until all is uploaded and the launcher goes."""
+        while True:
+            with self._changed:
+                match decide(self._queue, self._uploader.settings, time.monotonic()):
+                    case End():
+                        return
+                    case Wait(seconds=seconds):
+                        self._changed.wait(seconds)
+                        continue
+                    case Upload(name=name):
+                        self._queue = replace(self._queue, began=time.monotonic())
+            if not self._finished(self._uploader.upload(name)):
+                return
+
+    def _finished(self, outcome: Outcome) -> bool:
+        """Note and tell; False: there is no sense in trying on."""
+        with self._changed:
+            if outcome.settled:
+                over = self._queue.arrived if outcome.arrived else self._queue.given_up
+                self._queue = over(outcome.name)
+            else:
+                self._queue = self._queue.failed(time.monotonic())
+            last = self._queue.closing and self._queue.failures >= _LAST_TRIES
+        untidy = self._uploader.tidy(outcome.name) if outcome.arrived else ""
+        self._answers.sendall(_said(outcome, untidy).encode())
+        return not last
+
+    def _become(self, queue: Queue) -> None:
+        with self._changed:
+            self._queue = queue
+            self._changed.notify()
+
+
+def _said(outcome: Outcome, untidy: str) -> str:
+    document: dict[str, Any] = {
+        "name": str(outcome.name),
+        "bytes": outcome.nbytes,
+        "seconds": round(outcome.seconds, 3),
+        "cause": outcome.cause,
+        "message": outcome.message,
+        "gone": outcome.gone,
+        "untidy": untidy,
+    }
+    return json.dumps(document) + "\n"
+
+
+def main() -> int:
+    """Upload until the launcher goes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C on a terminal is the launcher's to handle
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    line = connection.makefile("r", encoding="utf-8")
+    order = json.loads(line.readline())
+    settings = UploadSettings.from_json(order["settings"])
+    try:
+        target = open_store(settings.url, in_flight=settings.in_flight)
+    except HoldfastError as error:
+        print(error, file=sys.stderr)
+        return 1
+    folder = Path(order["folder"])
+    uploader = Uploader(
+        source=source_at(folder),
+        target=target,
+        settings=settings,
+        pace=Pace(settings.bytes_per_second),
+        hold=partial(held, folder),
+    )
+    host = Host(line, connection, uploader)
+    threading.Thread(target=host.listen_to_the_end, daemon=True).start()
+    host.work()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""The rank's board: what its main thread does, readable by the launcher whatever becomes of this process.
+
+A page of memory in the run directory, mapped here and read there. Two entries take turns, each with a check: a
+process that is stopped in the middle of writing one leaves the other whole. Beside them a thread of its own writes
+the time, ten times a second: a *beat*, which falls silent when the process is stopped or its interpreter's lock is
+never given up. The stacks of all threads are written on a signal, by C code that needs no lock of the interpreter.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import mmap
+import os
+import struct
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from holdfast.core import constants as c
+from holdfast.core.environment import Environment
+from holdfast.telemetry.activity import Activity
+
+_log = logging.getLogger("holdfast.progress")
+
+BEAT_SECONDS: Final = 0.1
+PAGE_BYTES: Final = 4096
+_MAGIC: Final = int.from_bytes(b"HFBOARD1", "little")
+_MASK: Final = (1 << 64) - 1
+# Places in the page, in bytes. What different threads write stands in different cache lines.
+_HEAD: Final = struct.Struct("@3Q")  # magic, process id, signal that makes the stacks be written (0: none does)
+_BEAT_AT: Final = 64
+_COUNT_AT: Final = 128
+_ENTRIES_AT: Final = (192, 256)
+_ENTRY: Final = struct.Struct("@6Q")  # activity, since, step, since that step, steps made here, check
+_WORD: Final = struct.Struct("@Q")
+_ACTIVITIES: Final = tuple(Activity)
+_NUMBERS: Final = {activity: number for number, activity in enumerate(_ACTIVITIES)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """A board at one moment. Times are seconds of the monotonic clock, which all processes of a host share."""
+
+    pid: int
+    signal: int
+    beat: float
+    activity: Activity
+    since: float
+    step: int
+    stepped: float  # when that step was reached
+    made: int  # steps that this process made by itself
+
+
+class Board:
+    """A listener of the meter. The only writer of entries is the main thread, and of beats the beat's own."""
+
+    def __init__(self, folder: Path, slot: int) -> None:
+        self._page = _map(folder / str(slot))
+        self._words = memoryview(self._page).cast("Q")
+        self._step = self._made = self._count = 0
+        self._stepped = time.monotonic_ns()
+        self._stacks = (folder / f"{slot}{c.STACKS_SUFFIX}").open("ab", buffering=0)
+        faulthandler.register(c.STACKS_SIGNAL, file=self._stacks, all_threads=True)
+        self.entered(Activity.STARTUP, 0)
+        self._beat()
+        _HEAD.pack_into(self._page, 0, _MAGIC, os.getpid(), c.STACKS_SIGNAL)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._live, name="holdfast-beat", daemon=True)
+        self._thread.start()
+
+    def entered(self, activity: Activity, step: int) -> None:
+        """From now on the main thread does this."""
+        now = time.monotonic_ns()
+        if step != self._step:
+            self._made += step == self._step + 1
+            self._step, self._stepped = step, now
+        self._count += 1
+        entry = (_NUMBERS[activity], now, step, self._stepped, self._made)
+        _ENTRY.pack_into(self._page, _ENTRIES_AT[self._count & 1], *entry, _check(entry))
+        self._words[_COUNT_AT // 8] = self._count
+
+    def close(self) -> None:
+        """Write nothing more."""
+        self._closed.set()
+        self._thread.join()
+        faulthandler.unregister(c.STACKS_SIGNAL)
+        self._stacks.close()
+        self._words.release()
+        self._page.close()
+
+    def _live(self) -> None:
+        while not self._closed.wait(BEAT_SECONDS):
+            self._beat()
+
+    def _beat(self) -> None:
+        self._words[_BEAT_AT // 8] = time.monotonic_ns()
+
+
+def open_board(environment: Environment) -> Board | None:
+    """This process's board; None where no launcher would read it."""
+    if environment.agent_socket is None or environment.slot is None:
+        return None
+    try:
+        return Board(environment.agent_socket.parent / c.BOARD_DIR, environment.slot)
+    except OSError as error:
+        _log.warning("no hang of this process will be seen: its board cannot be made: %s", error)
+        return None
+
+
+def read_page(page: bytes) -> Reading | None:
+    """What a board says; None if it says nothing yet, or nothing that makes sense."""
+    if len(page) < PAGE_BYTES:
+        return None
+    magic, pid, signal = _HEAD.unpack_from(page, 0)
+    (count,) = _WORD.unpack_from(page, _COUNT_AT)
+    entry = _entry(page, count & 1) or _entry(page, ~count & 1)
+    if magic != _MAGIC or entry is None:
+        return None
+    number, since, step, stepped, made = entry
+    (beat,) = _WORD.unpack_from(page, _BEAT_AT)
+    return Reading(
+        pid=pid,
+        signal=signal,
+        beat=beat / 1e9,
+        activity=_ACTIVITIES[number],
+        since=since / 1e9,
+        step=step,
+        stepped=stepped / 1e9,
+        made=made,
+    )
+
+
+def _entry(page: bytes, which: int) -> tuple[int, ...] | None:
+    *entry, check = _ENTRY.unpack_from(page, _ENTRIES_AT[which])
+    sound = check == _check(tuple(entry)) and entry[0] < len(_ACTIVITIES)
+    return tuple(entry) if sound else None
+
+
+def _check(entry: tuple[int, ...]) -> int:
+    number, since, step, stepped, made = entry
+    return (_MAGIC ^ number ^ since ^ (step << 8) ^ (stepped << 16) ^ (made << 24)) & _MASK
+
+
+def _map(path: Path) -> mmap.mmap:
+    path.parent.mkdir(exist_ok=True)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.ftruncate(file, PAGE_BYTES)
+        return mmap.mmap(file, PAGE_BYTES)
+    finally:
+        os.close(file)

@@ -1,0 +1,285 @@
+"""Where the time of a rank goes. Pure: the clock is a parameter.
+
+A rank's books cover its time in a world, from the forming of its groups to the moment when it leaves: what lies
+before, between and after is its launcher's to measure (`launch.accounts`). Each activity has a stopwatch of its own,
+and so has the time in a world as a whole: what the causes do not add up to is told as unattributed, not hidden.
+
+The time of a step in the making belongs to nobody yet (`open`). It is productive once the step is committed, and
+recompute if the step is discarded, or was committed before by this job and is made again. Waiting that ends in
+leaving the world was waiting for the detection of a failure. So no cause ever falls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Final
+
+from holdfast.telemetry.activity import Activity
+
+Clock = Callable[[], float]
+
+# Prior of the failure rate's gamma posterior: one failure in one day. A week without failures outweighs it.
+PRIOR_FAILURES: Final = 1.0
+PRIOR_SECONDS: Final = 86_400.0
+# Upper bounds of the histograms of recoveries, in seconds.
+BOUNDS: Final = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
+_TELL_SECONDS: Final = 1.0
+
+
+class Spent(StrEnum):
+    """What a second of a rank was spent on; all but the first are badput."""
+
+    PRODUCTIVE = "productive"
+    STARTUP = "startup"
+    DATA = "data"
+    CHECKPOINT = "checkpoint"
+    EVALUATION = "evaluation"
+    DETECTION = "detection"
+    RESTART = "restart"
+    RECOMPUTE = "recompute"
+    IDLE = "idle"
+
+
+class Timer:
+    """A stopwatch."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._before = 0.0
+        self._since: float | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started and not stopped."""
+        return self._since is not None
+
+    @property
+    def stretch(self) -> float:
+        """Seconds since it was started; 0 while it is stopped."""
+        return 0.0 if self._since is None else self._clock() - self._since
+
+    @property
+    def seconds(self) -> float:
+        """All that it measured."""
+        return self._before + self.stretch
+
+    def start(self, at: float | None = None) -> None:
+        """Begin a stretch, now or at an earlier moment; nothing happens while one runs."""
+        if self._since is None:
+            now = self._clock()
+            self._since = now if at is None else min(at, now)
+
+    def until(self, at: float | None) -> float:
+        """Seconds from its start to this moment, or to now."""
+        return self.stretch if at is None or self._since is None else min(max(0.0, at - self._since), self.stretch)
+
+    def stop(self, at: float | None = None) -> float:
+        """End the stretch, now or at an earlier moment; its seconds."""
+        stretch = self.until(at)
+        self._before += stretch
+        self._since = None
+        return stretch
+
+    def copy(self) -> Timer:
+        """Another one that has measured the same."""
+        twin = Timer(self._clock)
+        twin._before, twin._since = self._before, self._since
+        return twin
+
+
+class Books:
+    """Seconds by cause."""
+
+    def __init__(self, seconds: Mapping[str, float] | None = None) -> None:
+        self._seconds = dict.fromkeys(Spent, 0.0)
+        for name, value in (seconds or {}).items():
+            if name in self._seconds:
+                self._seconds[Spent(name)] = float(value)
+
+    def __getitem__(self, spent: Spent) -> float:
+        return self._seconds[spent]
+
+    @property
+    def total(self) -> float:
+        """The sum over all causes."""
+        return sum(self._seconds.values())
+
+    def book(self, spent: Spent, seconds: float) -> None:
+        """Add to one cause."""
+        self._seconds[spent] += seconds
+
+    def plus(self, other: Books) -> Books:
+        """The sum of two."""
+        return Books({spent: self[spent] + other[spent] for spent in Spent})
+
+    def since(self, earlier: Books) -> Books:
+        """What was added after `earlier`."""
+        return Books({spent: self[spent] - earlier[spent] for spent in Spent})
+
+    def to_json(self) -> dict[str, float]:
+        """Wire form."""
+        return {str(spent): round(seconds, 6) for spent, seconds in self._seconds.items()}
+
+
+ENTERING: Final = frozenset({Activity.SYNC, Activity.RESTORE})
+_OUTSIDE: Final = frozenset({Activity.STARTUP, Activity.PARKED, Activity.DONE})
+_STEP: Final = frozenset({Activity.COMPUTE, Activity.AVERAGE, Activity.VOTE, Activity.APPLY})
+_TRAINING: Final = frozenset({Activity.DATA, *_STEP})
+# What a rank does between two steps: in which share of its time, says how well it trains.
+MEASURED: Final = (
+    Activity.DATA,
+    Activity.COMPUTE,
+    Activity.AVERAGE,
+    Activity.VOTE,
+    Activity.APPLY,
+    Activity.CHECKPOINT,
+    Activity.EVALUATION,
+)
+_PLAIN: Final = {
+    Activity.DATA: Spent.DATA,
+    Activity.CHECKPOINT: Spent.CHECKPOINT,
+    Activity.EVALUATION: Spent.EVALUATION,
+}
+
+
+class Ledger:
+    """The books of one rank process: an `activity.Listener`.
+
+    `tell` gets a report when the rank enters a world, when it is in place, when it leaves, and at most once a second
+    between.
+    """
+
+    def __init__(self, clock: Clock, tell: Callable[[dict[str, Any]], None] | None = None) -> None:
+        self._clock = clock
+        self._tell = tell
+        self._told_at = float("-inf")
+        self._wall = Timer(clock)
+        self._timers = {activity: Timer(clock) for activity in Activity}
+        self._books = Books()
+        self._open = 0.0
+        self._activity = Activity.STARTUP
+        self._step = 0
+        self._highest = 0
+        self._worlds = 0
+        self._retried = False
+        self._settled_in = False
+
+    def reached(self, step: int) -> None:
+        """The job has committed this step before: up to it, steps are made again."""
+        self._highest = max(self._highest, step)
+
+    def entered(self, activity: Activity, step: int) -> None:
+        """`activity.Listener`. A step that rose was committed; one begun again after a world was left, discarded."""
+        before = self._activity
+        self._close(before, leaves=activity is Activity.PARKED)
+        if activity in _OUTSIDE:
+            self._wall.stop()
+        if step != self._step:
+            self._settle(step, committed=step > self._step)
+        elif self._retried and activity in _TRAINING and activity is not Activity.APPLY:
+            self._settle(step, committed=False)
+        self._open_up(activity, before)
+        if self._due(activity, before):
+            self._say()
+
+    def step(self, *, step: int, committed: bool) -> None:
+        """The step in the making ended so, and this is the step now. What `entered` cannot see by itself is said
+        here: a step that was passed over."""
+        if self._activity in _STEP:
+            self._close(self._activity, leaves=False)
+            self._timers[self._activity].start()
+        self._settle(step, committed=committed)
+
+    def report(self) -> dict[str, Any]:
+        """All since the first world, with what is under way: what the launcher hears in `account`."""
+        stretch = self._timers[self._activity].stretch
+        books = self._books
+        if self._activity not in _STEP | _OUTSIDE:
+            books = books.plus(Books({self._spent(self._activity): stretch}))
+            stretch = 0.0
+        return {
+            "at": self._clock(),
+            "activity": str(self._activity),
+            "wall": round(self._wall.seconds, 6),
+            "open": round(self._open + (stretch if self._activity in _STEP else 0.0), 6),
+            "seconds": books.to_json(),
+            "activities": {str(activity): round(self._timers[activity].seconds, 6) for activity in MEASURED},
+        }
+
+    # Inside
+
+    def _close(self, activity: Activity, *, leaves: bool) -> None:
+        """Book the stretch of what was done until now."""
+        if activity in _OUTSIDE:
+            return
+        stretch = self._timers[activity].stop()
+        if activity not in _STEP:
+            self._books.book(self._spent(activity), stretch)
+        elif leaves and activity.waiting:
+            self._books.book(Spent.DETECTION, stretch)
+        else:
+            self._open += stretch
+
+    def _open_up(self, activity: Activity, before: Activity) -> None:
+        self._activity = activity
+        if activity in _OUTSIDE:
+            self._retried = self._retried or before not in _OUTSIDE
+            return
+        if before in _OUTSIDE:
+            self._worlds += 1
+            self._settled_in = False
+            self._wall.start()
+        self._timers[activity].start()
+
+    def _settle(self, step: int, *, committed: bool) -> None:
+        useful = committed and step > self._highest
+        self._books.book(Spent.PRODUCTIVE if useful else Spent.RECOMPUTE, self._open)
+        self._open, self._step, self._retried = 0.0, step, False
+        if committed:
+            self.reached(step)
+
+    def _spent(self, activity: Activity) -> Spent:
+        if activity in ENTERING:
+            return Spent.STARTUP if self._worlds == 1 else Spent.RESTART
+        return _PLAIN[activity]
+
+    def _due(self, activity: Activity, before: Activity) -> bool:
+        if activity in _OUTSIDE:
+            return before not in _OUTSIDE
+        if activity in ENTERING:
+            return before in _OUTSIDE
+        arrived, self._settled_in = not self._settled_in, True
+        return arrived or self._clock() - self._told_at >= _TELL_SECONDS
+
+    def _say(self) -> None:
+        if self._tell is not None:
+            self._told_at = self._clock()
+            self._tell(self.report())
+
+
+class Histogram:
+    """Counts by upper bound, as Prometheus wants them."""
+
+    def __init__(self, bounds: Sequence[float] = BOUNDS) -> None:
+        self._bounds = tuple(bounds)
+        self._counts = [0] * len(self._bounds)
+        self.count = 0
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self.count += 1
+        self.sum += value
+        for index, bound in enumerate(self._bounds):
+            self._counts[index] += value <= bound
+
+    def to_json(self) -> dict[str, Any]:
+        """Wire form; the counts are cumulative."""
+        buckets = [[bound, count] for bound, count in zip(self._bounds, self._counts, strict=True)]
+        return {"count": self.count, "sum": round(self.sum, 6), "buckets": buckets}
+
+
+def mtbf(failures: int, exposure: float) -> float:
+    """Estimated seconds between failures: the inverse of the mean of the rate's gamma posterior."""
+    return (PRIOR_SECONDS + exposure) / (PRIOR_FAILURES + failures)

@@ -1,0 +1,120 @@
+"""Fetching this rank's micro-batches from a map-style dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import default_collate
+
+from holdfast.training.data.cursor import Position, Share, micro_batches, sample_at, share_of
+from holdfast.training.data.sample_audit import Audit
+from holdfast.training.options.elasticity import Elasticity
+from holdfast.training.options.elasticity import global_batch as scaled_batch
+from holdfast.training.options.validation import check_batches
+
+
+class MapDataset(Protocol):
+    """What `job.batches` needs of a dataset."""
+
+    def __len__(self) -> int:
+        """How many samples."""
+
+    def __getitem__(self, index: int, /) -> Any:
+        """One of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """Samples that were really fetched: the collated batch, how many, and their audit."""
+
+    data: Any
+    samples: int
+    seen: Audit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loader:
+    """The data of a job: a dataset, its order, and how steps are cut from it.
+
+    `global_batch` is what the script asked for; `batch_at` is what a world of some size takes in one step.
+    """
+
+    dataset: MapDataset
+    size: int
+    global_batch: int
+    micro_batch: int
+    collate: Callable[[list[Any]], Any]
+    device: torch.device
+    elasticity: Elasticity = field(default_factory=Elasticity)
+
+    def batch_at(self, world_size: int) -> int:
+        """Samples of one global step in a world of this size."""
+        return scaled_batch(self.elasticity, self.global_batch, world_size)
+
+    def parts(self, position: Position, *, rank: int, world_size: int, alike: bool = False) -> list[Share]:
+        """This rank's micro-batches of the step at `position`; none if the world has more ranks than samples.
+
+        If all ranks must have as many, `alike`, who has fewer gets empty ones more.
+        """
+        batch = self.batch_at(world_size)
+        share = share_of(cursor=position.cursor, batch=batch, rank=rank, world_size=world_size)
+        parts = list(micro_batches(share, self.micro_batch))
+        most = -(-batch // (world_size * self.micro_batch)) if alike else 0
+        return parts + [Share(begin=share.begin, end=share.begin) for _ in range(most - len(parts))]
+
+    def fetch(self, part: Share, position: Position) -> MicroBatch:
+        """The samples of one of them. An empty one has one that does not count: a model can run on it."""
+        seen, samples = Audit(), []
+        for place in range(part.begin, part.end):
+            epoch, sample = sample_at(place, size=self.size, seed=position.seed)
+            samples.append(self.dataset[sample])
+            seen = seen.seen(epoch, sample)
+        data = samples or [self.dataset[sample_at(part.begin, size=self.size, seed=position.seed)[1]]]
+        return MicroBatch(data=_moved(self.collate(data), self.device), samples=len(samples), seen=seen)
+
+
+def make_loader(
+    dataset: MapDataset,
+    *,
+    global_batch: int,
+    micro_batch: int,
+    device: torch.device,
+    collate: Callable[[list[Any]], Any] | None = None,
+    elasticity: Elasticity | None = None,
+) -> Loader:
+    """Check the arguments of `job.batches`; UsageError says what to change."""
+    check_batches(dataset, global_batch=global_batch, micro_batch=micro_batch, collate=collate)
+    loader = Loader(
+        dataset=dataset,
+        size=len(dataset),
+        global_batch=global_batch,
+        micro_batch=micro_batch,
+        collate=collate or default_collate,
+        device=device,
+        elasticity=elasticity or Elasticity(),
+    )
+    loader.batch_at(1)  # refuses what no world could share
+    return loader
+
+
+def fingerprint(dataset: MapDataset) -> str:
+    """What tells a dataset from another: its own `fingerprint` if it has one, else its type and length."""
+    own = getattr(dataset, "fingerprint", None)
+    value = own() if callable(own) else own
+    return f"{type(dataset).__qualname__}:{len(dataset)}" + (f":{value}" if value is not None else "")
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if device.type == "cpu":
+        return value
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, dict):
+        return {key: _moved(item, device) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        moved = [_moved(item, device) for item in value]
+        return type(value)(*moved) if hasattr(value, "_fields") else type(value)(moved)
+    return value

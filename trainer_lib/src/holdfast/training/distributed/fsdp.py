@@ -1,0 +1,259 @@
+"""Models that are sharded over the ranks of a replica by torch's FSDP2, in worlds that come and go.
+
+FSDP2 is given a mesh whose process group does nothing but say its size and this rank's place in it; what travels goes
+over the groups of the attempt, which FSDP2 never sees. So a lost peer leaves nothing in FSDP2 to be rebuilt. Its
+collectives are called out of user code's forward and backward, where nothing may be raised: the first error ends the
+attempt for this rank (`Over`), and from then on they give zeros, until `job.step` sees that the attempt is over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from itertools import count
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import ProcessGroup, _register_process_group
+
+from holdfast.checkpoint.format.shard_layout import rows
+from holdfast.checkpoint.state.dtensor import is_sharded, local, sharded
+from holdfast.checkpoint.state.flatten import rows_in
+from holdfast.core.errors import PeerLostError, StateError, UsageError
+from holdfast.telemetry.activity import Activity, Meter
+from holdfast.training.distributed.process_group import Group
+
+_numbers = count()
+
+
+class _Place(ProcessGroup):
+    """What FSDP2 takes for its process group: a place among mates, and no way to reach them."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(0, size)  # type: ignore[call-arg]
+        self.shard = 0
+        self._size = size
+        self._name: Any = f"holdfast-shards-{next(_numbers)}"
+
+    def rank(self) -> int:
+        return self.shard
+
+    def size(self) -> int:
+        return self._size
+
+    @property
+    def group_name(self) -> Any:
+        return self._name
+
+
+class Sharding:
+    """The sharded modules of a script, and how their parts reach each other now."""
+
+    def __init__(self, size: int, device: torch.device, meter: Meter) -> None:
+        from torch.distributed.device_mesh import DeviceMesh
+
+        self.size = size
+        self.device = device
+        self._meter = meter
+        self._place = _Place(size)
+        name = self._place.group_name
+        _register_process_group(name, self._place)
+        self.mesh = DeviceMesh(device.type, torch.arange(size, device="cpu"), _init_backend=False, _rank=0)
+        self.mesh._dim_group_names = [name]
+        self.mesh._pg_registry[name] = self._place
+        self._modules: list[Any] = []
+        # Whole parameters as the script made them, until the first world has lined up: it says who holds what.
+        self._whole: dict[torch.Tensor, torch.Tensor] | None = {}
+        self._mates: Group | None = None
+        self._watched: set[int] = set()
+        self._used: set[torch.Tensor] = set()
+
+    @property
+    def shard(self) -> int:
+        """The shard that is here."""
+        return self._place.shard
+
+    def add(self, module: torch.nn.Module, options: dict[str, Any]) -> None:
+        """Shard the parameters of a module that are not sharded yet."""
+        from torch.distributed.fsdp import fully_shard
+
+        if self._whole is None:
+            raise UsageError("call job.fully_shard before job.manage()")
+        before = [(part, name, one) for part in module.modules() for name, one in part._parameters.items()]
+        if any(one is not None and one.is_meta for _, _, one in before):
+            raise UsageError("a parameter is on the meta device: give the model real weights before job.fully_shard")
+        fully_shard(module, mesh=self.mesh, **options)
+        for part, name, one in before:
+            if one is not None and not is_sharded(one):
+                self._whole[part._parameters[name]] = one.detach()  # type: ignore[index]
+        self._modules.append(module)
+        _speak(module, self)
+
+    def attach(self, mates: Group) -> None:
+        """Reach the mates over this from now on."""
+        self._mates = mates
+
+    def become(self, shard: int) -> None:
+        """Hold another shard. Its numbers are zeros until they are loaded."""
+        if shard == self.shard:
+            return
+        self.reset()
+        self._place.shard = self.mesh._rank = shard
+        for one in self._fsdp_parameters():
+            begin, end = rows(one._orig_size[0], self.size, shard)
+            padded = torch.zeros(one.padded_sharded_param_size, dtype=one.sharded_param.dtype, device=one.device)
+            one._sharded_param_data = padded.view(-1)
+            one.sharded_size = torch.Size([end - begin, *one._orig_size[1:]])
+            one.sharded_param._local_tensor = padded[: end - begin]
+
+    def reset(self) -> None:
+        """Forget a step in its middle: no gathered parameters, nothing expected of a backward that never comes."""
+        self._used.clear()
+        for module in self._roots():
+            module.reset_iter_state()
+
+    def begin_anew(self, group: Group) -> None:
+        """Take this rank's rows of rank 0's weights."""
+        if self._whole is None:
+            raise StateError(
+                "the state of a shard is gone with all ranks that held it, and there is no checkpoint: this process "
+                "cannot begin anew; start it again, and give a checkpoint_dir"
+            )
+        with torch.no_grad():
+            for parameter, whole in self._whole.items():
+                group.broadcast_(whole, 0)
+                begin, end = rows(len(whole), self.size, self.shard)
+                local(parameter).copy_(whole[begin:end])
+
+    def watch(self) -> None:
+        """Before a backward: learn which parameters get a gradient. FSDP2 makes zeros of none."""
+        for one in self._fsdp_parameters():
+            whole = getattr(one, "_unsharded_param", None)
+            if whole is not None and id(whole) not in self._watched:
+                self._watched.add(id(whole))
+                whole.register_post_accumulate_grad_hook(partial(self._use, one.sharded_param))
+
+    def used(self, parameters: Iterable[torch.Tensor]) -> list[bool]:
+        """Which of them got a gradient here since the last time it was asked."""
+        used, self._used = self._used, set()
+        return [parameter in used for parameter in parameters]
+
+    def settled(self) -> None:
+        """A step was made, or a state restored: what the script made is not needed any more."""
+        self._whole = None
+
+    def part(self, tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+        """A sharded tensor of a global shape, from all of it or from this rank's rows."""
+        if tuple(tensor.shape) == tuple(shape):
+            begin, end = rows(shape[0], self.size, self.shard)
+            tensor = tensor[begin:end].clone()
+        whole = torch.empty(tuple(shape), device="meta")
+        return sharded(tensor.to(self.device), self.mesh, whole.shape, whole.stride())
+
+    def wanted(self, tree: Any, shard: int) -> dict[str, tuple[int, int]]:
+        """Which rows of a commit's sharded tensors whoever holds this shard needs."""
+        return {name: rows(length, self.size, shard) for name, length in rows_in(tree)}
+
+    # What FSDP2 calls
+
+    def gather(self, output: torch.Tensor, part: torch.Tensor) -> None:
+        """All mates' parts, in order; zeros if one of them is lost."""
+        mates = self._reachable()
+        try:
+            with self._waiting():
+                mates.launch_gather(output, part.clone()).wait()
+        except PeerLostError as error:
+            mates.over.set(str(error))
+            output.zero_()
+
+    def scatter(self, output: torch.Tensor, parts: torch.Tensor) -> None:
+        """This rank's part of the sum over all mates; zeros if one of them is lost."""
+        mates = self._reachable()
+        try:
+            with self._waiting():
+                mates.launch_scatter(output, parts).wait()
+        except PeerLostError as error:
+            mates.over.set(str(error))
+            output.zero_()
+
+    # Inside
+
+    def _waiting(self) -> AbstractContextManager[None]:
+        """Whoever waits for its mates in the middle of forward or backward is not to blame if it takes long."""
+        computes = self._meter.activity is Activity.COMPUTE
+        return self._meter.during(Activity.AVERAGE) if computes else nullcontext()
+
+    def _use(self, parameter: torch.Tensor, _: torch.Tensor) -> None:
+        self._used.add(parameter)
+
+    def _reachable(self) -> Group:
+        if self._mates is None:
+            raise UsageError(
+                "call job.manage(model=…, optimizer=…) before the model is used: its parts are elsewhere"
+            )
+        return self._mates
+
+    def _roots(self) -> Iterator[Any]:
+        """Those that forward was called on; none before the first time."""
+        return (module for module in self._modules if module._get_fsdp_state()._is_root)
+
+    def _fsdp_parameters(self) -> Iterator[Any]:
+        for module in self._modules:
+            for group in module._get_fsdp_state()._fsdp_param_groups:
+                yield from group.fsdp_params
+
+
+class _Gather:
+    def __init__(self, sharding: Sharding) -> None:
+        self._sharding = sharding
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
+    ) -> None:
+        self._sharding.gather(output_tensor, input_tensor)
+
+
+class _Scatter(_Gather):
+    def __call__(  # type: ignore[override]
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> None:
+        self._sharding.scatter(output_tensor, input_tensor)
+
+
+def _speak(module: Any, sharding: Sharding) -> None:
+    """Sums, not means: gradients arrive weighted. And the same collectives on all mates, whatever is used."""
+    module.set_custom_all_gather(_Gather(sharding))
+    module.set_custom_reduce_scatter(_Scatter(sharding))
+    module.set_gradient_divide_factor(1.0)
+    module.set_force_sum_reduction_for_comms(True)
+    module.set_reduce_scatter_unused_params(True)
+
+
+def check_sharded(sharding: Sharding | None, trained: Iterable[torch.nn.Parameter], scaler: Any) -> None:
+    """All of what is trained is sharded by `job.fully_shard`, or none of it."""
+    wanted = [parameter for parameter in trained if parameter.requires_grad]
+    meshes = [getattr(parameter, "device_mesh", None) for parameter in wanted]
+    if any(mesh is not None and (sharding is None or mesh != sharding.mesh) for mesh in meshes):
+        raise UsageError("a parameter is a DTensor of the script's own: shard the model with job.fully_shard")
+    if sharding is None:
+        return
+    if None in meshes:
+        raise UsageError(
+            "some parameters are sharded and others are not: call job.fully_shard on the whole model last, before "
+            "the optimizer is made"
+        )
+    if scaler is not None:
+        raise UsageError("a sharded model has no use for a GradScaler: train in bfloat16, with mp_policy")
+
+
+def whole_norm(own: float, mates: Group) -> float:
+    """The norm of all shards together, the same bits on every mate; infinite if one of them is no number."""
+    squares = torch.full((mates.size,), -1.0, dtype=torch.float64, device="cpu")
+    squares[mates.rank] = own * own if math.isfinite(own) else math.inf
+    mates.agree_(squares)
+    return math.sqrt(sum(squares.tolist()))

@@ -1,0 +1,112 @@
+"""NCCL for gradients, where each rank has a GPU of its own. Written for `collectives.Group`; it never ran on a GPU.
+
+What differs from gloo: an aborted operation counts as done, so `lost` is set before any abort and asked after
+every operation; kernels may write until the device was synchronised after the abort, so whatever was in flight is
+kept until then, and the next communicator waits for it. What decides (ballot, vote, standings) goes over gloo. The
+handling of errors that torch has would end the process; it is off for this communicator alone.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from holdfast.core.environment import nccl_leaves_errors_to_us
+
+POLL: Final = 50e-6
+# One after the other: the constructor reads the environment, and an abort must end before the next one begins.
+_turn: Final = threading.Lock()
+
+
+def name_of(device: torch.device) -> str:
+    """What tells one GPU from all others, on any host; empty if this is none, or torch was built without NCCL."""
+    if device.type != "cuda" or not dist.is_nccl_available():
+        return ""
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+class Flight:
+    """One operation in flight."""
+
+    def __init__(self, owner: Nccl, work: Any, tensor: torch.Tensor) -> None:
+        self._owner = owner
+        self._work = work
+        self._tensor = tensor
+
+    def landed(self) -> bool:
+        """Whether it is done; after a short nap if not. RuntimeError if it failed or was aborted."""
+        done = self._work.is_completed()
+        if self._owner.lost:
+            raise RuntimeError("the communicator was given up")
+        if not done:
+            time.sleep(POLL)
+            return False
+        if not self._work.is_success():
+            raise RuntimeError("NCCL reported an error")
+        self._work.wait()  # the current stream goes on behind it
+        self._owner.forget(self._tensor)
+        return True
+
+
+class Nccl:
+    """A communicator of one attempt."""
+
+    def __init__(self, group: Any, device: torch.device) -> None:
+        self.lost = False
+        self._group = group
+        self._device = device
+        self._flying: dict[int, tuple[torch.Tensor, ...]] = {}
+
+    @classmethod
+    def connect(cls, store: Any, *, rank: int, size: int, device: torch.device, timeout: float) -> Nccl:
+        """Meet the others; blocks while one of them is missing. The first operation makes the communicator."""
+        with _turn, nccl_leaves_errors_to_us():
+            torch.cuda.set_device(device)  # each thread has its own current device
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = timedelta(minutes=30)
+            made = cls(dist.ProcessGroupNCCL(store, rank, size, options), device)
+        first = made.all_reduce(torch.zeros(1, device=device), dist.ReduceOp.SUM)
+        end = time.monotonic() + timeout
+        while not first.landed():
+            if time.monotonic() > end:
+                made.abort()
+        return made
+
+    def all_reduce(self, tensor: torch.Tensor, op: Any) -> Flight:
+        """Begin, behind what the current stream was given so far."""
+        return self._fly(tensor, self._group.allreduce([tensor], op))
+
+    def broadcast(self, tensor: torch.Tensor, src: int) -> Flight:
+        """Begin to send rank `src`'s tensor to all."""
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = src, 0
+        return self._fly(tensor, self._group.broadcast([tensor], options))
+
+    def all_gather(self, output: torch.Tensor, part: torch.Tensor) -> Flight:
+        """Begin to collect every rank's part, in order of ranks."""
+        return self._fly(output, self._group._allgather_base(output, part), part)
+
+    def reduce_scatter(self, output: torch.Tensor, parts: torch.Tensor) -> Flight:
+        """Begin to sum, each rank getting its part."""
+        return self._fly(output, self._group._reduce_scatter_base(output, parts), parts)
+
+    def forget(self, tensor: torch.Tensor) -> None:
+        """Its operation is done."""
+        self._flying.pop(id(tensor), None)
+
+    def abort(self) -> None:
+        """Give up whatever is in flight; blocks until nothing writes any more."""
+        self.lost = True
+        with _turn:
+            self._group.abort()
+            torch.cuda.synchronize(self._device)
+            self._flying.clear()
+
+    def _fly(self, tensor: torch.Tensor, work: Any, *more: torch.Tensor) -> Flight:
+        self._flying[id(tensor)] = (tensor, *more)
+        return Flight(self, work, tensor)

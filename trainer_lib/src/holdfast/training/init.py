@@ -1,0 +1,200 @@
+"""Joining the world: `holdfast.init()`."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from holdfast.checkpoint.folder import catalog
+from holdfast.checkpoint.io.staging_buffer import Arena, anonymous
+from holdfast.checkpoint.manager import Engine
+from holdfast.core.attempt import Claim
+from holdfast.core.constants import RankPhase
+from holdfast.core.environment import Environment, read_environment
+from holdfast.core.errors import LaunchError
+from holdfast.core.log_format import LogContext, configure
+from holdfast.core.paths import local_path
+from holdfast.fault_injection.injector import listener as chaos_listener
+from holdfast.telemetry.activity import Activity, Meter
+from holdfast.telemetry.activity_page import open_board
+from holdfast.telemetry.rank_time import Ledger
+from holdfast.training.checkpointing.pinned_memory import PinnedMemory
+from holdfast.training.job import Job
+from holdfast.training.launcher_client import exception_reporter, placement
+from holdfast.training.launcher_client.agent_client import Agent, NoAgent, RankAgent
+from holdfast.training.launcher_client.exit_watch import exit_now, watch_exit
+from holdfast.training.launcher_client.placement import Place
+from holdfast.training.options.config import JobConfig, effective
+
+_log = logging.getLogger("holdfast.job")
+
+
+def init(
+    *,
+    checkpoint_dir: str | Path | None = None,
+    checkpoint_interval: str | int | None = None,
+    keep_last: int | None = None,
+    full_every: int | None = None,
+    delta_threshold: float | None = None,
+    retention: str | None = None,
+    max_in_flight: int | None = None,
+    resume: str | None = None,
+) -> Job:
+    """Join the job that the launcher runs; a script started by hand is a world of one.
+
+    It returns at once: the world may still be forming, and `job.manage` waits for it.
+    Under the operator every setting arrives in the environment. What is given here wins, and the effective values
+    are logged once with where each came from.
+    """
+    environment = read_environment()
+    config = effective(
+        environment,
+        checkpoint_dir=local_path(checkpoint_dir) if checkpoint_dir else None,
+        checkpoint_interval=checkpoint_interval,
+        keep_last=keep_last,
+        full_every=full_every,
+        delta_threshold=delta_threshold,
+        retention=retention,
+        max_in_flight=max_in_flight,
+        resume=resume,
+    )
+    context = _configure_log(environment)
+    agent = _connect(environment)
+    ledger = Ledger(time.monotonic, lambda report: agent.send("account", **report))
+    listeners = (PhaseTeller(agent), ledger, open_board(environment), chaos_listener(environment))
+    job = Job(
+        agent=agent,
+        config=config,
+        engine=_engine(config, agent, environment),
+        meter=Meter(*(listener for listener in listeners if listener is not None)),
+        ledger=ledger,
+        device=_device,
+        interface=environment.socket_interface,
+    )
+    reporter = exception_reporter.Reporter(agent, lambda: job.committed_step)
+    reporter.install()
+    close = _once(partial(_close, job, reporter, os.getpid()))
+    atexit.register(close)
+    if agent.connected:
+        watch_exit(close, limit=environment.exit_seconds, failed=lambda: reporter.failed)
+    job.on_membership(lambda lined_up: _label(context, lined_up, config))
+    return job
+
+
+def _close(job: Job, reporter: exception_reporter.Reporter, owner: int) -> None:
+    """At the script's end, and not at that of a process that it forked: the connections are this one's."""
+    if os.getpid() != owner:
+        return
+    try:
+        job.close(failed=lambda: reporter.failed, trace=lambda: reporter.trace)
+    except Exception as error:  # noqa: BLE001 - nobody is left to catch it, and the script must not seem to have ended well
+        reporter(type(error), error, error.__traceback__)
+        exit_now(1)
+
+
+def _once(call: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that makes the call if it was not made before, and waits for one that is being made."""
+    lock, begun = threading.Lock(), False
+
+    def only() -> None:
+        nonlocal begun
+        with lock:
+            if not begun:
+                begun = True
+                call()
+
+    return only
+
+
+def _label(context: LogContext, job: Job, config: JobConfig) -> None:
+    context.update(rank=job.rank, generation=job.generation, attempt=job.attempt)
+    if job.is_coordinator:
+        if config.checkpoint_dir is None:
+            _log.warning("no checkpoint folder is given: nothing outlives this world (checkpoint_dir=…)")
+        elif config.checkpoint_dir.exists() and (wrong := catalog.what_is_wrong(config.checkpoint_dir)):
+            _log.warning("training starts from the beginning unless a copy is found: %s", wrong)
+        _log.info("configuration", extra={"fields": {"world_size": job.world_size, **config.described()}})
+
+
+def _configure_log(environment: Environment) -> LogContext:
+    fields = {"pod": environment.pod_name, "generation": environment.generation, "attempt": environment.attempt}
+    context = LogContext(fields={name: value for name, value in fields.items() if value})
+    if not environment.standby:
+        context.update(rank=environment.rank)
+    configure(context)
+    return context
+
+
+def _connect(environment: Environment) -> Agent:
+    first = placement.from_environment(environment)
+    if environment.agent_socket is not None:
+        return RankAgent(environment.agent_socket, slot=environment.slot, place=first)
+    if first is None:
+        raise LaunchError("HOLDFAST_STANDBY is set without HOLDFAST_AGENT_SOCKET: unset it")
+    return NoAgent(first)
+
+
+def _engine(config: JobConfig, agent: Agent, environment: Environment) -> Engine | None:
+    if config.checkpoint_dir is None:
+        return None
+    catalog.check_place(config.checkpoint_dir)
+
+    def report(claims: tuple[Claim, ...]) -> None:
+        agent.send("foreignClaims", claims=[claim.to_json() for claim in claims])
+
+    return Engine(
+        config.checkpoint_dir,
+        keep_last=config.keep_last,
+        full_every=config.full_every,
+        delta_threshold=config.delta_threshold,
+        bytes_per_second=config.bytes_per_second,
+        max_in_flight=config.max_in_flight,
+        rules=config.retention,
+        resume=config.resume,
+        on_foreign=report,
+        arena=Arena(PinnedMemory() if torch.cuda.is_available() else anonymous),
+        copies=environment.object_url if environment.agent_socket else "",
+        copies_in_flight=environment.object_in_flight,
+    )
+
+
+def _device(here: Place) -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", here.local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+class PhaseTeller:
+    """Tells the launcher what people want to see of a rank: changes that last, not each part of a step."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._told = RankPhase.STARTUP
+
+    def entered(self, activity: Activity, step: int) -> None:
+        """`activity.Listener`."""
+        phase = _PHASES.get(activity, RankPhase.STEP)
+        if phase is not self._told:
+            self._told = phase
+            self._agent.send("phase", phase=str(phase), step=step)
+
+
+_PHASES = {
+    Activity.STARTUP: RankPhase.STARTUP,
+    Activity.PARKED: RankPhase.RESTORE,
+    Activity.SYNC: RankPhase.RESTORE,
+    Activity.RESTORE: RankPhase.RESTORE,
+    Activity.CHECKPOINT: RankPhase.CHECKPOINT,
+    Activity.EVALUATION: RankPhase.EVALUATION,
+    Activity.DONE: RankPhase.DONE,
+}

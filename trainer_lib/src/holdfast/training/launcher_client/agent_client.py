@@ -1,0 +1,462 @@
+"""The rank's side of the agent socket: what a training process tells its launcher, and what it is asked.
+
+A thread of its own reads, so that a request is seen whatever the script is doing; the ranks act on it in their next
+step, together. Without a launcher (a script started by hand) nothing is told and nothing is asked.
+
+Leaving an attempt. Invariant: once `left` was said for a pair, this process votes in no pair up to it. The thread
+says it at once while the script computes; while a vote is in flight, the main thread says it when the vote is over,
+which it is within moments because every wait asks `over`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NoReturn, Protocol
+from uuid import uuid4
+
+from holdfast.checkpoint.policy.interval import Books
+from holdfast.core.attempt import Claim, Pair
+from holdfast.core.constants import EXIT_PEER_LOST, MAX_TEXT
+from holdfast.core.errors import LaunchError, PeerLostError
+from holdfast.training.distributed.process_group import Over
+from holdfast.training.launcher_client import placement as places
+from holdfast.training.launcher_client.exit_watch import exit_now
+from holdfast.training.launcher_client.placement import Place
+
+_log = logging.getLogger("holdfast.rank_agent")
+
+_WELCOME_SECONDS: Final = 60.0
+_RECEIVE_BYTES: Final = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requests:
+    """What was asked and not answered yet, by id. `quiesce` ends the attempt after a commit, `pause` without one.
+    With `near` that commit is wanted in memory and on other nodes as well, due there or not."""
+
+    checkpoint: tuple[str, ...] = ()
+    quiesce: tuple[str, ...] = ()
+    pause: tuple[str, ...] = ()
+    near: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parting:
+    """What a rank says of itself when it leaves an attempt. `keep`: it can go on in another world."""
+
+    step: int = 0
+    in_doubt: bool = False
+    keep: bool = True
+
+
+class Agent(Protocol):
+    """What the job needs of its launcher."""
+
+    connected: bool
+    parting: Callable[[], Parting]
+    reached: int  # the highest step that the job committed, as far as the launcher knows
+    durable: int  # the step of the newest checkpoint on the volume, as far as launcher and operator know
+    trained: Pair | None  # the highest attempt before this one that had ranks under this launcher, dead ones too
+    books: Books | None  # the launcher's, when it welcomed this rank to its attempt
+    memory: Mapping[str, Any] | None  # the launcher's memory tier, if it has one
+    local: Mapping[str, Any] | None  # and its local one
+
+    def send(self, kind: str, **body: Any) -> None:
+        """Tell something."""
+
+    def stands_by(self) -> bool:
+        """Whether the launcher gave no place yet."""
+
+    def next_place(self) -> Place:
+        """The place in the next world; waits for it."""
+
+    def enter(self, place: Place) -> Over:
+        """Take a place; the answer says when its attempt is over."""
+
+    def known_claims(self) -> tuple[Claim, ...]:
+        """The claims of the membership."""
+
+    def begin_vote(self) -> None:
+        """PeerLostError if the attempt is over. Until `end_vote` nobody says that this rank has left."""
+
+    def end_vote(self) -> None:
+        """The vote has come back, or failed for good."""
+
+    def stay(self) -> None:
+        """PeerLostError if the attempt is over. Until `go` it is not over for this rank: the script has failed, and
+        its last step may have to be committed."""
+
+    def go(self) -> None:
+        """Leave if that was asked for meanwhile."""
+
+    def hurried(self) -> bool:
+        """Whether it was."""
+
+    def leave(self, reason: str) -> None:
+        """This rank votes no more in its attempt: its last step is made."""
+
+    def lose_peers(self, message: str) -> None:
+        """A collective failed: say so, unless the launcher ended the attempt; this rank votes no more in it."""
+
+    def requests(self) -> Requests:
+        """What is asked now."""
+
+    def answered(self, requests: Requests) -> None:
+        """Forget what a commit has answered."""
+
+    def close(self) -> None:
+        """Say nothing more."""
+
+
+class NoAgent:
+    """A script that was started by hand: one world, and nobody to form another."""
+
+    connected = False
+    parting: Callable[[], Parting] = Parting
+    reached = 0
+    durable = 0
+    trained: Pair | None = None
+    memory: Mapping[str, Any] | None = None
+    local: Mapping[str, Any] | None = None
+
+    def __init__(self, place: Place) -> None:
+        self.books: Books | None = Books(id=uuid4().hex)
+        self._place: Place | None = place
+        self._over = Over()
+
+    def send(self, kind: str, **body: Any) -> None:
+        """Nobody listens."""
+
+    def stands_by(self) -> bool:
+        """There is one from the beginning."""
+        return False
+
+    def next_place(self) -> Place:
+        """The only one."""
+        place, self._place = self._place, None
+        if place is None:
+            end(f"a peer is lost, and nobody forms another world: {self._over.reason}")
+        return place
+
+    def enter(self, place: Place) -> Over:
+        """It is over when a peer is lost."""
+        return self._over
+
+    def known_claims(self) -> tuple[Claim, ...]:
+        """There is no membership."""
+        return ()
+
+    def begin_vote(self) -> None:
+        """Nobody ends the attempt."""
+
+    def end_vote(self) -> None:
+        """Nobody waits for it."""
+
+    def stay(self) -> None:
+        """Nobody asks to leave, but a peer may be lost."""
+        self._over.check()
+
+    def go(self) -> None:
+        """Nobody waits for it."""
+
+    def hurried(self) -> bool:
+        """Nobody asks."""
+        return False
+
+    def leave(self, reason: str) -> None:
+        """Remember why."""
+        self._over.set(reason)
+
+    def lose_peers(self, message: str) -> None:
+        """Remember why."""
+        self._over.set(message)
+
+    def requests(self) -> Requests:
+        """Nobody asks."""
+        return Requests()
+
+    def answered(self, requests: Requests) -> None:
+        """Nothing was asked."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class RankAgent:
+    """A connection to the launcher that started this process; when it ends, so does the process."""
+
+    connected = True
+
+    def __init__(self, path: Path, *, slot: int | None, place: Place | None) -> None:
+        self.parting: Callable[[], Parting] = Parting
+        self.reached = 0
+        self.durable = 0
+        self.trained: Pair | None = None
+        self.books: Books | None = None
+        self.memory: Mapping[str, Any] | None = None
+        self.local: Mapping[str, Any] | None = None
+        self._slot = slot
+        self._sending = threading.Lock()
+        self._state = threading.Condition()  # guards what follows
+        self._next = place
+        self._pair: Pair | None = None
+        self._over = Over()
+        self._left: Pair | None = None
+        self._voting = False
+        self._owes_left = False
+        self._staying = False
+        self._awaited: tuple[Pair, str] | None = None  # it was told to leave while it stays
+        self._claims: tuple[Claim, ...] | None = None
+        self._requests: dict[str, list[str]] = {"checkpoint": [], "quiesce": [], "pause": [], "near": []}
+        self._closing = False
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.connect(str(path))
+        except OSError as error:
+            raise LaunchError(
+                f"cannot reach the launcher at {path}: {error.strerror}; "
+                "unset HOLDFAST_AGENT_SOCKET to run this script by hand"
+            ) from error
+        if place is None:
+            self.send("standby", slot=slot, pid=os.getpid())
+        else:
+            self.enter(place)
+        threading.Thread(target=self._read, name="holdfast-agent", daemon=True).start()
+
+    def send(self, kind: str, **body: Any) -> None:
+        """Tell the launcher; a launcher that is gone ends this process."""
+        line = json.dumps({"type": kind, **body}, separators=(",", ":")).encode() + b"\n"
+        try:
+            with self._sending:
+                self._socket.sendall(line)
+        except OSError as error:
+            if not self._closing:
+                end(f"the launcher is gone: {error.strerror}")
+
+    # Places
+
+    def stands_by(self) -> bool:
+        """Before the first world."""
+        with self._state:
+            return self._next is None and self._pair is None
+
+    def next_place(self) -> Place:
+        """The newest place that the launcher gave, once it has given one."""
+        if self.stands_by():
+            self.send("ready")
+        with self._state:
+            self._state.wait_for(lambda: self._next is not None)
+            place, self._next = self._next, None
+        if place is None:
+            raise LaunchError("no place was given")
+        return place
+
+    def enter(self, place: Place) -> Over:
+        """Take a place. What was asked of the last attempt's end is asked no more."""
+        pair = place.pair
+        if pair is None:
+            raise LaunchError("a launcher's world has a pair")
+        with self._state:
+            if self._pair == pair:
+                return self._over
+            self._pair, self._over, self._claims = pair, Over(), None
+            self._requests = {"checkpoint": self._requests["checkpoint"], "quiesce": [], "pause": [], "near": []}
+            if self._left is not None and self._left >= pair:
+                self._over.set("the launcher ended it before it began")
+            over = self._over
+        self.send(
+            "hello", slot=self._slot, rank=place.rank, localRank=place.local_rank, pid=os.getpid(), **pair.to_json()
+        )
+        return over
+
+    def known_claims(self) -> tuple[Claim, ...]:
+        """The claims that the launcher's welcome to this attempt named."""
+        with self._state:
+            self._state.wait_for(lambda: self._claims is not None or self._over.is_set(), _WELCOME_SECONDS)
+            if self._over.is_set():
+                raise PeerLostError(self._over.reason)
+            if self._claims is None:
+                raise LaunchError(f"the launcher said no welcome within {_WELCOME_SECONDS:.0f} s: see its log")
+            return self._claims
+
+    # Leaving
+
+    def begin_vote(self) -> None:
+        """From here to `end_vote`, only the main thread says `left`."""
+        with self._state:
+            if self._over.is_set():
+                raise PeerLostError(self._over.reason)
+            self._voting = True
+
+    def end_vote(self) -> None:
+        """Say `left` if it was asked for meanwhile."""
+        with self._state:
+            self._voting = False
+            owes, self._owes_left = self._owes_left, False
+        if owes:
+            self._say_left()
+
+    def stay(self) -> None:
+        """From here to `go`, a word to leave waits."""
+        with self._state:
+            self._over.check()
+            self._staying = True
+
+    def go(self) -> None:
+        """Do as was told meanwhile."""
+        with self._state:
+            self._staying = False
+            awaited, self._awaited = self._awaited, None
+        if awaited is not None:
+            self._told_to_leave(*awaited)
+
+    def hurried(self) -> bool:
+        """Whether the launcher waits."""
+        with self._state:
+            return self._awaited is not None
+
+    def leave(self, reason: str) -> None:
+        """The main thread leaves by itself."""
+        with self._state:
+            pair = self._pair
+            if pair is None or (self._left is not None and self._left >= pair):
+                return
+            self._left = pair
+            self._over.set(reason)
+        self._say_left()
+
+    def lose_peers(self, message: str) -> None:
+        """Said before `left`: the launcher looks for who is lost while this rank waits."""
+        with self._state:
+            told = self._over.is_set()
+        if not told:
+            self.send("peerLost", step=self.parting().step, message=message[:MAX_TEXT])
+        self.leave(message)
+
+    def _told_to_leave(self, pair: Pair, reason: str) -> None:
+        with self._state:
+            if self._staying:
+                self._awaited = pair, reason
+                return
+            self._left = pair if self._left is None else max(self._left, pair)
+            if self._pair is not None and self._pair <= pair:
+                self._over.set(reason)
+            self._owes_left = self._voting
+            self._state.notify_all()
+            if self._owes_left:
+                return
+        self._say_left()
+
+    def _say_left(self) -> None:
+        parting, pair = self.parting(), self._left
+        if pair is not None:
+            self.send("left", **pair.to_json(), step=parting.step, inDoubt=parting.in_doubt, keep=parting.keep)
+
+    # Requests
+
+    def requests(self) -> Requests:
+        """What is asked now."""
+        with self._state:
+            return Requests(**{kind: tuple(ids) for kind, ids in self._requests.items()})
+
+    def answered(self, requests: Requests) -> None:
+        """Forget what a commit has answered."""
+        with self._state:
+            for kind, ids in self._requests.items():
+                done = getattr(requests, kind)
+                self._requests[kind] = [item for item in ids if item not in done]
+
+    # Inside
+
+    def close(self) -> None:
+        """Say nothing more, and no longer mind when the launcher goes.
+
+        The reader waits in the kernel, which keeps a socket open that is only closed: the launcher must see now that
+        this process has hung up, or takes an interpreter that takes its time to end for hung.
+        """
+        self._closing = True
+        with self._sending:
+            with contextlib.suppress(OSError):  # the launcher is gone
+                self._socket.shutdown(socket.SHUT_RDWR)
+            self._socket.close()
+
+    def _read(self) -> None:
+        buffer = b""
+        while piece := self._receive():
+            *lines, buffer = (buffer + piece).split(b"\n")
+            for line in lines:
+                self._hear(line)
+        if not self._closing:
+            end("the launcher closed its socket")
+
+    def _receive(self) -> bytes:
+        try:
+            return self._socket.recv(_RECEIVE_BYTES)
+        except OSError:
+            return b""
+
+    def _hear(self, line: bytes) -> None:
+        try:
+            self._handle(json.loads(line))
+        except (ValueError, KeyError, TypeError, LaunchError) as error:
+            _log.error("the launcher sent what this release cannot read: %s", error)
+
+    def _handle(self, message: Mapping[str, Any]) -> None:
+        match message["type"]:
+            case "welcome":
+                self._welcomed(message)
+            case "checkpoint":
+                self._want("checkpoint", str(message["id"]))
+            case "quiesce":
+                if message.get("near"):
+                    self._want("near", str(message["id"]))  # first: no vote on the end may lack it
+                self._want("quiesce" if message.get("commit", True) else "pause", str(message["id"]))
+            case "leave":
+                self._told_to_leave(Pair.from_json(message), str(message.get("reason", ""))[:MAX_TEXT])
+            case "world":
+                self._take(places.from_message(message))
+            case _:
+                pass  # a newer launcher may say more
+
+    def _welcomed(self, message: Mapping[str, Any]) -> None:
+        claims = tuple(Claim.from_json(claim) for claim in message["claims"])
+        with self._state:
+            if "generation" in message and Pair.from_json(message) != self._pair:
+                return  # to an attempt that is over
+            self._claims = claims
+            self.reached = int(message.get("reached") or 0)
+            self.durable = int(message.get("durable") or 0)
+            self.trained = Pair.maybe(message.get("trained"))
+            self.books = Books.maybe(message.get("books"))
+            self.memory = message.get("memory")
+            self.local = message.get("local")
+            self._state.notify_all()
+
+    def _want(self, kind: str, request: str) -> None:
+        with self._state:
+            if request not in self._requests[kind]:
+                self._requests[kind].append(request)
+
+    def _take(self, place: Place) -> None:
+        with self._state:
+            self._next = place
+            if self._pair is not None and place.pair is not None and self._pair < place.pair:
+                self._over.set(f"attempt {place.pair} follows")
+            self._state.notify_all()
+
+
+def end(why: str) -> NoReturn:
+    """End this process at once: what it shares with others is gone, and that is not the script's fault.
+
+    The ordinary way out would wait for communicators that never answer.
+    """
+    _log.warning("this process ends: %s", why)
+    exit_now(EXIT_PEER_LOST)

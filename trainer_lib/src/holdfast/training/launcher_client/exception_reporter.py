@@ -1,0 +1,111 @@
+"""Telling the launcher why this process ends: the script's own exception, or peers that are gone."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final
+
+import torch.distributed
+
+from holdfast.core.constants import MAX_TEXT
+from holdfast.core.errors import PeerLostError
+from holdfast.training.distributed.process_group import Over
+from holdfast.training.launcher_client.agent_client import Agent, end
+
+_TRACEBACK_LINES: Final = 20
+# What gloo and NCCL say from inside a script's own communication (DDP, a barrier) when a peer is gone.
+_PEER_GONE: Final = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "NCCL communicator")
+
+# What torch says to a script that calls torch.distributed by itself: in a collective, and in destroy_process_group().
+_NO_GROUP: Final = ("Default process group has not been initialized", "Process group cannot be None")
+_NO_GROUP_MEND: Final = (
+    "Holdfast makes no default process group, because none outlives a lost peer: call "
+    "torch.distributed.init_process_group() after job.manage() to have one; each lost peer then costs a restart. "
+    "Where the script needs none, leave its destroy_process_group() out"
+)
+
+_WORD_SECONDS: Final = 10.0
+"""How long the launchers' word may take after a collective of the script's own broke: what they end an attempt for is
+seen by then, and a script's own mistake in a collective must not wait for ever."""
+_SLICE: Final = 0.01
+
+_log = logging.getLogger("holdfast.job")
+
+Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
+
+
+class Reporter:
+    """Stands in for `sys.excepthook`: an exception that ends the script is told to the launcher first."""
+
+    def __init__(self, agent: Agent, step: Callable[[], int]) -> None:
+        self._agent = agent
+        self._step = step
+        self._before: Hook = sys.excepthook
+        self._owner = os.getpid()
+        self.failed = False
+        self.trace: TracebackType | None = None  # of the exception that ended the script
+
+    def install(self) -> None:
+        """From now on."""
+        sys.excepthook = self
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """Tell, then do what would have been done. A process that the script forked speaks for nobody."""
+        if os.getpid() != self._owner:
+            self._before(kind, error, trace)
+            return
+        self.failed, self.trace = True, trace
+        if _lost_peer(error):
+            message = str(error).splitlines()[0]
+            self._agent.send("peerLost", step=self._step(), message=message[:MAX_TEXT])
+            end(f"a peer is lost: {message}")
+        if any(mark in str(error) for mark in _NO_GROUP):
+            _log.error(_NO_GROUP_MEND)
+        tell(self._agent, error, self._step())
+        self._before(kind, error, trace)
+
+
+def tell(agent: Agent, error: BaseException, step: int) -> None:
+    """Tell the launcher of an exception that ends this rank's part."""
+    agent.send(
+        "exception",
+        name=type(error).__name__,
+        message=str(error)[:MAX_TEXT],
+        traceback=last_lines(type(error), error, error.__traceback__),
+        step=step,
+    )
+
+
+def last_lines(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> list[str]:
+    """The end of a traceback, a line each, none longer than what a launcher takes."""
+    text = "".join(traceback.format_exception(kind, error, trace))
+    return [line[:MAX_TEXT] for line in text.rstrip().splitlines()[-_TRACEBACK_LINES:]]
+
+
+def ours(error: Exception) -> str:
+    """Why the attempt is over for this rank, if it is one of Holdfast's collectives that says so; else empty."""
+    return str(error) if isinstance(error, PeerLostError) else ""
+
+
+def lost(error: Exception, *, over: Over, alone: bool) -> str:
+    """The same of a script's own collectives: only the launchers can tell a lost peer from a script's mistake."""
+    if alone or not _communicates(error):
+        return ours(error)
+    end_of_wait = time.monotonic() + _WORD_SECONDS
+    while not over.is_set() and time.monotonic() < end_of_wait:
+        time.sleep(_SLICE)
+    return over.reason
+
+
+def _communicates(error: Exception) -> bool:
+    return isinstance(error, torch.distributed.DistError) or _lost_peer(error)
+
+
+def _lost_peer(error: BaseException) -> bool:
+    return isinstance(error, RuntimeError) and any(mark in str(error) for mark in _PEER_GONE)

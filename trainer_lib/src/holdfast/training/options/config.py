@@ -1,0 +1,151 @@
+"""What a job runs under: arguments win over the environment, which wins over defaults. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast.checkpoint.io.rate_limit import WRITERS
+from holdfast.checkpoint.policy.fencing import Resume
+from holdfast.checkpoint.policy.retention import Rules
+from holdfast.checkpoint.save import lossy_delta
+from holdfast.core.constants import MOST_FULL_EVERY
+from holdfast.core.environment import Environment, checked_in_flight
+from holdfast.core.errors import UsageError
+
+_DURATION: Final = re.compile(r"([1-9]\d*)(s|m|h)?", re.ASCII)
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600}
+DEFAULT_INTERVAL: Final = "5m"
+DEFAULT_KEEP_LAST: Final = 3
+AUTO: Final = "Auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """How often to commit: every so many steps, every so many seconds, or as often as pays (`cadence`)."""
+
+    steps: int | None = None
+    seconds: float | None = None
+    auto: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Interval:
+        """`50` is steps; `30s`, `5m`, `1h` are durations; `Auto` leaves the choice to the job."""
+        if text.strip() == AUTO:
+            return cls(auto=True)
+        match = _DURATION.fullmatch(text.strip())
+        if match is None:
+            raise UsageError(
+                f"checkpoint interval {text!r}: give steps like '50' or a duration like '30s' or '5m', or '{AUTO}'"
+            )
+        number, unit = int(match[1]), match[2]
+        return cls(steps=number) if unit is None else cls(seconds=number * _SECONDS[unit])
+
+    def due_at(self, step: int) -> bool:
+        """Whether every rank commits this step without being asked."""
+        return self.steps is not None and step % self.steps == 0
+
+    def __str__(self) -> str:
+        if self.auto:
+            return AUTO
+        return f"{self.steps} steps" if self.steps else f"{self.seconds:g} s"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobConfig:
+    """Effective configuration, and where each value came from."""
+
+    checkpoint_dir: Path | None
+    interval: Interval
+    keep_last: int
+    full_every: int
+    delta_threshold: float
+    retention: Rules
+    bytes_per_second: int | None
+    max_in_flight: int
+    resume: Resume
+    sources: Mapping[str, str]
+
+    def described(self) -> dict[str, Any]:
+        """For the one line of the log."""
+        values = {
+            "checkpoint_dir": str(self.checkpoint_dir) if self.checkpoint_dir else "none",
+            "checkpoint_interval": str(self.interval),
+            "keep_last": self.keep_last,
+            "full_every": self.full_every,
+            "delta_threshold": self.delta_threshold,
+            "retention": str(self.retention) or "none",
+            "bytes_per_second": self.bytes_per_second or "none",
+            "max_in_flight": self.max_in_flight,
+            "resume": str(self.resume),
+        }
+        return {name: f"{value} ({self.sources[name]})" for name, value in values.items()}
+
+
+def effective(
+    environment: Environment,
+    *,
+    checkpoint_dir: Path | None = None,
+    checkpoint_interval: str | int | None = None,
+    keep_last: int | None = None,
+    full_every: int | None = None,
+    delta_threshold: float | None = None,
+    retention: str | None = None,
+    max_in_flight: int | None = None,
+    resume: str | None = None,
+) -> JobConfig:
+    """Choose each value; UsageError says what cannot be."""
+    sources: dict[str, str] = {}
+
+    def pick(name: str, argument: Any, environ: Any, default: Any) -> Any:
+        for source, value in (("argument", argument), ("environment", environ)):
+            if value not in (None, ""):
+                sources[name] = source
+                return value
+        sources[name] = "default"
+        return default
+
+    keep = int(pick("keep_last", keep_last, environment.checkpoint_keep, DEFAULT_KEEP_LAST))
+    if keep < 1:
+        raise UsageError(f"keep_last is {keep}: keep at least one commit")
+    full = int(pick("full_every", full_every, environment.checkpoint_full_every, 1))
+    if not 1 <= full <= MOST_FULL_EVERY:
+        raise UsageError(f"full_every is {full}: give 1 (every commit is a full one) to {MOST_FULL_EVERY}")
+    threshold = pick("delta_threshold", delta_threshold, environment.checkpoint_delta_threshold, 0.0)
+    every = pick("checkpoint_interval", checkpoint_interval, environment.checkpoint_interval, DEFAULT_INTERVAL)
+    return JobConfig(
+        checkpoint_dir=pick("checkpoint_dir", checkpoint_dir, environment.checkpoint_dir, None),
+        interval=Interval.parse(str(every)),
+        keep_last=keep,
+        full_every=full,
+        delta_threshold=checked_threshold(float(threshold), full),
+        retention=Rules.parse(str(pick("retention", retention, environment.checkpoint_retention, ""))),
+        bytes_per_second=pick("bytes_per_second", None, environment.checkpoint_bytes_per_second, None),
+        max_in_flight=pick(
+            "max_in_flight",
+            checked_in_flight(max_in_flight, "max_in_flight"),
+            environment.checkpoint_in_flight,
+            WRITERS,
+        ),
+        resume=_resume(str(pick("resume", resume, environment.resume, Resume.ALWAYS))),
+        sources=sources,
+    )
+
+
+def checked_threshold(threshold: float, full_every: int) -> float:
+    """By how much a restored weight may differ from the saved one; UsageError if that cannot be."""
+    if lossy_delta.threshold(threshold) and full_every == 1:
+        raise UsageError(
+            f"delta_threshold is {threshold}, and full_every 1: where every commit is a full one nothing is left out"
+        )
+    return threshold
+
+
+def _resume(text: str) -> Resume:
+    try:
+        return Resume(text)
+    except ValueError:
+        raise UsageError(f"resume is {text!r}: give 'Always' or 'Never'") from None

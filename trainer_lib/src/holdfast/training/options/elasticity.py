@@ -1,0 +1,225 @@
+"""What a change of the world's size does to the global batch and to the learning rate. No collectives, no clock.
+
+By default nothing: the global batch stays, its shares are weighted exactly, and so the learning rate stays right. A
+batch that is scaled with the world keeps each rank's share instead; the learning rate may then follow by a rule.
+
+The rule's factor is applied around the optimizer's step and taken back after it, so that whoever else reads or
+writes `param_groups` (schedulers, ReduceLROnPlateau too, checkpoints, the script) only ever meets values that do not
+depend on the world's size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import torch
+
+from holdfast.core.errors import UsageError
+from holdfast.training.options.validation import check_whole
+
+ParamGroup = dict[str, Any]
+
+
+class Batch(StrEnum):
+    """What stays the same when the world's size changes."""
+
+    CONSTANT = "constant"  # the global batch
+    SCALED = "scaled"  # each rank's share of it
+
+
+class Rule(StrEnum):
+    """How the learning rate follows the global batch."""
+
+    NONE = "none"
+    LINEAR = "linear"
+    SQUARE_ROOT = "square-root"
+
+    def factor(self, ratio: float) -> float:
+        """For a global batch of so many times the reference."""
+        match self:
+            case Rule.NONE:
+                return 1.0
+            case Rule.LINEAR:
+                return ratio
+            case Rule.SQUARE_ROOT:
+                return math.sqrt(ratio)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elasticity:
+    """How training follows the world's size.
+
+    `global_batch_size` and the optimizer's learning rate are meant for `reference_world_size` ranks. A learning rate
+    that rises does so over `warmup_steps` steps; one that falls does so at once, since the batch has shrunk already.
+    """
+
+    batch: str = Batch.CONSTANT
+    learning_rate: str = Rule.NONE
+    reference_world_size: int | None = None
+    warmup_steps: int = 0
+
+    def __post_init__(self) -> None:
+        _one_of("batch", self.batch, Batch)
+        _one_of("learning_rate", self.learning_rate, Rule)
+        check_whole("warmup_steps", self.warmup_steps, least=0)
+        if self.reference_world_size is not None:
+            check_whole("reference_world_size", self.reference_world_size, least=1)
+        if self.batch == Batch.SCALED and self.reference_world_size is None:
+            raise UsageError(
+                "batch is 'scaled' and reference_world_size is missing: "
+                "say for how many ranks global_batch_size and the learning rate are meant"
+            )
+        if self.batch == Batch.CONSTANT and self.learning_rate != Rule.NONE:
+            raise UsageError(
+                f"learning_rate is {str(self.learning_rate)!r} and the global batch is constant, so there is nothing "
+                "that it could follow: give batch='scaled', or leave learning_rate at 'none'"
+            )
+        if self.learning_rate == Rule.NONE and self.warmup_steps:
+            raise UsageError(
+                f"warmup_steps is {self.warmup_steps} and learning_rate is 'none', which never rises: "
+                "give learning_rate='linear' or 'square-root', or leave warmup_steps out"
+            )
+
+    def factor(self, world_size: int) -> float:
+        """What the learning rate is multiplied by in a world of this size."""
+        if self.batch == Batch.CONSTANT or self.reference_world_size is None:
+            return 1.0
+        return Rule(self.learning_rate).factor(world_size / self.reference_world_size)
+
+
+def global_batch(config: Elasticity, requested: int, world_size: int) -> int:
+    """Samples of one step in a world of this size; `requested` is what the script asked for."""
+    if config.batch == Batch.CONSTANT or config.reference_world_size is None:
+        return requested
+    share, rest = divmod(requested, config.reference_world_size)
+    if rest or not share:
+        raise UsageError(
+            f"global_batch_size {requested} is no multiple of reference_world_size {config.reference_world_size}: "
+            "a scaled batch needs shares of the same size, so change one of them"
+        )
+    return share * world_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ramp:
+    """The learning rate's factor on its way from `begin` to `target`, since the step `since`."""
+
+    begin: float
+    target: float
+    since: int
+
+    def at(self, step: int, length: int) -> float:
+        """The factor for this step: the last of `length` steps is the first at the target."""
+        made = max(0, step - self.since) + 1
+        if made >= length or self.target <= self.begin:
+            return self.target
+        return self.begin + (self.target - self.begin) * made / length
+
+    def towards(self, target: float, step: int, length: int) -> Ramp:
+        """The world that makes this step asks for `target`."""
+        if target == self.target:
+            return self
+        return Ramp(begin=self.at(step - 1, length), target=target, since=step)
+
+    def to_json(self) -> dict[str, Any]:
+        """For the checkpoint and for newcomers."""
+        return {"begin": self.begin, "target": self.target, "since": self.since}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Ramp:
+        """Read it back."""
+        return cls(begin=float(value["begin"]), target=float(value["target"]), since=int(value["since"]))
+
+    @classmethod
+    def maybe(cls, value: Mapping[str, Any] | None) -> Ramp | None:
+        """Read back what may not be there."""
+        return None if value is None else cls.from_json(value)
+
+
+class Scaler:
+    """Applies the rule to an optimizer. `ramp` is its whole state: part of a checkpoint, and sent to newcomers.
+
+    It moves with steps that are applied, and with nothing else, so it is the same on every rank.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer | None, config: Elasticity) -> None:
+        self.config = config
+        self.ramp: Ramp | None = None
+        self._optimizer = optimizer
+        self._applied: float | torch.Tensor | None = None
+        if config.learning_rate != Rule.NONE:
+            _check_rates(self._groups())
+
+    @contextmanager
+    def applied(self, world_size: int, step: int) -> Iterator[None]:
+        """Around the optimizer's step: with the learning rate of the world that averaged the gradients of `step`."""
+        target, length = self.config.factor(world_size), self.config.warmup_steps
+        before = self.ramp or Ramp(begin=target, target=target, since=step)
+        self.ramp = before.towards(target, step, length)
+        factor = self.ramp.at(step, length)
+        with scaled(self._groups(), factor) if factor != 1.0 else nullcontext():
+            self._applied = self._first()
+            yield
+
+    @property
+    def lr(self) -> float | None:
+        """The learning rate of the first group in the last step, or in the script's hands before one. For the log."""
+        rate = self._first() if self._applied is None else self._applied
+        return None if rate is None else float(rate)
+
+    def to_json(self) -> dict[str, Any] | None:
+        """The state, for the checkpoint and for newcomers."""
+        return None if self.ramp is None else self.ramp.to_json()
+
+    def _first(self) -> float | torch.Tensor | None:
+        groups = self._groups()
+        rate = groups[0].get("lr") if groups else None
+        return rate.detach().clone() if isinstance(rate, torch.Tensor) else rate
+
+    def _groups(self) -> list[ParamGroup]:
+        return [] if self._optimizer is None else self._optimizer.param_groups
+
+
+@contextmanager
+def scaled(groups: Sequence[ParamGroup], factor: float) -> Iterator[None]:
+    """Multiply the groups' learning rates; afterwards they are what they were, to the last bit.
+
+    A rate that is a tensor changes in place, since compiled and captured steps read that very tensor; groups may
+    share it. An optimizer that sets a rate by itself in its step has set a scaled one, which is taken back as such.
+    """
+    numbers = [(group, group["lr"]) for group in groups if not isinstance(group["lr"], torch.Tensor)]
+    tensors = {id(group["lr"]): group["lr"] for group in groups if isinstance(group["lr"], torch.Tensor)}
+    copies = {key: rate.detach().clone() for key, rate in tensors.items()}
+    with torch.no_grad():
+        for rate in tensors.values():
+            rate.mul_(factor)
+    for group, rate in numbers:
+        group["lr"] = rate * factor
+    try:
+        yield
+    finally:
+        for group, rate in numbers:
+            group["lr"] = rate if group["lr"] == rate * factor else group["lr"] / factor
+        with torch.no_grad():
+            for key, rate in tensors.items():
+                rate.copy_(copies[key])
+
+
+def _check_rates(groups: Sequence[ParamGroup]) -> None:
+    for number, group in enumerate(groups):
+        if not isinstance(group.get("lr"), (int, float, torch.Tensor)):
+            raise UsageError(
+                f"group {number} of the optimizer has no number as its lr, so no rule can scale it: "
+                "give it one, or learning_rate='none'"
+            )
+
+
+def _one_of(field: str, value: Any, known: type[StrEnum]) -> None:
+    if value not in list(known):
+        names = " or ".join(repr(str(one)) for one in known)
+        raise UsageError(f"{field} is {value!r}: give {names}")

@@ -1,0 +1,249 @@
+"""What a script gives to `manage`, `batches` and `step`: whatever cannot work is refused here, with the mend.
+
+What depends on gradients (sparse ones, frozen parameters that thaw, a dtype or device that changes) is for the
+averaging to refuse, and what cannot be saved for the checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from numbers import Integral
+from typing import Any, Final
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
+
+from holdfast.core.errors import UsageError
+
+_log = logging.getLogger("holdfast.job")
+
+NAMED: Final = 3
+"""As many parameters as a message names."""
+
+
+# manage
+
+
+def check_managed(objects: Mapping[str, Any], saved: Sequence[torch.Tensor] = ()) -> None:
+    """The objects of `manage` fit each other. `saved`: tensors of the managed state that is not the optimizer's."""
+    modules = {name: thing for name, thing in objects.items() if isinstance(thing, torch.nn.Module)}
+    _check_kinds(objects)
+    for name, module in modules.items():
+        _check_module(name, module)
+    optimizer = objects.get("optimizer")
+    if isinstance(optimizer, torch.optim.Optimizer):
+        _check_optimizer(optimizer, _named(modules), saved)
+        _check_scheduler(objects.get("scheduler"), optimizer, objects.get("scaler"))
+        _check_averages(modules, optimizer)
+
+
+def _check_kinds(objects: Mapping[str, Any]) -> None:
+    model, optimizer, scheduler = objects.get("model"), objects.get("optimizer"), objects.get("scheduler")
+    if model is not None and not isinstance(model, torch.nn.Module):
+        raise UsageError(f"model is of type {type(model).__name__}: give a torch.nn.Module")
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(
+            f"optimizer is of type {type(optimizer).__name__}, and job.step could not step it: "
+            "give a torch.optim.Optimizer (what it is made of, if it wraps one)"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise UsageError(
+            "LBFGS evaluates the model inside its step, where no rank could be replaced: give another optimizer"
+        )
+    if scheduler is not None and not callable(getattr(scheduler, "step", None)):
+        raise UsageError(f"scheduler is of type {type(scheduler).__name__}, which has no step(): give one that has")
+
+
+def _check_module(name: str, module: torch.nn.Module) -> None:
+    for path, part in module.named_modules(prefix=name):
+        if isinstance(part, DistributedDataParallel):
+            raise UsageError(f"{path} is a DistributedDataParallel: give its .module, Holdfast averages by itself")
+        if isinstance(part, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and part.sparse:
+            raise UsageError(f"{path} makes sparse gradients, and those are not averaged: give it sparse=False")
+    for path, parameter in module.named_parameters(prefix=name):
+        if is_lazy(parameter):
+            raise UsageError(f"{path} has no shape yet: run one batch through the model before job.manage()")
+        if parameter.is_meta:
+            raise UsageError(f"{path} is on the meta device: give the model real weights before job.manage()")
+
+
+def _check_optimizer(
+    optimizer: torch.optim.Optimizer, named: Mapping[str, torch.nn.Parameter], saved: Sequence[torch.Tensor]
+) -> None:
+    stepped = list(_stepped(optimizer))
+    if not any(parameter.requires_grad for _, parameter in stepped):
+        raise UsageError("no parameter of the optimizer requires a gradient, so nothing would be trained")
+    known = {id(parameter) for parameter in named.values()}
+    places = {tensor.data_ptr() for tensor in saved if tensor.numel()}
+    strangers = [
+        f"{where} of shape {tuple(parameter.shape)}"
+        for where, parameter in stepped
+        if id(parameter) not in known and parameter.data_ptr() not in places
+    ]
+    if strangers:
+        raise UsageError(
+            f"the optimizer trains {_some(strangers)}, of no managed model, so it would never be saved: "
+            "give the module it belongs to to job.manage(), under any name"
+        )
+    trained = {id(parameter) for _, parameter in stepped}
+    idle = [name for name, one in named.items() if one.requires_grad and id(one) not in trained]
+    if idle:
+        _log.warning(
+            "%s: they require a gradient, and the optimizer does not have them, so they stay as they are; "
+            "requires_grad_(False) before job.manage() saves averaging them",
+            _some(idle),
+        )
+
+
+def _check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer, scaler: Any) -> None:
+    of = getattr(scheduler, "optimizer", None)
+    if isinstance(of, torch.optim.Optimizer) and of is not optimizer:
+        raise UsageError("the scheduler was made for another optimizer than the one given to job.manage()")
+    missing = [name for name in ("scale", "unscale_", "step", "update", "get_scale") if not hasattr(scaler, name)]
+    if scaler is not None and missing:
+        raise UsageError(f"scaler is of type {type(scaler).__name__}, without {missing[0]}(): give a GradScaler")
+
+
+def _check_averages(modules: Mapping[str, torch.nn.Module], optimizer: torch.optim.Optimizer) -> None:
+    if getattr(optimizer, "_optimizer_step_post_hooks", None):
+        return
+    for name, module in modules.items():
+        if isinstance(module, torch.optim.swa_utils.AveragedModel):
+            _log.warning(
+                "%s is an AveragedModel, and the optimizer has no step post hook. If the script updates the averages "
+                "after job.step(), each restore loses one update: call optimizer.register_step_post_hook(lambda *_: "
+                "%s.update_parameters(model)) before job.manage() instead",
+                name,
+                name,
+            )
+
+
+def _named(modules: Mapping[str, torch.nn.Module]) -> dict[str, torch.nn.Parameter]:
+    return {path: one for name, module in modules.items() for path, one in module.named_parameters(prefix=name)}
+
+
+def _stepped(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    for number, group in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            yield f"parameter {place} of its group {number}", parameter
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
+
+
+# batches and step
+
+
+def check_batches(dataset: Any, *, global_batch: Any, micro_batch: Any, collate: Any = None) -> None:
+    """The arguments of `job.batches` that say what the samples are."""
+    if isinstance(dataset, torch.utils.data.IterableDataset) or not (
+        hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    ):
+        raise UsageError(
+            "job.batches needs a map-style dataset, with __len__ and __getitem__; for another one write the loop "
+            "yourself, and give its state to job.manage()"
+        )
+    try:
+        samples = len(dataset)
+    except TypeError as error:  # as a wrapper of a dataset without a length raises it
+        raise UsageError(
+            f"the length of the dataset is not known ({error}): give job.batches one with __len__, or write the loop "
+            "yourself, and give its state to job.manage()"
+        ) from error
+    if samples < 1:
+        raise UsageError("job.batches was given an empty dataset: give one with at least one sample")
+    check_whole("global_batch_size", global_batch, least=1)
+    check_whole("micro_batch_size", micro_batch, least=1)
+    if micro_batch > global_batch:
+        raise UsageError(f"micro_batch_size {micro_batch} is not between 1 and global_batch_size {global_batch}")
+    if collate is not None and not callable(collate):
+        raise UsageError(f"collate is of type {type(collate).__name__}: give a function of a list of samples")
+
+
+def check_run(*, max_steps: Any, seed: Any) -> None:
+    """The arguments of `job.batches` that say how long and in what order."""
+    check_whole("max_steps", max_steps, least=0)
+    check_whole("seed", seed, least=0)
+
+
+def check_whole(field: str, value: Any, *, least: int) -> None:
+    """A whole number that is not too small."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise UsageError(f"{field} is {value!r}: give a whole number of at least {least}")
+
+
+def check_loss(loss: Any) -> None:
+    """The argument of `job.step`: one real number that backward can begin at."""
+    if not isinstance(loss, torch.Tensor):
+        raise UsageError(
+            f"job.step was given a {type(loss).__name__}: give the loss itself, a tensor (not loss.item())"
+        )
+    if loss.numel() != 1:
+        raise UsageError(f"the loss has shape {tuple(loss.shape)}: give the mean over the micro-batch, loss.mean()")
+    if loss.is_complex():
+        raise UsageError("the loss is complex: give a real number, such as loss.abs().mean()")
+    if not loss.requires_grad:
+        raise UsageError(
+            "the loss does not depend on any parameter that requires a gradient: "
+            "compute it outside torch.no_grad() and detach(), with the model that job.manage() was given"
+        )
+
+
+# In mid-run
+
+
+class Structure:
+    """The parameters of the managed modules as they were at `manage`: what averaging and optimizer work on.
+
+    A look at all of them costs half a microsecond for each, so `check` takes one at every `EVERY`th step only.
+    """
+
+    EVERY: Final = 16
+
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        self._modules = {name: thing for name, thing in objects.items() if isinstance(thing, torch.nn.Module)}
+        self._known = _named(self._modules)
+        self._shapes = [parameter.shape for parameter in self._known.values()]
+        self._remember()
+
+    def check(self, step: int) -> None:
+        """UsageError if a parameter was added, taken away or replaced since `manage`."""
+        if step % self.EVERY == 0:
+            self.check_now()
+
+    def check_now(self) -> None:
+        """The same at any step: before a checkpoint is written."""
+        if self._ids_now() != self._ids:
+            difference = self._difference()
+            if difference is not None:
+                raise UsageError(difference)
+            self._remember()  # a part without parameters may come and go
+        if [parameter.shape for parameter in self._known.values()] != self._shapes:
+            raise UsageError("a parameter changed its shape in mid-run: build the model whole before job.manage()")
+
+    def _remember(self) -> None:
+        # Walking with `parameters()` costs three times as much. A dict that is here knows what was put into it.
+        parts = [part for module in self._modules.values() for part in module.modules()]
+        self._dicts: list[Mapping[str, object]] = [own for part in parts for own in (part._parameters, part._modules)]
+        self._ids = self._ids_now()
+
+    def _ids_now(self) -> list[int]:
+        return [id(thing) for own in self._dicts for thing in own.values()]
+
+    def _difference(self) -> str | None:
+        now, known = _named(self._modules), self._known
+        added = [name for name in now if name not in known]
+        gone = [name for name in known if name not in now]
+        other = [name for name in now if name in known and now[name] is not known[name]]
+        told = [(added, "new"), (gone, "gone"), (other, "replaced by another tensor")]
+        found = "; ".join(f"{_some(names)}: {what}" for names, what in told if names)
+        if not found:
+            return None
+        return (
+            f"the model's parameters changed after job.manage() ({found}), and the optimizer still has those of "
+            "before: build the model whole before job.manage(), and write new values with torch.no_grad() and copy_()"
+        )

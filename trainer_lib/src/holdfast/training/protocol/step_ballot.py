@@ -1,0 +1,103 @@
+"""What the ranks of a world agree on at the end of each global batch, in one tiny collective. Pure.
+
+Every rank contributes flags, which of its parameters have a gradient, and a few sums of its own. The collective is a
+maximum, which ors the flags; each rank's sums have a slot of their own, so that every rank adds the same numbers
+in the same order and gets the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast.training.data.sample_audit import Audit
+
+_FLAGS: Final = 8
+_SLOT: Final = 5
+_NOTHING: Final = float("-inf")
+# Doubles hold 53 bits exactly, so a hash travels in halves.
+_HALF: Final = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ballot:
+    """One rank's contribution. `loss` is a sum already weighted by `weight`.
+
+    `quiesce` ends the attempt after a commit, which with `near` is made in memory and on other nodes too; `pause`
+    ends it without one, unless some rank says `bound`: it cannot take its state into another attempt. `busy`: a
+    commit is still on its way from this rank. `urgent`: somebody waits for one, which no limit is to hold up.
+    """
+
+    checkpoint: bool
+    quiesce: bool
+    non_finite: bool
+    pause: bool = False
+    bound: bool = False
+    near: bool = False
+    busy: bool = False
+    urgent: bool = False
+    touched: Sequence[bool]
+    loss: float
+    weight: float
+    seen: Audit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreed:
+    """What all ranks know afterwards; the same on each."""
+
+    checkpoint: bool
+    quiesce: bool
+    non_finite: bool
+    pause: bool
+    bound: bool
+    near: bool
+    busy: bool
+    urgent: bool
+    touched: tuple[bool, ...]
+    loss: float
+    weight: float
+    seen: Audit
+
+
+def encode(ballot: Ballot, *, rank: int, world_size: int) -> list[float]:
+    """The numbers of which the ranks take the maximum."""
+    own = [ballot.checkpoint, ballot.quiesce, ballot.non_finite, ballot.pause, ballot.bound, ballot.near, ballot.busy]
+    flags = [*own, ballot.urgent, *ballot.touched]
+    slots = [_NOTHING] * (_SLOT * world_size)
+    loss = 0.0 if ballot.non_finite else ballot.loss
+    high, low = divmod(ballot.seen.hash, 1 << _HALF)
+    slots[_SLOT * rank : _SLOT * (rank + 1)] = [
+        loss,
+        ballot.weight,
+        float(high),
+        float(low),
+        float(ballot.seen.count),
+    ]
+    return [float(flag) for flag in flags] + slots
+
+
+def decode(numbers: Sequence[float], *, world_size: int) -> Agreed:
+    """Read the maximum."""
+    split = len(numbers) - _SLOT * world_size
+    flags = [number > 0 for number in numbers[:split]]
+    slots = [numbers[at : at + _SLOT] for at in range(split, len(numbers), _SLOT)]
+    weight = sum(slot[1] for slot in slots)
+    seen = Audit()
+    for slot in slots:
+        seen += Audit((int(slot[2]) << _HALF) + int(slot[3]), int(slot[4]))
+    return Agreed(
+        checkpoint=flags[0],
+        quiesce=flags[1],
+        non_finite=flags[2],
+        pause=flags[3],
+        bound=flags[4],
+        near=flags[5],
+        busy=flags[6],
+        urgent=flags[7],
+        touched=tuple(flags[_FLAGS:]),
+        loss=sum(slot[0] for slot in slots) / weight if weight and not flags[2] else float("nan"),
+        weight=weight,
+        seen=seen,
+    )

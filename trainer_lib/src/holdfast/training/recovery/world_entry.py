@@ -1,0 +1,438 @@
+"""Entering a world: form its groups, agree on whose state goes on, bring everyone to it, claim.
+
+A world that fails on the way costs nothing but the way: survivors keep their state, and line up again in the next.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import Any, Final
+
+import torch
+from torch._C._distributed_c10d import TCPStore
+
+from holdfast.checkpoint.format.shard_layout import Holding
+from holdfast.checkpoint.manager import Attempt, Engine, attempt_by_hand
+from holdfast.checkpoint.policy import fencing
+from holdfast.checkpoint.ranks.exchange import Alone, Exchange
+from holdfast.checkpoint.restore.search import Restored, Select
+from holdfast.checkpoint.save.lossy_delta import told
+from holdfast.checkpoint.state.dtensor import is_sharded
+from holdfast.checkpoint.tiers import local_disk_tier as local_tier
+from holdfast.checkpoint.tiers.memory_tier import announced
+from holdfast.core.attempt import Pair
+from holdfast.core.environment import publish
+from holdfast.core.errors import DamagedError, ForeignClaimError, PeerLostError, UsageError
+from holdfast.telemetry.activity import Activity, Meter
+from holdfast.training.distributed.process_group import Group, Over, store_client
+from holdfast.training.distributed.store_exchange import StoreClient, StoreExchange
+from holdfast.training.launcher_client.agent_client import Agent
+from holdfast.training.launcher_client.placement import Place
+from holdfast.training.options.config import JobConfig
+from holdfast.training.protocol import shard_assignment, step_commit
+from holdfast.training.protocol.shard_assignment import Deal
+from holdfast.training.protocol.step_commit import Standing, Verdict
+from holdfast.training.recovery import state_transfer
+from holdfast.training.step.call_mismatch import Calls
+from holdfast.training.step.model_outline import difference, digest, outline
+from holdfast.training.step.stepper import Stepper
+from holdfast.training.step.train_state import Lineage
+
+_log = logging.getLogger("holdfast.job")
+
+# Only a bound on waiting for a peer that says nothing at all: launchers end an attempt long before.
+CONNECT_SECONDS: Final = 1800.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Team:
+    """The world that this rank trains in."""
+
+    place: Place
+    group: Group
+    over: Over
+    attempt: Attempt
+    calls: Calls
+    deal: Deal | None = None
+    """Who has which shard of the model, if it is sharded."""
+    peers: Group | None = None
+    mates: Group | None = None
+
+    @property
+    def pair(self) -> Pair:
+        """The attempt's name."""
+        return self.attempt.pair
+
+    def abandon(self) -> None:
+        """Leave all groups at once."""
+        for group in self._groups():
+            group.abandon()
+
+    def close(self) -> None:
+        """Leave all groups in order."""
+        for group in self._groups():
+            group.close()
+
+    def outlive(self) -> None:
+        """Leave no group before the process ends."""
+        for group in self._groups():
+            group.outlive()
+
+    def sharing(self, ranks: Sequence[int]) -> list[int]:
+        """Those of them that have, or are to have, the same state as this rank."""
+        return [rank for rank in ranks if self.deal is None or self.deal.shards[rank] == self._shard()]
+
+    def holding(self, names: Iterable[str]) -> Holding | None:
+        """What a commit must know of who has what."""
+        deal = self.deal
+        return None if deal is None else Holding(names=frozenset(names), size=deal.size, shards=deal.shards)
+
+    def _shard(self) -> int | None:
+        return None if self.deal is None else self.deal.shards[self.group.rank]
+
+    def _groups(self) -> list[Group]:
+        return [group for group in (self.peers, self.mates, self.group) if group is not None]
+
+
+class Lineup:
+    """Takes a rank's state from world to world."""
+
+    def __init__(
+        self,
+        *,
+        agent: Agent,
+        engine: Engine | None,
+        config: JobConfig,
+        lineage: Lineage,
+        stepper: Stepper,
+        meter: Meter,
+        device: Callable[[Place], torch.device],
+        interface: str,
+    ) -> None:
+        self._agent = agent
+        self._engine = engine
+        self._config = config
+        self._lineage = lineage
+        self._stepper = stepper
+        self._meter = meter
+        self._device = device
+        self._interface = interface
+        self._served: TCPStore | None = None
+        self._room = state_transfer.Room()
+        self._outline = outline(lineage.objects)
+        self.place: Place | None = None
+        """Of the world that lines up, or did."""
+
+    def enter(self, first: Place | None = None) -> Team:
+        """The next world that lines up; `first` is a place that is known already."""
+        place = first
+        while True:
+            if place is None:
+                self._meter.enter(Activity.PARKED)
+                self._make_room()
+                place = self._agent.next_place()
+            try:
+                return self._enter(place)
+            except PeerLostError as error:
+                self._agent.lose_peers(str(error))
+            except ForeignClaimError:
+                if not self._agent.connected:
+                    raise
+                self._agent.leave("a foreign claim stands on the checkpoint folder")
+            place = None
+
+    def _make_room(self) -> None:
+        """Whoever stands by has the time to. A shard's tensors are of other shapes."""
+        if self._lineage.sharding is not None:
+            return
+        try:
+            self._room.prepare(takewhile(lambda _: self._agent.stands_by(), self._lineage.foreseen()))
+        except Exception as error:  # noqa: BLE001  (an optimizer of the script's own, no memory: it is done without)
+            _log.debug("no memory was touched ahead: %s", error)
+            self._room.close()
+
+    def leave(self, team: Team, reason: str) -> None:
+        """Have no more to do with a world, and be ready for the next."""
+        self._agent.leave(reason)
+        team.abandon()
+
+    # Inside
+
+    def _enter(self, place: Place) -> Team:
+        self.place = place
+        publish(place.torchrun)
+        over = self._agent.enter(place)
+        self._meter.enter(Activity.SYNC, self._lineage.step)
+        if place.world_size > 1 and place.serves_store and place.port is not None:
+            self._served = TCPStore(place.host, place.port, is_master=True, wait_for_workers=False)
+        group = self._connect(place, over)
+        team = None
+        try:
+            attempt, calls = self._attempt(place, group), self._calls(place)
+            team = Team(place=place, group=group, over=over, attempt=attempt, calls=calls)
+            if self._engine is not None:
+                self._engine.enter(team.attempt, group, aside=self._saves(place, over), check=over.check)
+            verdict, deal, claimed = self._agree(team)
+            team = self._dealt(team, deal)
+            self._follow(team, verdict, claimed=claimed)
+            self._stepper.attach(group, team.pair, peers=team.peers, mates=team.mates)
+            over.waited = calls.waited
+        except BaseException:
+            (team or group).abandon()
+            raise
+        return team
+
+    def _connect(self, place: Place, over: Over, name: str = "", members: Sequence[int] | None = None) -> Group:
+        """Of all ranks, or of some of them."""
+        ranks = range(place.world_size) if members is None else members
+        return Group.connect(
+            host=place.host,
+            port=place.port or 0,
+            prefix=place.name + name,
+            rank=ranks.index(place.rank),
+            size=len(ranks),
+            device=self._device(place),
+            over=over,
+            timeout=CONNECT_SECONDS,
+            interface=self._interface,
+        )
+
+    def _saves(self, place: Place, over: Over) -> Callable[[int], Exchange]:
+        """The exchanges of saves that go on beside training."""
+        if place.world_size == 1:
+            return lambda number: Alone()
+        name = f"{place.name}/saves"
+        client = StoreClient(lambda: store_client(place.host, place.port or 0, name, CONNECT_SECONDS), over)
+        return lambda number: StoreExchange(client, rank=place.rank, size=place.world_size, number=number)
+
+    def _calls(self, place: Place) -> Calls:
+        return Calls(
+            rank=place.rank,
+            step=lambda: self._lineage.step,
+            connect=lambda: store_client(place.host, place.port or 0, f"{place.name}/calls", CONNECT_SECONDS),
+        )
+
+    def _attempt(self, place: Place, group: Group) -> Attempt:
+        if place.pair is None:
+            return attempt_by_hand(self._config.checkpoint_dir, group, place.run_id)
+        known = self._agent.known_claims()  # which waits for the launcher's welcome
+        return Attempt(
+            pair=place.pair,
+            job_uid=place.job_uid,
+            publication=place.publication,
+            run_id=place.run_id,
+            known=known,
+            durable=self._agent.durable,
+        )
+
+    def _agree(self, team: Team) -> tuple[Verdict, Deal | None, bool]:
+        """Whose state goes on, who has which shard of it, and whether the generation's claim stands for it."""
+        sharding = self._lineage.sharding
+        shard = None if sharding is None else sharding.shard
+        lineage = self._lineage
+        trained = self._agent.trained
+        own = {"standing": lineage.standing.to_json(), "claimed": lineage.claimed, "saved": lineage.saved_step}
+        before = {"trained": None if trained is None else trained.to_json()}
+        memory = None if self._engine is None else announced(self._agent.memory)
+        local = None if self._engine is None else local_tier.announced(self._agent.local)
+        model = {"outline": digest(self._outline)}
+        told = team.group.gather({**own, **before, **model, "shard": shard, "memory": memory, "local": local})
+        self._check_outlines(team.group, told)
+        if self._engine is not None:
+            members = [value["memory"] for value in told]
+            self._engine.enter_memory(self._agent.memory, members, team.place.local_rank, team.over.check)
+            disks = [value["local"] for value in told]
+            self._engine.enter_local(self._agent.local, disks, team.place.local_rank, team.over.check)
+        standings = [Standing.from_json(value["standing"]) for value in told]
+        held = [value["shard"] for value in told]
+        verdict, deal = self._resolve(standings, held)
+        claimed = fencing.inherits(
+            team.pair,
+            synced=None if verdict.donor is None else standings[verdict.donor].synced,
+            claimed=[told[rank]["claimed"] for rank in verdict.survivors],
+            trained=[Pair.maybe(value["trained"]) for value in told],
+        )
+        if verdict.donor is not None and self._engine is not None and not claimed:
+            newest = self._engine.newest(waits=self._wait_for_storage)
+            verdict, deal = self._resolve(standings, held, None if newest is None else newest.pair)
+        if team.group.rank in verdict.survivors:  # a commit that a lost peer broke off may be known to some only
+            lineage.saved_step = min(told[rank]["saved"] for rank in verdict.survivors)
+        _log.info("%s", verdict.message)
+        return verdict, deal, claimed
+
+    def _check_outlines(self, group: Group, told: Sequence[Mapping[str, Any]]) -> None:
+        """UsageError if the ranks' models differ; once ranks have trained, only on those that differ from them.
+
+        A rank that joins with another model is lost then, and costs the others nothing but another attempt.
+        """
+        if len({value["outline"] for value in told}) == 1:
+            return
+        outlines = group.gather(self._outline)
+        trained = [rank for rank, value in enumerate(told) if value["standing"]["voted"] is not None]
+        reference = next(iter(trained), 0)
+        if not trained or told[group.rank]["outline"] != told[reference]["outline"]:
+            raise UsageError(difference(outlines, reference))
+
+    def _follow(self, team: Team, verdict: Verdict, *, claimed: bool) -> None:
+        """Make the state that goes on everyone's."""
+        # Before anyone is synchronised: a claim that is due and fails is due again in the next attempt.
+        self._lineage.claimed = team.pair.generation if claimed else None
+        if verdict.donor is None:
+            self._room.close()
+            self._from_checkpoint(team)
+        else:
+            self._from_memory(team, verdict, claimed=claimed)
+        if verdict.apply:
+            self._affirm(team)
+        else:
+            team.group.barrier()
+        if self._lineage.sharding is not None and self._lineage.step:
+            self._lineage.sharding.settled()
+
+    def _affirm(self, team: Team) -> None:
+        """A step that was applied from a doubt: no checkpoint may hold it before all have voted on it."""
+        self._agent.begin_vote()
+        try:
+            self._lineage.standing = step_commit.affirmed(self._lineage.standing, team.pair)
+            team.group.barrier()
+        finally:
+            self._agent.end_vote()
+
+    def _resolve(
+        self, standings: Sequence[Standing], held: Sequence[int], commit: Pair | None = None
+    ) -> tuple[Verdict, Deal | None]:
+        sharding = self._lineage.sharding
+        if sharding is None:
+            return step_commit.resolve(standings, commit), None
+        return shard_assignment.resolve(standings, held, sharding.size, commit)
+
+    def _dealt(self, team: Team, deal: Deal | None) -> Team:
+        sharding, place = self._lineage.sharding, team.place
+        if deal is None or sharding is None:
+            return team
+        _log.info("shard %d of %d, replica %d", deal.shards[place.rank], deal.size, deal.replica(place.rank))
+        team = replace(team, deal=deal)
+        peers = self._connect(place, team.over, f"/shard-{deal.shards[place.rank]}", deal.peers(place.rank))
+        team = replace(team, peers=peers)
+        try:
+            mates = self._connect(place, team.over, f"/replica-{deal.replica(place.rank)}", deal.mates(place.rank))
+        except BaseException:
+            peers.abandon()
+            raise
+        sharding.attach(mates)
+        return replace(team, mates=mates)
+
+    def _from_memory(self, team: Team, verdict: Verdict, *, claimed: bool) -> None:
+        group, lineage = team.group, self._lineage
+        donors, takers = team.sharing(verdict.survivors), team.sharing(verdict.newcomers)
+        if group.rank in verdict.survivors:
+            self._stepper.settle(self._synchronised(team, verdict), apply=verdict.apply)
+            if takers:
+                state_transfer.give(group, takers, donors, lineage.flat(), lineage.side())
+            self._claim_due(team, lineage.step, lineage.origin, claimed=claimed, trained=True)
+        else:
+            received = self._received(group, donors)  # until it is here, an older state of ours may still count
+            self._stepper.settle(step_commit.torn(lineage.standing), apply=False)
+            origin = Pair.maybe(received[2]["origin"])
+            self._claim_due(team, verdict.step, origin, claimed=claimed, trained=True)
+            self._take_shard(team)
+            lineage.take_memory(*received, rank=group.rank)
+            lineage.standing = self._synchronised(team, verdict)
+        self._say_restored("memory", lineage.origin)
+
+    def _received(self, group: Group, donors: Sequence[int]) -> tuple[Any, dict[str, torch.Tensor], Any]:
+        """A state that arrives damaged is asked for again, in another attempt."""
+        try:
+            return state_transfer.receive(group, donors, self._room)
+        except DamagedError as error:
+            raise PeerLostError(f"the state did not arrive whole: {error}") from error
+        finally:
+            self._room.close()
+
+    def _take_shard(self, team: Team) -> None:
+        if team.deal is not None and self._lineage.sharding is not None:
+            self._lineage.sharding.become(team.deal.shards[team.group.rank])
+
+    def _synchronised(self, team: Team, verdict: Verdict) -> Standing:
+        standing = self._lineage.standing
+        if standing.voted != verdict.voted and standing.synced is not None:
+            standing = step_commit.torn(
+                standing
+            )  # of one attempt, as `shards.resolve` said: only the vote did not get here
+        return step_commit.synchronised(standing, team.pair, verdict.step, verdict.voted)
+
+    def _from_checkpoint(self, team: Team) -> None:
+        self._meter.enter(Activity.RESTORE)
+        lineage = self._lineage
+        found = Restored(loaded=None) if self._engine is None else self._engine.restore(self._select(team))
+        self._stepper.settle(step_commit.torn(lineage.standing), apply=False)
+        self._take_shard(team)
+        if found.loaded is None:
+            lineage.begin_anew()
+            self._equalise(team.group)
+        else:
+            lineage.take_commit(found.loaded, rank=team.group.rank)
+            if self._engine is not None and not self._engine.is_durable(found.loaded.name):
+                lineage.saved_step = 0
+        self._say_restored("none" if found.loaded is None else "checkpoint", found.pair, found)
+        self._claim_due(team, lineage.step, lineage.origin, claimed=False, trained=False)
+        lineage.standing = step_commit.synchronised(lineage.standing, team.pair, lineage.step, None)
+        _log.info(
+            "training goes on from step %d of %s" if found.loaded else "training starts at step %d",
+            *((found.step, found.loaded.name) if found.loaded else (0,)),
+        )
+
+    def _select(self, team: Team) -> Select | None:
+        """Of sharded tensors only the rows of this rank's shard are read."""
+        sharding, deal = self._lineage.sharding, team.deal
+        if sharding is None or deal is None:
+            return None
+        shard = deal.shards[team.group.rank]
+        return lambda manifest: sharding.wanted(manifest.objects, shard)
+
+    def _equalise(self, group: Group) -> None:
+        """All ranks start from rank 0's weights."""
+        if self._lineage.sharding is not None:
+            self._lineage.sharding.begin_anew(group)
+        if group.size == 1:
+            return
+        for module in self._lineage.modules():
+            for tensor in (*module.parameters(), *module.buffers()):
+                if not is_sharded(tensor):
+                    group.broadcast_(tensor.data, 0)
+
+    def _say_restored(self, source: str, pair: Pair | None, found: Restored | None = None) -> None:
+        tiers = self._engine.tiers(found) if found is not None and self._engine is not None else []
+        found = found or Restored(loaded=None)
+        sharding = self._lineage.sharding
+        shard = {} if sharding is None else {"shard": {"index": sharding.shard, "count": sharding.size}}
+        self._agent.send(
+            "restored",
+            step=self._lineage.step,
+            source=source,
+            fromPair=None if pair is None else pair.to_json(),
+            stores=list(found.stores),
+            quarantined=[{"path": bad.path, "reason": bad.reason} for bad in found.quarantined],
+            lost=[{"path": gone.path, "reason": gone.reason} for gone in found.lost],
+            tiers=tiers,
+            inexact="" if found.loaded is None else told(found.loaded.manifest),
+            **shard,
+        )
+
+    def _claim_due(self, team: Team, step: int, origin: Pair | None, *, claimed: bool, trained: bool) -> None:
+        """All together, and before a newcomer loads what it got. `trained`: the state is in memory only."""
+        if claimed or self._engine is None:
+            return
+        claim = self._engine.claim(step=step, pair=origin, waits=self._wait_for_storage if trained else None)
+        if trained:
+            self._meter.enter(Activity.SYNC)  # again, if it had to wait
+        self._lineage.claimed = team.pair.generation
+        if team.group.rank == 0:
+            self._agent.send("claim", claim=claim.to_json())
+
+    def _wait_for_storage(self) -> None:
+        """Of the rank that asks it; all others wait for this rank."""
+        self._meter.enter(Activity.CHECKPOINT)

@@ -1,0 +1,40 @@
+"""Running statistics of normalisation layers. They are no gradients: rank 0's count, and all ranks take them over.
+
+They travel before the vote and are taken when the step is applied, so that a step is applied whole or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch.nn.modules.batchnorm import _NormBase
+
+from holdfast.training.distributed.process_group import Group
+
+
+class Statistics:
+    """The buffers of all batch-norm layers of some modules."""
+
+    def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
+        self._layers = [part for module in modules for part in module.modules() if isinstance(part, _NormBase)]
+
+    def collect(self, group: Group) -> torch.Tensor | None:
+        """Rank 0's, in double precision, which holds each of them exactly; None if there is nothing to share."""
+        buffers = self._buffers()
+        if group.size == 1 or not buffers:
+            return None
+        flat = torch.cat([buffer.detach().reshape(-1).to(torch.float64) for buffer in buffers])
+        group.broadcast_(flat, 0)
+        return flat
+
+    def take(self, flat: torch.Tensor | None) -> None:
+        """Make them ours."""
+        offset = 0
+        for buffer in self._buffers() if flat is not None else ():
+            part = flat[offset : offset + buffer.numel()] if flat is not None else buffer
+            buffer.copy_(part.view_as(buffer))
+            offset += buffer.numel()
+
+    def _buffers(self) -> list[torch.Tensor]:
+        return [buffer for layer in self._layers for buffer in layer.buffers(recurse=False)]

@@ -1,0 +1,125 @@
+"""Whether all ranks are in the same call of the job: a step, `job.save()`, or the end of the script.
+
+All of them are collective, and ranks that are in different ones wait for each other. Every rank numbers its calls in
+an attempt. Who has waited for long in one writes down, in the attempt's store, what the call of that number is; who
+finds another one written there raises. While nobody waits for long, nothing is asked. Nor is it between the calls: a
+sharded model makes its mates wait in forward and backward too, an evaluation's among them, and what follows is not
+known there. The store is spoken to from a thread of its own: it may be what everyone waits for.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, Protocol
+
+from holdfast.core.errors import UsageError
+from holdfast.training.distributed.process_group import aside
+
+_log = logging.getLogger("holdfast.job")
+
+# Of a wait. A peer that is lost is known sooner, and one that is slow costs a message.
+LONG_SECONDS: Final = 2.0
+
+
+class Call(StrEnum):
+    """What a rank may be in."""
+
+    STEP = "step"
+    SAVE = "save"
+    END = "end"
+
+
+class Store(Protocol):
+    """What is needed of the attempt's store."""
+
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
+        """Set a key that is not there, for `expected` of ''; what it is then."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """One rank's word."""
+
+    rank: int
+    call: Call
+    step: int
+
+    def to_json(self) -> str:
+        """For the store."""
+        return json.dumps({"rank": self.rank, "call": self.call, "step": self.step})
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Said:
+        """Read it back."""
+        value = json.loads(text)
+        return cls(rank=int(value["rank"]), call=Call(value["call"]), step=int(value["step"]))
+
+    def __str__(self) -> str:
+        match self.call:
+            case Call.STEP:
+                return f"rank {self.rank} goes on to step {self.step + 1}"
+            case Call.SAVE:
+                return f"rank {self.rank} calls job.save() after step {self.step}"
+            case Call.END:
+                return f"rank {self.rank} has come to its end after step {self.step}"
+
+
+@dataclass
+class Calls:
+    """Of one rank in one attempt."""
+
+    rank: int
+    step: Callable[[], int]
+    connect: Callable[[], Store]
+    _number: int = 0
+    _call: Call | None = None  # between two of them
+    _asked: int | None = None
+    _answers: list[bytes] = field(default_factory=list)
+    _store: Store | None = None
+
+    @contextmanager
+    def during(self, call: Call) -> Iterator[None]:
+        """This rank is in this call; after it in none."""
+        self._call = call
+        try:
+            yield
+        finally:
+            self._number += 1
+            self._call = None
+
+    def waited(self, seconds: float) -> None:
+        """In each slice of a wait. UsageError if another rank waits in another call."""
+        if self._call is None or seconds < LONG_SECONDS:
+            return
+        own = Said(rank=self.rank, call=self._call, step=self.step())
+        if self._asked != self._number:
+            self._asked, self._answers = self._number, []
+            aside(self._ask, str(self._number), own.to_json(), self._answers)
+        elif self._answers:
+            _compare(own, Said.from_json(self._answers.pop()))
+
+    def _ask(self, key: str, own: str, answers: list[bytes]) -> None:
+        try:
+            self._store = self._store or self.connect()
+            answers.append(self._store.compare_set(key, "", own))
+        except RuntimeError:
+            _log.debug("the attempt's store does not answer", exc_info=True)
+
+
+def _compare(own: Said, first: Said) -> None:
+    if first.call is not own.call:
+        raise UsageError(f"{own}, and {first}: {_mend({own.call, first.call})}")
+
+
+def _mend(calls: set[Call]) -> str:
+    if Call.SAVE in calls:
+        return "a checkpoint takes all ranks, so call job.save() on every rank at the same step"
+    return (
+        "all ranks must make the same steps, so call job.step(loss, samples=0) on a rank whose data ends early, "
+        "or let job.batches() share the data out"
+    )

@@ -1,0 +1,202 @@
+"""What goes on from world to world: the managed objects, the counters, the place in the data, and the marks.
+
+All of it is the same on every rank, but for the marks (until a world has lined up) and the random generators.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from holdfast.checkpoint.policy.interval import Failures
+from holdfast.checkpoint.restore.search import Loaded
+from holdfast.checkpoint.save.checkpoint_index import History, metrics, told
+from holdfast.checkpoint.state import rng
+from holdfast.checkpoint.state.flatten import Flat, Stateful, adopt, all_of_it, blank, flatten
+from holdfast.checkpoint.state.load import load_into, tell
+from holdfast.checkpoint.state.numerics import fingerprint as numerics
+from holdfast.checkpoint.state.optimizer_state import foreseen
+from holdfast.core.attempt import Json, Pair
+from holdfast.core.errors import StateError, UsageError
+from holdfast.core.hashing import mix_all
+from holdfast.training.data import Position
+from holdfast.training.distributed.fsdp import Sharding
+from holdfast.training.options.elasticity import Elasticity, Ramp, Scaler
+from holdfast.training.protocol import step_commit
+from holdfast.training.protocol.step_commit import Standing
+
+_log = logging.getLogger("holdfast.job")
+# Steps whose metrics a commit tells.
+MOST_MEASURED: Final = 256
+
+
+class Lineage:
+    """The state of the job as this rank has it."""
+
+    def __init__(self, objects: Mapping[str, Stateful]) -> None:
+        self.objects = dict(objects)
+        self.standing = Standing()
+        self.origin: Pair | None = None  # the last attempt that voted in this state
+        self.skipped = 0
+        self.skipped_in_a_row = 0
+        self.position: Position | None = None
+        self.rates = Scaler(None, Elasticity())
+        self.sharding: Sharding | None = None
+        self.saved_step = 0  # the last step known to be durable
+        self.metrics: History = {}  # what the script measured, by step
+        self.failures = Failures()
+        self.claimed: int | None = None  # the generation whose claim is known to be durable
+
+    @property
+    def step(self) -> int:
+        """The last committed step."""
+        return self.standing.step
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """The managed optimizer, if there is one."""
+        found = self.objects.get("optimizer")
+        return found if isinstance(found, torch.optim.Optimizer) else None
+
+    def modules(self) -> list[torch.nn.Module]:
+        """The managed modules."""
+        return [thing for thing in self.objects.values() if isinstance(thing, torch.nn.Module)]
+
+    def trained(self) -> Iterator[torch.nn.Parameter]:
+        """Every parameter of the modules and of the optimizer."""
+        for module in self.modules():
+            yield from module.parameters()
+        if self.optimizer is not None:
+            for group in self.optimizer.param_groups:
+                yield from group["params"]
+
+    def flat(self) -> Flat:
+        """The objects taken apart."""
+        return flatten(self.objects)
+
+    def foreseen(self) -> Iterator[tuple[torch.dtype, tuple[int, ...]]]:
+        """Dtypes and shapes of the tensors that a state of these objects has once it has made a step."""
+        for tensor in self.flat().tensors.values():
+            yield tensor.dtype, tuple(tensor.shape)
+        for thing in self.objects.values():
+            if isinstance(thing, torch.optim.Optimizer):
+                yield from foreseen(thing)
+
+    def measured(self, values: Mapping[str, float]) -> None:
+        """Remember what the script measured of the state as it is; only the newest are kept."""
+        for name, value in values.items():
+            if not isinstance(value, (int, float)) or not finite(value):
+                raise UsageError(f"metric {name!r} is {value!r}: give finite numbers, such as loss.item()")
+        if not values:
+            return
+        self.metrics[self.step] = self.metrics.get(self.step, {}) | {name: float(v) for name, v in values.items()}
+        self.metrics = dict(sorted(self.metrics.items())[-MOST_MEASURED:])
+
+    # To a newcomer, from memory
+
+    def side(self) -> dict[str, Any]:
+        """What travels beside the objects."""
+        return {
+            "step": self.step,
+            "origin": None if self.origin is None else self.origin.to_json(),
+            "skipped": self.skipped,
+            "skippedInARow": self.skipped_in_a_row,
+            "savedStep": self.saved_step,
+            "metrics": told(self.metrics),
+            "failures": self.failures.to_json(),
+            "ramp": self.rates.to_json(),
+            "position": None if self.position is None else self.position.to_json(),
+        }
+
+    def take_memory(self, tree: Any, tensors: Mapping[str, torch.Tensor], side: Json, *, rank: int) -> None:
+        """Become what a survivor is."""
+        self._load(tree, lambda name: tensors[name], lambda name: torch.empty_like(tensors[name], device="meta"))
+        self.origin = Pair.maybe(side["origin"])
+        self.skipped, self.skipped_in_a_row = int(side["skipped"]), int(side["skippedInARow"])
+        self.saved_step = int(side["savedStep"])
+        self.metrics = metrics(side)
+        self.failures = Failures.maybe(side.get("failures"))
+        self.rates.ramp = Ramp.maybe(side["ramp"])
+        self.position = None if side["position"] is None else Position.from_json(side["position"])
+        rng.seed(mix_all(int(side["step"]), rank))
+
+    # From a commit
+
+    def take_commit(self, loaded: Loaded, *, rank: int) -> None:
+        """Become what was committed."""
+        manifest = loaded.manifest
+        side = _Side.read(manifest.state, manifest.data, loaded.alone)  # before anything is changed
+        other = self._load(
+            manifest.objects,
+            lambda name: adopt(manifest.tensors[name], loaded.tensors[name]),
+            lambda name: blank(manifest.tensors[name]),
+        )
+        if rank == 0:
+            tell(other)
+        self.standing = Standing(step=manifest.step)
+        self.origin = manifest.pair
+        self.skipped, self.rates.ramp, self.position = side.skipped, side.ramp, side.position
+        self.metrics = metrics(manifest.state)
+        self.failures = Failures.maybe(manifest.state.get("failures"))
+        self.skipped_in_a_row = 0
+        self.saved_step = manifest.step
+        if side.generators is None:
+            rng.seed(mix_all(manifest.step, rank))  # this rank was not there when the commit was made
+        else:
+            side.generators.apply()
+        if manifest.numerics != numerics():
+            _log.warning("the checkpoint was made under other numerics; results may differ in their last bits")
+
+    def begin_anew(self) -> None:
+        """There is nothing to go on from: the objects stay as the script made them."""
+        self.standing, self.origin, self.position, self.rates.ramp = Standing(), None, None, None
+        self.saved_step = 0
+        self.metrics = {}
+
+    def _load(
+        self, tree: Any, tensor: Callable[[str], torch.Tensor], blank: Callable[[str], torch.Tensor]
+    ) -> list[str]:
+        rows = all_of_it if self.sharding is None else self.sharding.part
+        return load_into(self.objects, tree, tensor, rows, blank=blank)
+
+    # A step
+
+    def stepped(self, pair: Pair) -> None:
+        """The vote on the next step came back: it is committed here."""
+        self.standing = step_commit.committed(self.standing)
+        self.origin = pair
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Side:
+    """What a commit holds beside the objects."""
+
+    skipped: int
+    ramp: Ramp | None
+    position: Position | None
+    generators: rng.States | None
+
+    @classmethod
+    def read(cls, state: Any, data: Any, alone: Any) -> _Side:
+        """StateError if it is not what a job saves."""
+        try:
+            return cls(
+                skipped=int(state.get("counters", {}).get("skipped", 0)),
+                ramp=Ramp.maybe(state.get("ramp")),
+                position=None if data is None else Position.from_json(data),
+                generators=None if alone is None else rng.read(rng.of(alone)),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise StateError(
+                f"the commit's counters or its place in the data are none ({error!r}): use an older commit"
+            ) from error
+
+
+def finite(*numbers: float) -> bool:
+    """Whether all are numbers."""
+    return all(math.isfinite(number) for number in numbers)
